@@ -1,0 +1,55 @@
+"""What a model looks like, independent of where the description came from (a config.json or a preset)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding: base frequency and, for Llama 3, the piecewise rescaling of long wavelengths."""
+
+    theta: float = 10000.0
+    # "default", "linear" or "llama3"
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    # one of alignedserve.models.registry's names: llama, mistral, qwen2, qwen3, opt
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    # the longest sequence the model was made for
+    max_position: int
+    norm_eps: float
+    # "silu" (gated), "relu", "gelu" (exact) or "gelu_tanh"
+    activation: str
+    # dtype of the checkpoint: "float32", "bfloat16" or "float16"
+    dtype: str
+    tie_word_embeddings: bool = False
+    rope: RopeConfig | None = None
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    # RMS norm over each head of q and k (Qwen3)
+    qk_norm: bool = False
+    # one entry per layer: how many of the latest tokens (itself included) a token attends to; None = all
+    sliding_windows: tuple[int | None, ...] = ()
+    # OPT only: False for the post-norm 350m, and its narrower embedding
+    norm_before: bool = True
+    final_norm: bool = True
+    norm_affine: bool = True
+    embedding_dim: int = 0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
