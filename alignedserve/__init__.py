@@ -1,0 +1,29 @@
+"""LLM serving for real-time chat and best-effort documents on the same machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alignedserve.llm import LLM
+    from alignedserve.outputs import CompletionOutput, RequestOutput
+    from alignedserve.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "alignedserve.llm",
+    "CompletionOutput": "alignedserve.outputs",
+    "RequestOutput": "alignedserve.outputs",
+    "SamplingParams": "alignedserve.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported on first use: the command line must answer --help without loading torch."""
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,22 @@ Buffers never move, so that compiled programs and CUDA graphs may hold on to the
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
+import numpy as np
 import torch
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """The same buffers as numpy arrays on the host: what the engine fills in."""
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    query_start: np.ndarray
+    context_len: np.ndarray
+    block_table: np.ndarray
 
 
 class StepInputs:
@@ -18,6 +33,8 @@ class StepInputs:
         self.max_seqs = max_seqs
         self.num_tokens = 0
         self.num_seqs = 0
+        self._is_on_host = torch.device(device).type == "cpu"
+        self._staging: dict[str, torch.Tensor] = {}
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -32,3 +49,20 @@ class StepInputs:
         # tokens of the sequence whose KV exists after this step, its own queries included
         self.context_len = ints(max_seqs)
         self.block_table = ints(max_seqs, max_blocks_per_seq)
+        self.host = self._host_buffers()
+
+    def _host_buffers(self) -> HostStep:
+        names = [field.name for field in fields(HostStep)]
+        if not self._is_on_host:
+            self._staging = {name: getattr(self, name).cpu().pin_memory() for name in names}
+        return HostStep(**{name: self._staging.get(name, getattr(self, name)).numpy() for name in names})
+
+    def commit(self, num_tokens: int, num_seqs: int) -> None:
+        """Declares what the host buffers hold; on a GPU, starts their upload on the current stream."""
+        self.num_tokens, self.num_seqs = num_tokens, num_seqs
+        if self._is_on_host:
+            return
+        counts = {"query_start": num_seqs + 1, "context_len": num_seqs, "block_table": num_seqs}
+        for name, source in self._staging.items():
+            count = counts.get(name, num_tokens)
+            getattr(self, name)[:count].copy_(source[:count], non_blocking=True)

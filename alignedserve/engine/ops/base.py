@@ -104,6 +104,17 @@ class Ops(ABC):
         """
 
     @abstractmethod
+    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Per row: the first of the largest logits, and whether that row holds NaN or +infinity. Not traced."""
+
+    @abstractmethod
+    def gumbel_argmax(self, logits: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
+        """Per row: a token drawn from softmax(logits), with noise that depends on the row's 64-bit key only.
+
+        Not traced.
+        """
+
+    @abstractmethod
     def compile(
         self,
         forward: Callable[[StepInputs], Value],

@@ -1,0 +1,3 @@
+from alignedserve.cli import main
+
+main()

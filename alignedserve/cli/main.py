@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+import alignedserve
+
+# command: (module, one line of help)
+_COMMANDS = {
+    "generate": "alignedserve.cli.generate",
+    "bench": "alignedserve.cli.bench",
+}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(_COMMANDS[name]).command
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "ALIGNEDSERVE"})
+@click.version_option(alignedserve.__version__)
+def cli() -> None:
+    """Serve large language models to real-time chat and best-effort documents at once."""
+
+
+def main() -> None:
+    try:
+        cli()
+    except ValueError as error:
+        # What a user got wrong is said in one line; everything else keeps its traceback.
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(1)

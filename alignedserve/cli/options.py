@@ -1,0 +1,31 @@
+"""Command-line options made from EngineConfig: names, defaults and help are stated there, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+import click
+
+from alignedserve.config import EngineConfig
+
+Command = Callable[..., Any]
+
+
+def engine_options(command: Command) -> Command:
+    """Adds one option for each field of EngineConfig but the model, which commands take as an argument."""
+    hints = get_type_hints(EngineConfig, include_extras=True)
+    for field in reversed(fields(EngineConfig)):
+        if field.default is not MISSING:
+            kind, text = get_args(hints[field.name])
+            command = _option(field.name, kind, field.default, text)(command)
+    return command
+
+
+def _option(name: str, kind: Any, default: Any, text: str) -> Callable[[Command], Command]:
+    flag = f"--{name.replace('_', '-')}"
+    if kind is bool:
+        flag = f"{flag}/--no-{flag[2:]}"
+    plain = kind if get_origin(kind) is None and isinstance(kind, type) else get_args(kind)[0]
+    return click.option(flag, name, type=plain, default=default, show_default=default is not None, help=text)

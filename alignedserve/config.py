@@ -1,0 +1,51 @@
+"""How an engine is set up. Frozen; what is measured at start-up (the number of blocks) lives with its owner.
+
+The text beside a field is its help on the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    model: Annotated[str, "directory, hub name, or (with load format dummy) a preset"]
+    tokenizer: Annotated[str | None, "where the tokenizer is, if not with the model"] = None
+    skip_tokenizer_init: Annotated[bool, "take and give token ids only"] = False
+    revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
+    dtype: Annotated[str, f"of weights and KV: {', '.join(DTYPES)} (the checkpoint's)"] = "auto"
+    device: Annotated[str, "cpu, cuda, cuda:1, ..., or auto: CUDA where there is one"] = "auto"
+    attention_backend: Annotated[str, "auto, torch (the plain reference) or cpu (native code)"] = "auto"
+    load_format: Annotated[str, "dummy makes random weights of the right shapes"] = "auto"
+    max_model_len: Annotated[int | None, "prompt and output tokens of a request [default: the model's]"] = None
+    max_num_seqs: Annotated[int, "requests that run at once"] = 256
+    max_num_batched_tokens: Annotated[int, "tokens of one iteration, prompts and outputs together"] = 2048
+    max_prefill_chunk: Annotated[int | None, "tokens of one prompt in one iteration [default: no limit]"] = None
+    block_size: Annotated[int, "tokens per KV block"] = 16
+    kv_cache_memory_bytes: Annotated[int | None, "memory for KV [default: 4 GiB, or most of a GPU's free]"] = None
+    seed: Annotated[int, "requests that bring no seed get theirs from this one"] = 0
+    use_tqdm: Annotated[bool, "progress bars"] = True
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("max_model_len", "max_prefill_chunk", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r}: must be an integer, at least 1")

@@ -1,0 +1,219 @@
+"""The engine of one instance: requests in, tokens out, one iteration at a time.
+
+`step` is the table of contents: plan what to run, move requests as planned, run, apply what came out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alignedserve.engine.batch import BatchTable
+from alignedserve.engine.blocks import BlockManager
+from alignedserve.engine.kv_cache import KVCache
+from alignedserve.engine.logprobs import TokenLogprobs
+from alignedserve.engine.policy import IterationPolicy, Plan, Queues
+from alignedserve.engine.request import Request, Status
+from alignedserve.engine.runner import IterationResult, ModelRunner
+from alignedserve.engine.validate import Vocabulary, check_request
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import RequestId
+
+
+class BrokenLogits(RuntimeError):
+    """The model's logits for this request hold NaN or infinity."""
+
+
+@dataclass(slots=True)
+class TokenOutput:
+    """What one iteration did for one request."""
+
+    request_id: RequestId
+    # None when the request ended without a token, or only prompt_logprobs are reported
+    token_id: int | None
+    # "stop", "length", "error", or None while it goes on
+    finish_reason: str | None = None
+    # the stop token that ended it, if it was not the end of sequence
+    stop_reason: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: Exception | None = None
+
+
+class Engine:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        policy: IterationPolicy,
+        blocks: BlockManager,
+        cache: KVCache,
+        table: BatchTable,
+        vocabulary: Vocabulary,
+        max_model_len: int,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.vocabulary = vocabulary
+        self._runner = runner
+        self._policy = policy
+        self._blocks = blocks
+        self._cache = cache
+        self._table = table
+        self._queues = Queues()
+        self._requests: dict[RequestId, Request] = {}
+
+    def add_request(
+        self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
+    ) -> None:
+        """Queues a request. Raises InvalidRequest, and nothing is queued, when it can't be run."""
+        if request_id in self._requests:
+            raise ValueError(f"request_id={request_id!r}: a request with this id is running")
+        check_request(prompt_token_ids, params, self.vocabulary, self.max_model_len)
+        room = self.max_model_len - len(prompt_token_ids)
+        stops = frozenset(params.stop_token_ids or ())
+        request = Request(
+            request_id=request_id,
+            prompt=np.asarray(prompt_token_ids, dtype=np.int32),
+            params=params,
+            seed=seed,
+            stop_token_ids=stops if params.ignore_eos else stops | self.vocabulary.eos_token_ids,
+            max_output_len=min(room, params.max_tokens or room),
+        )
+        self._requests[request_id] = request
+        self._queues.waiting.append(request)
+
+    def abort(self, request_id: RequestId) -> bool:
+        """Ends a request wherever it is; its blocks are free at once. False if it had ended already."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        if request.status is Status.WAITING:
+            self._queues.waiting.remove(request)
+        elif request.status is Status.PREEMPTED:
+            self._queues.preempted.remove(request)
+        else:
+            self._queues.running.remove(request)
+        self._release(request)
+        return True
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._requests)
+
+    def step(self) -> list[TokenOutput]:
+        plan = self._policy.plan(self._queues, self._blocks.num_free)
+        self._move(plan)
+        if not plan.work:
+            self._check_progress(plan)
+            return []
+        result = self._runner.run(self._table, plan.work)
+        return self._apply(plan, result)
+
+    def check_idle(self) -> None:
+        """Nothing is left of finished requests. Raises with both numbers otherwise."""
+        self._blocks.check_idle()
+        if self._requests or len(self._queues) or self._cache.num_saved_blocks:
+            raise RuntimeError(
+                f"idle, but {len(self._requests)} requests, {len(self._queues)} queued, "
+                f"{self._cache.num_saved_blocks} saved blocks are left"
+            )
+
+    def _check_progress(self, plan: Plan) -> None:
+        if self._requests and not plan.evict:
+            raise RuntimeError(
+                f"{len(self._requests)} requests wait, {self._blocks.num_free} of {self._blocks.num_blocks} "
+                f"blocks are free, and policy {self._policy.name} runs none of them"
+            )
+
+    def _move(self, plan: Plan) -> None:
+        for request in plan.evict:
+            self._evict(request)
+        for request in plan.resume:
+            self._resume(request)
+        for request in plan.admit:
+            self._queues.waiting.remove(request)
+            self._enter(request, request.num_tokens)
+        for request, count in plan.work:
+            self._grow(request, request.num_computed + count)
+
+    def _evict(self, request: Request) -> None:
+        held = self._blocks.held(request.request_id)
+        num_used = self._cache.format.num_blocks(request.num_computed)
+        self._cache.save(request.request_id, held[:num_used])
+        self._queues.running.remove(request)
+        self._leave(request)
+        request.status = Status.PREEMPTED
+        self._queues.preempted.append(request)
+
+    def _resume(self, request: Request) -> None:
+        self._queues.preempted.remove(request)
+        self._enter(request, request.num_tokens)
+        self._cache.restore(request.request_id, self._blocks.held(request.request_id))
+
+    def _enter(self, request: Request, num_tokens: int) -> None:
+        request.status = Status.RUNNING
+        self._queues.running.append(request)
+        self._table.enter(request)
+        self._grow(request, num_tokens)
+
+    def _leave(self, request: Request) -> None:
+        self._table.leave(request)
+        self._blocks.free(request.request_id)
+        request.num_blocks = 0
+
+    def _grow(self, request: Request, num_tokens: int) -> None:
+        """Blocks for the KV of the first `num_tokens` tokens."""
+        count = self._cache.format.num_blocks(num_tokens) - request.num_blocks
+        if count <= 0:
+            return
+        blocks = self._blocks.allocate(request.request_id, count)
+        if blocks is None:
+            raise RuntimeError(
+                f"{request.request_id}: planned {count} blocks, only {self._blocks.num_free} are free"
+            )
+        self._table.add_blocks(request, blocks)
+
+    def _apply(self, plan: Plan, result: IterationResult) -> list[TokenOutput]:
+        self._table.computed(plan.work)
+        sampled = result.sampled
+        outputs = []
+        for row, request in enumerate(result.requests):
+            if row in sampled.broken:
+                output = TokenOutput(request.request_id, None, "error", error=_broken(request))
+            else:
+                output = self._append(request, sampled.tokens[row])
+                output.logprobs = sampled.logprobs.get(row)
+            output.prompt_logprobs = result.prompt_logprobs.pop(request, None)
+            outputs.append(output)
+            if output.finish_reason:
+                self._queues.running.remove(request)
+                self._release(request)
+        for request, logprobs in result.prompt_logprobs.items():
+            outputs.append(TokenOutput(request.request_id, None, prompt_logprobs=logprobs))
+        return outputs
+
+    def _append(self, request: Request, token: int) -> TokenOutput:
+        self._table.append_token(request, token)
+        if request.params.has_penalties:
+            request.output_counts[token] = request.output_counts.get(token, 0) + 1
+        output = TokenOutput(request.request_id, token)
+        num_output = len(request.output)
+        if token in request.stop_token_ids and num_output >= request.params.min_tokens:
+            is_eos = token in self.vocabulary.eos_token_ids and not request.params.ignore_eos
+            output.finish_reason, output.stop_reason = "stop", None if is_eos else token
+        elif num_output >= request.max_output_len:
+            output.finish_reason = "length"
+        return output
+
+    def _release(self, request: Request) -> None:
+        if request.row >= 0:
+            self._leave(request)
+        self._cache.drop(request.request_id)
+        request.status = Status.FINISHED
+        del self._requests[request.request_id]
+
+
+def _broken(request: Request) -> BrokenLogits:
+    position = request.num_tokens
+    return BrokenLogits(f"{request.request_id}: NaN or infinite logits for the token at position {position}")

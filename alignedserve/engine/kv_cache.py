@@ -1,0 +1,64 @@
+"""The bytes of KV blocks: those on the device, and the copies of preempted requests' blocks in host memory.
+
+A block is contiguous over all layers, [layer, k|v, slot, kv_head, head_dim], so that it moves as one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from alignedserve.types import BlockId, RequestId
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """What one block holds; two holders exchange blocks only if their formats are equal."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+class KVCache:
+    def __init__(self, form: BlockFormat, num_blocks: int, device: torch.device) -> None:
+        self.format = form
+        # Not cleared: nothing reads a slot before it is written. On a CPU, pages cost nothing until then.
+        self.blocks = torch.empty((num_blocks, *form.shape), dtype=form.dtype, device=device)
+        self._saved: dict[RequestId, torch.Tensor] = {}
+
+    def save(self, owner: RequestId, blocks: Sequence[BlockId]) -> None:
+        """Copies a preempted request's blocks to host memory, where they stay until `restore` or `drop`."""
+        if owner in self._saved:
+            raise RuntimeError(f"{owner}: saved twice")
+        self._saved[owner] = self.blocks[list(blocks)].cpu()
+
+    def restore(self, owner: RequestId, blocks: Sequence[BlockId]) -> None:
+        """Copies them back into the first of `blocks`; the copy in host memory is gone."""
+        saved = self._saved.pop(owner)
+        if len(saved) > len(blocks):
+            raise RuntimeError(f"{owner}: {len(saved)} blocks saved, only {len(blocks)} to restore to")
+        self.blocks[list(blocks[: len(saved)])] = saved.to(self.blocks.device)
+
+    def drop(self, owner: RequestId) -> None:
+        """Forgets a saved copy; safe to repeat."""
+        self._saved.pop(owner, None)
+
+    @property
+    def num_saved_blocks(self) -> int:
+        return sum(map(len, self._saved.values()))

@@ -1,0 +1,129 @@
+"""What an instance runs in its next iteration. Pure: no tensors, no clock, no ids of blocks, only counts.
+
+There is no prefill and no decode phase, only tokens whose KV is still to be computed: all of a prompt at first,
+one token at a time once a request has caught up. A plan gives each request some of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass, field
+
+from alignedserve.engine.request import Request
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_num_seqs: int
+    # tokens of one iteration, all requests together
+    max_num_batched_tokens: int
+    # tokens of one request in one iteration
+    max_prefill_chunk: int
+    block_size: int
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass
+class Queues:
+    """All unfinished requests. The engine moves them as plans say; policies only read."""
+
+    waiting: deque[Request] = field(default_factory=deque)
+    # oldest first
+    running: list[Request] = field(default_factory=list)
+    # KV in host memory; first to come back first
+    preempted: deque[Request] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running) + len(self.preempted)
+
+
+@dataclass
+class Plan:
+    """Done in this order: evict, resume, admit, then compute `work`."""
+
+    evict: list[Request] = field(default_factory=list)
+    resume: list[Request] = field(default_factory=list)
+    admit: list[Request] = field(default_factory=list)
+    # how many tokens of which requests
+    work: list[tuple[Request, int]] = field(default_factory=list)
+
+
+class IterationPolicy(ABC):
+    name: str
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    @abstractmethod
+    def plan(self, queues: Queues, num_free_blocks: int) -> Plan:
+        """Changes nothing. Whatever it plans fits: blocks after evictions, slots, tokens."""
+
+
+class FcfsPolicy(IterationPolicy):
+    """First come, first served: older requests first, the youngest gives way when blocks run out."""
+
+    name = "fcfs"
+
+    def plan(self, queues: Queues, num_free_blocks: int) -> Plan:
+        draft = _Draft(self.limits, num_free_blocks, list(queues.running))
+        draft.continue_running()
+        if not draft.plan.evict:
+            draft.bring_in(queues.preempted, draft.plan.resume)
+            if len(draft.plan.resume) == len(queues.preempted):
+                draft.bring_in(queues.waiting, draft.plan.admit)
+        return draft.plan
+
+
+class _Draft:
+    """A plan in the making: what is left of blocks, tokens and slots."""
+
+    def __init__(self, limits: Limits, num_free_blocks: int, running: list[Request]) -> None:
+        self.plan = Plan()
+        self._limits = limits
+        self._num_free = num_free_blocks
+        self._num_tokens_left = limits.max_num_batched_tokens
+        self._running = running
+
+    def continue_running(self) -> None:
+        running, limits, work = self._running, self._limits, self.plan.work
+        index = 0
+        while index < len(running) and self._num_tokens_left:
+            request = running[index]
+            count = min(request.num_pending, limits.max_prefill_chunk, self._num_tokens_left)
+            num_new_blocks = max(0, limits.blocks_for(request.num_computed + count) - request.num_blocks)
+            if num_new_blocks > self._num_free and not self._make_room(num_new_blocks, request):
+                break
+            self._take(request, count, num_new_blocks)
+            work.append((request, count))
+            index += 1
+
+    def bring_in(self, queue: deque[Request], chosen: list[Request]) -> None:
+        """From the head of the queue while there is room for all that a request has to compute right now."""
+        limits = self._limits
+        for request in queue:
+            has_slot = len(self._running) < limits.max_num_seqs
+            num_blocks = limits.blocks_for(request.num_tokens)
+            if not has_slot or not self._num_tokens_left or num_blocks > self._num_free:
+                break
+            count = min(request.num_pending, limits.max_prefill_chunk, self._num_tokens_left)
+            self._take(request, count, num_blocks)
+            self._running.append(request)
+            chosen.append(request)
+            self.plan.work.append((request, count))
+
+    def _take(self, request: Request, num_tokens: int, num_blocks: int) -> None:
+        self._num_tokens_left -= num_tokens
+        self._num_free -= num_blocks
+
+    def _make_room(self, num_blocks: int, request: Request) -> bool:
+        """Evicts the youngest until there is room; False when `request` itself was the youngest left."""
+        while num_blocks > self._num_free:
+            victim = self._running.pop()
+            self.plan.evict.append(victim)
+            self._num_free += victim.num_blocks
+            if victim is request:
+                return False
+        return True

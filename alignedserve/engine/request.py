@@ -1,0 +1,58 @@
+"""A request as the engine sees it: tokens in, tokens out, how far its KV is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import RequestId
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    # its KV is in host memory
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    # set by the caller
+    request_id: RequestId
+    prompt: np.ndarray
+    params: SamplingParams
+    seed: int
+    # ends the output, unless params.ignore_eos
+    stop_token_ids: frozenset[int]
+    max_output_len: int
+
+    # set by the engine
+    status: Status = Status.WAITING
+    # tokens whose KV exists
+    num_computed: int = 0
+    num_blocks: int = 0
+    output: list[int] = field(default_factory=list)
+    # how often each token is in the output; kept only for requests with penalties
+    output_counts: dict[int, int] = field(default_factory=dict)
+    # its row in the batch table while it runs
+    row: int = -1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose KV is still to be computed: the prompt's rest, or the token sampled last."""
+        return len(self.prompt) + len(self.output) - self.num_computed
+
+    def tokens(self, start: int, end: int) -> np.ndarray:
+        num_prompt = len(self.prompt)
+        if end <= num_prompt:
+            return self.prompt[start:end]
+        output = np.array(self.output[max(start - num_prompt, 0) : end - num_prompt], dtype=np.int32)
+        return output if start >= num_prompt else np.concatenate([self.prompt[start:], output])

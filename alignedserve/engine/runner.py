@@ -1,0 +1,65 @@
+"""Runs one iteration's work: fill the step, forward, logits where a token is due, sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from alignedserve.engine.batch import BatchTable, Work
+from alignedserve.engine.logprobs import TokenLogprobs, token_logprobs
+from alignedserve.engine.ops.base import CompiledModel
+from alignedserve.engine.request import Request
+from alignedserve.engine.sampler import Sampled, Sampler
+from alignedserve.engine.step import StepInputs
+
+
+@dataclass
+class IterationResult:
+    # requests that caught up, and so got a token
+    requests: list[Request]
+    sampled: Sampled
+    # for requests that asked for prompt_logprobs: those of the prompt tokens that this iteration predicted
+    prompt_logprobs: dict[Request, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+class ModelRunner:
+    def __init__(self, model: CompiledModel, sampler: Sampler, step: StepInputs, max_rows: int) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._step = step
+        self._max_rows = max_rows
+
+    def run(self, table: BatchTable, work: Work) -> IterationResult:
+        table.fill(self._step, work)
+        self._model.forward()
+        prompt_logprobs = self._prompt_logprobs(work)
+        due = [i for i, (request, count) in enumerate(work) if count == request.num_pending]
+        requests = [work[i][0] for i in due]
+        if not due:
+            return IterationResult([], Sampled([]), prompt_logprobs)
+        ends = torch.from_numpy(self._step.host.query_start[1 : len(work) + 1] - 1)
+        rows = ends if len(due) == len(work) else ends[due]
+        sampled = self._sampler.sample(self._model.logits(rows.to(self._step.token_ids.device)), requests)
+        return IterationResult(requests, sampled, prompt_logprobs)
+
+    def _prompt_logprobs(self, work: Work) -> dict[Request, list[TokenLogprobs]]:
+        found: dict[Request, list[TokenLogprobs]] = {}
+        for index, (request, count) in enumerate(work):
+            wants = request.params.prompt_logprobs is not None
+            if wants and request.num_computed < len(request.prompt) - 1:
+                found[request] = self._chunk_logprobs(request, int(self._step.host.query_start[index]), count)
+        return found
+
+    def _chunk_logprobs(self, request: Request, first_row: int, count: int) -> list[TokenLogprobs]:
+        """Position p predicts prompt token p + 1; the last position predicts the first output token instead."""
+        first = request.num_computed
+        targets = request.prompt[first + 1 : first + count + 1].tolist()
+        found = []
+        for start in range(0, len(targets), self._max_rows):
+            part = targets[start : start + self._max_rows]
+            rows = torch.arange(first_row + start, first_row + start + len(part), dtype=torch.int32)
+            logprobs = self._model.logits(rows.to(self._step.token_ids.device)).log_softmax(dim=-1)
+            num_likeliest = request.params.prompt_logprobs or 0
+            found += [token_logprobs(row, token, num_likeliest) for row, token in zip(logprobs, part, strict=True)]
+        return found

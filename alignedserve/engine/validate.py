@@ -1,0 +1,52 @@
+"""One door for requests: everything a caller can get wrong about one is checked here, before anything is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    # rows of the embedding: token ids are 0 .. size - 1
+    size: int
+    eos_token_ids: frozenset[int]
+
+
+def check_request(
+    prompt_token_ids: Sequence[int], params: SamplingParams, vocabulary: Vocabulary, max_model_len: int
+) -> None:
+    """Raises InvalidRequest naming the field, its value and what is allowed."""
+    length = len(prompt_token_ids)
+    if length == 0:
+        raise InvalidRequest("prompt: empty; at least one token is needed")
+    if length >= max_model_len:
+        raise InvalidRequest(
+            f"prompt: {length} tokens; with max_model_len={max_model_len}, at most {max_model_len - 1} leave room "
+            "for one output token"
+        )
+    _check_ids("prompt_token_ids", prompt_token_ids, vocabulary)
+    _check_ids("stop_token_ids", params.stop_token_ids or (), vocabulary)
+    _check_ids("logit_bias", list(params.logit_bias or ()), vocabulary)
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        if count is not None and count > vocabulary.size:
+            raise InvalidRequest(f"{name}={count}: must be at most the vocabulary's size, {vocabulary.size}")
+
+
+def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
+    try:
+        array = np.asarray(ids)
+        is_integers = array.ndim == 1 and (array.size == 0 or array.dtype.kind in "iu")
+    except (ValueError, OverflowError):
+        is_integers = False
+    if not is_integers:
+        raise InvalidRequest(f"{name}: must be a flat list of integers")
+    outside = array[(array < 0) | (array >= vocabulary.size)]
+    if len(outside):
+        raise InvalidRequest(f"{name}: token id {outside[0]} is outside the vocabulary, 0 to {vocabulary.size - 1}")

@@ -1,0 +1,55 @@
+"""What a model is to the engine: two functions written in `Ops`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from alignedserve.engine.ops.base import Activation, Linear, Ops, Value
+from alignedserve.engine.step import StepInputs
+from alignedserve.models.config import ModelConfig
+from alignedserve.models.weights import WeightSource
+
+
+class Model(Protocol):
+    config: ModelConfig
+
+    def forward(self, step: StepInputs) -> Value:
+        """Hidden states of the step's tokens."""
+        ...
+
+    def logits(self, hidden: Value) -> Value:
+        """Some rows of hidden states to logits over the vocabulary."""
+        ...
+
+
+class Layers:
+    """Takes tensors by their checkpoint names and turns them into what the ops work on."""
+
+    def __init__(self, weights: WeightSource, ops: Ops) -> None:
+        self._weights = weights
+        self._ops = ops
+
+    def parameter(self, name: str, *shape: int) -> torch.Tensor:
+        return self._ops.parameter(self._weights.take(name, shape))
+
+    def linear(
+        self,
+        names: list[str],
+        out_features: list[int],
+        in_features: int,
+        bias: bool = False,
+        activation: Activation = Activation.NONE,
+    ) -> Linear:
+        """One layer out of several in the checkpoint, side by side."""
+        parts = [
+            self._weights.take(f"{name}.weight", (out, in_features)).clone()
+            for name, out in zip(names, out_features, strict=True)
+        ]
+        biases = [
+            self._weights.take(f"{name}.bias", (out,)).clone()
+            for name, out in zip(names, out_features, strict=True)
+            if bias
+        ]
+        return self._ops.linear_weight(parts, biases or None, activation)

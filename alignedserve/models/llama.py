@@ -1,0 +1,99 @@
+"""Llama and what differs from it by a switch: Mistral (windows), Qwen2 (qkv bias), Qwen3 (norm of q and k)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from alignedserve.engine.ops.base import Activation, AttentionSpec, Linear, Ops, Value
+from alignedserve.engine.step import StepInputs
+from alignedserve.models.base import Layers
+from alignedserve.models.config import ModelConfig, RopeConfig
+from alignedserve.models.rope import rope_table
+from alignedserve.models.weights import WeightSource
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    input_norm: torch.Tensor
+    qkv: Linear
+    attention: AttentionSpec
+    attention_out: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Llama:
+    def __init__(self, config: ModelConfig, weights: WeightSource, ops: Ops, max_model_len: int) -> None:
+        self.config = config
+        self._ops = ops
+        layers = Layers(weights, ops)
+        rope = rope_table(config.rope or RopeConfig(), config.head_dim, max_model_len).to(ops.device)
+        self._embedding = layers.parameter("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._layers = [_decoder_layer(config, layers, index, rope) for index in range(config.num_layers)]
+        self._final_norm = layers.parameter("model.norm.weight", config.hidden_size)
+        if config.tie_word_embeddings:
+            self._lm_head = ops.linear_weight([self._embedding])
+        else:
+            self._lm_head = layers.linear(["lm_head"], [config.vocab_size], config.hidden_size)
+
+    def forward(self, step: StepInputs) -> Value:
+        x = self._ops.embed(self._embedding, step.token_ids)
+        for layer in self._layers:
+            x = self._attend(layer, x)
+            x = self._mlp(layer, x)
+        return x
+
+    def logits(self, hidden: Value) -> Value:
+        return self._ops.linear(self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps), self._lm_head)
+
+    def _attend(self, layer: DecoderLayer, x: Value) -> Value:
+        qkv = self._ops.linear(self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps), layer.qkv)
+        return self._ops.linear(self._ops.attention(qkv, layer.attention), layer.attention_out, residual=x)
+
+    def _mlp(self, layer: DecoderLayer, x: Value) -> Value:
+        gated = self._ops.linear(self._ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps), layer.gate_up)
+        return self._ops.linear(gated, layer.down, residual=x)
+
+
+def _decoder_layer(config: ModelConfig, layers: Layers, index: int, rope: torch.Tensor) -> DecoderLayer:
+    prefix = f"model.layers.{index}"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    norms = [f"{prefix}.self_attn.{q_or_k}_norm.weight" for q_or_k in "qk"] if config.qk_norm else []
+    q_norm, k_norm = [layers.parameter(name, config.head_dim) for name in norms] or (None, None)
+    return DecoderLayer(
+        input_norm=layers.parameter(f"{prefix}.input_layernorm.weight", hidden),
+        qkv=layers.linear(
+            [f"{prefix}.self_attn.{part}_proj" for part in "qkv"],
+            [q_size, kv_size, kv_size],
+            hidden,
+            bias=config.qkv_bias,
+        ),
+        attention=AttentionSpec(
+            layer=index,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            sliding_window=config.sliding_windows[index] if config.sliding_windows else None,
+            rope=rope,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            norm_eps=config.norm_eps,
+        ),
+        attention_out=layers.linear(
+            [f"{prefix}.self_attn.o_proj"], [hidden], q_size, bias=config.attention_out_bias
+        ),
+        mlp_norm=layers.parameter(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gate_up=layers.linear(
+            [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")],
+            [inner, inner],
+            hidden,
+            bias=config.mlp_bias,
+            activation=Activation.SILU_GATED,
+        ),
+        down=layers.linear([f"{prefix}.mlp.down_proj"], [hidden], inner, bias=config.mlp_bias),
+    )

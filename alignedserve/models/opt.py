@@ -1,0 +1,123 @@
+"""OPT: learned positions, layer norms before (or, in the 350m, after) each part, plain two-layer MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from alignedserve.engine.ops.base import Activation, AttentionSpec, Linear, Ops, Value
+from alignedserve.engine.step import StepInputs
+from alignedserve.models.base import Layers
+from alignedserve.models.config import ModelConfig
+from alignedserve.models.weights import WeightSource
+
+# OPT's position table begins with two rows that were meant for padding.
+POSITION_OFFSET = 2
+# torch.nn.LayerNorm's, which the checkpoints were trained with; config.json doesn't carry it
+NORM_EPS = 1e-5
+
+Norm = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    attention_norm: Norm
+    qkv: Linear
+    attention: AttentionSpec
+    attention_out: Linear
+    mlp_norm: Norm
+    up: Linear
+    down: Linear
+
+
+class Opt:
+    def __init__(self, config: ModelConfig, weights: WeightSource, ops: Ops, max_model_len: int) -> None:
+        self.config = config
+        self._ops = ops
+        layers = Layers(weights, ops)
+        hidden, narrow = config.hidden_size, config.embedding_dim or config.hidden_size
+        self._embedding = layers.parameter("model.decoder.embed_tokens.weight", config.vocab_size, narrow)
+        self._positions = layers.parameter(
+            "model.decoder.embed_positions.weight", config.max_position + POSITION_OFFSET, hidden
+        )
+        self._project_in = self._project_out = None
+        if narrow != hidden:
+            self._project_in = layers.linear(["model.decoder.project_in"], [hidden], narrow)
+            self._project_out = layers.linear(["model.decoder.project_out"], [narrow], hidden)
+        self._layers = [_decoder_layer(config, layers, index) for index in range(config.num_layers)]
+        has_final_norm = config.norm_before and config.final_norm
+        self._final_norm = _norm(config, layers, "model.decoder.final_layer_norm") if has_final_norm else None
+        if config.tie_word_embeddings:
+            self._lm_head = ops.linear_weight([self._embedding])
+        else:
+            self._lm_head = layers.linear(["lm_head"], [config.vocab_size], narrow)
+
+    def forward(self, step: StepInputs) -> Value:
+        ops = self._ops
+        x = ops.embed(self._embedding, step.token_ids)
+        if self._project_in is not None:
+            x = ops.linear(x, self._project_in)
+        x = ops.embed(self._positions, step.positions, offset=POSITION_OFFSET, add_to=x)
+        for layer in self._layers:
+            x = self._attend(layer, x)
+            x = self._mlp(layer, x)
+        return x
+
+    def logits(self, hidden: Value) -> Value:
+        if self._final_norm is not None:
+            hidden = self._normed(hidden, self._final_norm)
+        if self._project_out is not None:
+            hidden = self._ops.linear(hidden, self._project_out)
+        return self._ops.linear(hidden, self._lm_head)
+
+    def _attend(self, layer: DecoderLayer, x: Value) -> Value:
+        ops, before = self._ops, self.config.norm_before
+        normed = self._normed(x, layer.attention_norm) if before else x
+        attended = ops.attention(ops.linear(normed, layer.qkv), layer.attention)
+        x = ops.linear(attended, layer.attention_out, residual=x)
+        return x if before else self._normed(x, layer.attention_norm)
+
+    def _mlp(self, layer: DecoderLayer, x: Value) -> Value:
+        ops, before = self._ops, self.config.norm_before
+        normed = self._normed(x, layer.mlp_norm) if before else x
+        x = ops.linear(ops.linear(normed, layer.up), layer.down, residual=x)
+        return x if before else self._normed(x, layer.mlp_norm)
+
+    def _normed(self, x: Value, norm: Norm) -> Value:
+        return self._ops.layer_norm(x, *norm, NORM_EPS)
+
+
+def _norm(config: ModelConfig, layers: Layers, name: str) -> Norm:
+    if not config.norm_affine:
+        return None, None
+    return (
+        layers.parameter(f"{name}.weight", config.hidden_size),
+        layers.parameter(f"{name}.bias", config.hidden_size),
+    )
+
+
+def _decoder_layer(config: ModelConfig, layers: Layers, index: int) -> DecoderLayer:
+    prefix = f"model.decoder.layers.{index}"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return DecoderLayer(
+        attention_norm=_norm(config, layers, f"{prefix}.self_attn_layer_norm"),
+        qkv=layers.linear(
+            [f"{prefix}.self_attn.{part}_proj" for part in "qkv"], [hidden] * 3, hidden, bias=config.qkv_bias
+        ),
+        attention=AttentionSpec(
+            layer=index,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+        ),
+        attention_out=layers.linear(
+            [f"{prefix}.self_attn.out_proj"], [hidden], hidden, bias=config.attention_out_bias
+        ),
+        mlp_norm=_norm(config, layers, f"{prefix}.final_layer_norm"),
+        up=layers.linear(
+            [f"{prefix}.fc1"], [inner], hidden, bias=config.mlp_bias, activation=Activation(config.activation)
+        ),
+        down=layers.linear([f"{prefix}.fc2"], [hidden], inner, bias=config.mlp_bias),
+    )

@@ -1,0 +1,24 @@
+"""Architecture name to model class."""
+
+from __future__ import annotations
+
+from alignedserve.engine.ops.base import Ops
+from alignedserve.models.base import Model
+from alignedserve.models.config import ModelConfig
+from alignedserve.models.llama import Llama
+from alignedserve.models.opt import Opt
+from alignedserve.models.weights import WeightSource
+
+MODELS: dict[str, type[Llama] | type[Opt]] = {
+    "llama": Llama,
+    "mistral": Llama,
+    "qwen2": Llama,
+    "qwen3": Llama,
+    "opt": Opt,
+}
+
+
+def build_model(config: ModelConfig, weights: WeightSource, ops: Ops, max_model_len: int) -> Model:
+    if config.architecture not in MODELS:
+        raise ValueError(f"architecture={config.architecture!r}: known are {', '.join(sorted(MODELS))}")
+    return MODELS[config.architecture](config, weights, ops, max_model_len)

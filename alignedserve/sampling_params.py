@@ -1,0 +1,140 @@
+"""How a request wants its tokens chosen. Names and defaults are vLLM's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from alignedserve.types import InvalidRequest
+
+# Largest seed that a client may give: seeds are 64-bit.
+MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    # how many continuations of the prompt
+    n: int = 1
+    # 0 = greedy
+    temperature: float = 1.0
+    # keep the likeliest tokens whose probabilities sum to top_p
+    top_p: float = 1.0
+    # keep the k likeliest tokens; 0 or -1 = all
+    top_k: int = 0
+    # drop tokens less likely than min_p times the likeliest
+    min_p: float = 0.0
+    # divide (multiply if negative) the logits of tokens seen in prompt or output
+    repetition_penalty: float = 1.0
+    # subtracted once from the logits of tokens in the output
+    presence_penalty: float = 0.0
+    # subtracted per occurrence in the output
+    frequency_penalty: float = 0.0
+    # token id -> added to its logit
+    logit_bias: dict[int, float] | None = None
+    # same seed, same prompt, same tokens, whatever else runs; None = a new one for each request
+    seed: int | None = None
+    # None = up to the model's length
+    max_tokens: int | None = 16
+    # no end of sequence and no stop token before so many tokens
+    min_tokens: int = 0
+    # strings that end the output; cut off unless include_stop_str_in_output
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+    # go on after the model's end of sequence
+    ignore_eos: bool = False
+    # so many most likely tokens' log-probabilities with each output token, besides the chosen one's
+    logprobs: int | None = None
+    # the same for each prompt token
+    prompt_logprobs: int | None = None
+    # False: return ids only
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+    stop_strings: list[str] = field(init=False, repr=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stop_strings = _stop_strings(self.stop)
+        self.stop_token_ids = list(self.stop_token_ids or [])
+        for name, (kind, low, high, allowed) in _LIMITS.items():
+            _check_number(name, getattr(self, name), kind, low, high, allowed)
+        if self.temperature < 1e-5:
+            self.temperature = 0.0
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens={self.min_tokens}: must be at most max_tokens={self.max_tokens}")
+        if self.stop_strings and not self.detokenize:
+            raise InvalidRequest(f"stop={self.stop!r}: needs detokenize=True")
+        for token, bias in (self.logit_bias or {}).items():
+            _check_number("logit_bias key", token, int, 0, math.inf, "a token id, at least 0")
+            _check_number(f"logit_bias[{token}]", bias, float, -100, 100, "a number from -100 to 100")
+        for token in self.stop_token_ids:
+            _check_number("stop_token_ids", token, int, 0, math.inf, "token ids, at least 0")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Nothing but the likeliest token is asked for: no pass over the logits besides the argmax."""
+        return (
+            self.is_greedy
+            and not self.has_penalties
+            and not self.logit_bias
+            and self.min_tokens == 0
+            and self.logprobs is None
+        )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SamplingParams:
+        known = {f.name for f in fields(cls) if f.init}
+        for name in values:
+            if name not in known:
+                raise InvalidRequest(f"{name}: unknown sampling parameter; known: {', '.join(sorted(known))}")
+        return cls(**values)
+
+
+# field: (type, lowest, highest, how to say it). None is allowed where the default is None.
+_LIMITS: dict[str, tuple[type, float, float, str]] = {
+    "n": (int, 1, 1024, "an integer from 1 to 1024"),
+    "temperature": (float, 0.0, 100.0, "a number from 0 to 100"),
+    "top_p": (float, math.ulp(0.0), 1.0, "a number above 0, up to 1"),
+    "top_k": (int, -1, math.inf, "an integer: -1 or 0 (all), or at least 1"),
+    "min_p": (float, 0.0, 1.0, "a number from 0 to 1"),
+    "repetition_penalty": (float, math.ulp(0.0), 100.0, "a number above 0, up to 100"),
+    "presence_penalty": (float, -2.0, 2.0, "a number from -2 to 2"),
+    "frequency_penalty": (float, -2.0, 2.0, "a number from -2 to 2"),
+    "seed": (int, -MAX_SEED - 1, MAX_SEED, "a 64-bit integer"),
+    "max_tokens": (int, 1, math.inf, "an integer, at least 1"),
+    "min_tokens": (int, 0, math.inf, "an integer, at least 0"),
+    "logprobs": (int, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}"),
+    "prompt_logprobs": (int, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}"),
+}
+_MAY_BE_NONE = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
+
+
+def _check_number(name: str, value: Any, kind: type, low: float, high: float, allowed: str) -> None:
+    if value is None and name in _MAY_BE_NONE:
+        return
+    accepted = (int,) if kind is int else (int, float)
+    is_number = isinstance(value, accepted) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:  # NaN fails every comparison
+        raise InvalidRequest(f"{name}={value!r}: must be {allowed}")
+
+
+def _stop_strings(stop: str | Sequence[str] | None) -> list[str]:
+    strings = [stop] if isinstance(stop, str) else list(stop or [])
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop: {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
+    for text in strings:
+        if not isinstance(text, str) or not text:
+            raise InvalidRequest(f"stop={text!r}: must be a non-empty string")
+    return strings

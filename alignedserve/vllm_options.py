@@ -1,0 +1,34 @@
+"""Options of vLLM's LLM class that scripts commonly set and that change nothing here, or allow one value only."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+# option: values that are accepted; None = any
+_ACCEPTED: dict[str, tuple[Any, ...] | None] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "quantization": (None,),
+    # no code from a model's directory is ever run
+    "trust_remote_code": None,
+    "enable_prefix_caching": None,
+    "enable_chunked_prefill": (True, None),
+    "tokenizer_mode": ("auto",),
+    "swap_space": None,
+    "enforce_eager": None,
+    "disable_log_stats": None,
+    "gpu_memory_utilization": None,
+}
+
+
+def without_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The other options. Raises ValueError where a value asks for what is not here."""
+    for name in options.keys() & _ACCEPTED.keys():
+        accepted = _ACCEPTED[name]
+        if accepted is not None and options[name] not in accepted:
+            raise ValueError(f"{name}={options[name]!r}: only {' or '.join(map(repr, accepted))} is supported")
+        logger.info("%s has no effect", name)
+    return {name: value for name, value in options.items() if name not in _ACCEPTED}

@@ -1,0 +1,107 @@
+"""Random models of every family, small enough to build in a test, and what transformers says they generate."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 200
+MAX_LEN = 512
+PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 150, 300)
+NUM_NEW = 64
+
+# Weights as large as these make attention and every layer matter; transformers' default of 0.02 barely does.
+_COMMON: dict[str, Any] = dict(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=MAX_LEN,
+    initializer_range=0.15,
+    eos_token_id=None,
+    bos_token_id=None,
+    pad_token_id=None,
+)
+_GATED: dict[str, Any] = _COMMON | dict(intermediate_size=96, num_key_value_heads=2)
+_LLAMA3_ROPE = dict(
+    rope_type="llama3",
+    rope_theta=500000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+
+CONFIGS: dict[str, Any] = {
+    "llama-mha": lambda: LlamaConfig(**_GATED | dict(num_key_value_heads=4)),
+    "llama-gqa-tied": lambda: LlamaConfig(**_GATED, tie_word_embeddings=True),
+    "llama3-rope": lambda: LlamaConfig(**_GATED, rope_parameters=_LLAMA3_ROPE, mlp_bias=True, attention_bias=True),
+    "mistral-window": lambda: MistralConfig(**_GATED, sliding_window=24),
+    "qwen2": lambda: Qwen2Config(**_GATED, tie_word_embeddings=True),
+    "qwen2-window": lambda: Qwen2Config(**_GATED, use_sliding_window=True, sliding_window=20, max_window_layers=1),
+    "qwen3": lambda: Qwen3Config(**_GATED, head_dim=32),
+    "opt": lambda: OPTConfig(**_COMMON, ffn_dim=128, word_embed_proj_dim=64, init_std=0.15),
+    "opt-post-norm": lambda: OPTConfig(
+        **_COMMON, ffn_dim=128, word_embed_proj_dim=48, do_layer_norm_before=False, init_std=0.15
+    ),
+}
+
+
+def build(name: str, directory: Path) -> Path:
+    """Saves the model (float32) and returns its directory."""
+    torch.manual_seed(len(name))
+    model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager")
+    _make_biases_and_norms_matter(model)
+    model.save_pretrained(directory)
+    return directory
+
+
+def _make_biases_and_norms_matter(model: PreTrainedModel) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            spread = torch.randn_like(parameter) * 0.2
+            parameter.data = spread if name.endswith("bias") else 1 + spread
+
+
+@cache
+def prompts() -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENGTHS]
+
+
+@cache
+def oracle(directory: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@cache
+def greedy(directory: Path, num_new: int = NUM_NEW) -> list[list[int]]:
+    """What transformers generates for `prompts()`, one prompt at a time."""
+    model = oracle(directory)
+    generated = []
+    for prompt in prompts():
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_new, eos_token_id=None
+        )
+        generated.append(out[0, len(prompt) :].tolist())
+    return generated
+
+
+@torch.inference_mode()
+def logprobs(directory: Path, token_ids: list[int]) -> torch.Tensor:
+    """[tokens, vocab] log-probabilities of what follows each token."""
+    return oracle(directory)(torch.tensor([token_ids])).logits[0].float().log_softmax(dim=-1)
