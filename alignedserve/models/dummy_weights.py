@@ -34,13 +34,13 @@ class DummySource:
 
     def _fill(self, flat: torch.Tensor, name: str) -> None:
         # on the CPU in float32 whatever the target, so that every device gets the same numbers
-        block = torch.randn(min(len(flat), BLOCK_LENGTH), generator=self._generator(name))
-        filled = len(block)
-        flat[:filled] = block * STANDARD_DEVIATION
-        while filled < len(flat):
-            count = min(filled, len(flat) - filled)
-            flat[filled : filled + count] = flat[:count]
-            filled += count
+        block = (
+            torch.randn(min(len(flat), BLOCK_LENGTH), generator=self._generator(name)) * STANDARD_DEVIATION
+        )
+        block = block.to(flat.device, flat.dtype)
+        for start in range(0, len(flat), BLOCK_LENGTH):
+            piece = flat[start : start + BLOCK_LENGTH]
+            piece.copy_(block[: len(piece)])
 
     def _generator(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()

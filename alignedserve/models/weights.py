@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from alignedserve.models.dummy_weights import DummySource
 from alignedserve.models.fields import Fields, read_json_object
