@@ -2,20 +2,156 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 import torch
+from tqdm import tqdm
+
+from alignedserve.models.dummy_weights import DummySource
+from alignedserve.models.fields import Fields, read_json_object
+from alignedserve.models.safetensors_file import SafetensorsFile
+
+__all__ = ["DummySource", "SafetensorsSource", "WeightSource"]
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# Bytes of the file converted at a time. Small beside any model, large beside a page.
+CONVERT_BYTES = 16 << 20
+# What checkpoints carry and no model takes: tables that are computed, an output layer tied to the input.
+HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "lm_head.weight", "decoder.version")
 
 
 class WeightSource(Protocol):
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor `name`, in the dtype and on the device the source was made for.
 
-        Raises ValueError naming the tensor when it is missing or has another shape. The tensor may be a view of
-        a mapped file: read it, or copy it, before the next `take`.
+        Raises ValueError naming the tensor when it is missing or has another shape. The tensor may be a view
+        of a mapped file: read it, or copy it, before the next `take`.
         """
         ...
 
     def finish(self) -> None:
         """Closes files. Raises ValueError when the checkpoint holds tensors that no one took."""
         ...
+
+
+class SafetensorsSource:
+    """The safetensors of a model directory, one file or several with an index.
+
+    At any time at most the tensor taken last is resident beside what the model made of the earlier ones.
+    """
+
+    def __init__(
+        self, directory: Path, dtype: torch.dtype, device: torch.device | str, progress: bool = True
+    ) -> None:
+        self._directory = directory
+        self._dtype = dtype
+        self._device = torch.device(device)
+        self._file_of = _open_files(directory)
+        self._taken: set[str] = set()
+        self._last: str | None = None
+        total = sum(self._num_bytes(name) for name in self._file_of)
+        self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not progress)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        self._drop_last()
+        stored_name = self._stored_name(name)
+        file = self._file_of[stored_name]
+        tensor = file.tensor(stored_name)
+        if tensor.shape != shape:
+            raise ValueError(
+                f"{file.path}: {stored_name} has shape {tuple(tensor.shape)}; must be {tuple(shape)}"
+            )
+        self._taken.add(stored_name)
+        self._last = stored_name
+        self._bar.update(self._num_bytes(stored_name))
+        if tensor.dtype == self._dtype:
+            return tensor.to(self._device)
+        return self._convert(file, stored_name, tensor)
+
+    def finish(self) -> None:
+        self._drop_last()
+        self._bar.close()
+        for file in set(self._file_of.values()):
+            file.close()
+        unused = [
+            name for name in self._file_of if name not in self._taken and not name.endswith(HARMLESS_SUFFIXES)
+        ]
+        if unused:
+            raise ValueError(
+                f"{self._directory} holds {len(unused)} tensors that the model does not have: {_some(unused)}"
+            )
+
+    def _stored_name(self, name: str) -> str:
+        # checkpoints of the bare decoder lack the prefix
+        for candidate in (name, name.removeprefix("model."), f"model.{name}"):
+            if candidate in self._file_of:
+                return candidate
+        raise ValueError(
+            f"{self._directory}: tensor {name} is missing; the checkpoint has {len(self._file_of)} tensors: "
+            f"{_some(self._file_of)}"
+        )
+
+    def _convert(self, file: SafetensorsFile, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """In pieces whose pages are dropped at once: a tensor whole in both dtypes would raise the peak."""
+        converted = torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
+        source, target = tensor.reshape(-1), converted.view(-1)
+        step = CONVERT_BYTES // tensor.element_size()
+        begin = file.entries[name].begin
+        for start in range(0, source.numel(), step):
+            piece = source[start : start + step]
+            target[start : start + step].copy_(piece)
+            offset = begin + start * tensor.element_size()
+            file.drop(offset, offset + piece.numel() * tensor.element_size())
+        return converted
+
+    def _drop_last(self) -> None:
+        if self._last is not None:
+            file = self._file_of[self._last]
+            file.drop(file.entries[self._last].begin, file.entries[self._last].end)
+            self._last = None
+
+    def _num_bytes(self, name: str) -> int:
+        entry = self._file_of[name].entries[name]
+        return entry.end - entry.begin
+
+
+def _open_files(directory: Path) -> dict[str, SafetensorsFile]:
+    """Which file each tensor is in."""
+    if (directory / SINGLE_FILE).is_file():
+        single = SafetensorsFile(directory / SINGLE_FILE)
+        return dict.fromkeys(single.entries, single)
+    index_path = directory / INDEX_FILE
+    if not index_path.is_file():
+        raise ValueError(
+            f"{directory} holds no weights: looked for {SINGLE_FILE} and {INDEX_FILE} "
+            "(only safetensors are read, never pickled .bin or .pt files)"
+        )
+    index = Fields(read_json_object(index_path), str(index_path))
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise index.error("weight_map", "an object from tensor names to file names")
+    shards = {shard: _open_shard(index_path, shard) for shard in dict.fromkeys(weight_map.values())}
+    for name, shard in weight_map.items():
+        if name not in shards[shard].entries:
+            raise ValueError(
+                f"{directory / shard}: tensor {name} is missing; {INDEX_FILE} says that it is there"
+            )
+    return {name: shards[shard] for name, shard in weight_map.items()}
+
+
+def _open_shard(index_path: Path, shard: object) -> SafetensorsFile:
+    # an index comes from the network: it must not lead out of its directory
+    if not isinstance(shard, str) or Path(shard).name != shard:
+        raise ValueError(f"{index_path}: weight_map names the file {shard!r}; must be a plain file name")
+    path = index_path.parent / shard
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; {index_path.name} lists it among the checkpoint's files")
+    return SafetensorsFile(path)
+
+
+def _some(names: Iterable[str], limit: int = 5) -> str:
+    names = sorted(names)
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")

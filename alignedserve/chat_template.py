@@ -1,0 +1,106 @@
+"""Chat templates: Jinja text that turns a list of messages into the prompt a model was trained on.
+
+Templates come with models from the network, so they run in Jinja's sandbox. What they may use beyond Jinja itself
+is what transformers offers: `raise_exception`, `strftime_now`, `tojson`, loop controls, the `generation` block.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplates:
+    """A model's templates by name. Most have one, `default`; some have another for when tools are given."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], where: str) -> None:
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens)
+        self._where = where
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **variables: Any
+    ) -> str:
+        """Raises ValueError when there is no template, or when it does not accept the messages."""
+        template = _compile(self._choose(has_tools=bool(tools)))
+        values = {"documents": None, **self._special_tokens, **variables}
+        try:
+            return template.render(
+                messages=_checked(messages), tools=list(tools) if tools else None, **values
+            )
+        except Exception as error:
+            # the template is foreign code: whatever it raises says that these messages do not fit it
+            raise ValueError(f"{self._where}: the chat template rejects these messages: {error}") from error
+
+    def _choose(self, has_tools: bool) -> str:
+        if not self._templates:
+            raise ValueError(
+                f"{self._where} has no chat template; looked for chat_template.jinja and "
+                "chat_template in tokenizer_config.json"
+            )
+        if has_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" not in self._templates:
+            raise ValueError(
+                f"{self._where} has the chat templates {', '.join(sorted(self._templates))}; "
+                "must have one named default"
+            )
+        return self._templates["default"]
+
+
+def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    if isinstance(messages, str) or not messages:
+        raise ValueError(f"messages is {messages!r}; must be a list of at least one message")
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f"messages holds {message!r}; must be objects with a role")
+    # clients send `content: null` beside tool calls; templates test whether a key is there
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it does nothing."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=32)
+def _compile(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise ValueError(f"the chat template is not valid Jinja: {error}") from error
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    # Jinja's own filter escapes for HTML
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)

@@ -1,0 +1,159 @@
+"""Text of a growing list of token ids, piece by piece: the pieces joined are the decoding of the whole list.
+
+Tokens do not end where characters end. Two kinds of tokenizer split characters over tokens:
+- byte-level (GPT-2, OPT, Llama 3, Qwen): a token is bytes, and the text is their UTF-8. An incremental UTF-8
+  decoder does it exactly, at the price of a table from ids to bytes.
+- byte fallback (Llama 2, Mistral): some tokens are single bytes. A run of them is decoded together: as UTF-8
+  if all of it is valid, else each byte as U+FFFD. So a run's text is known only when the run ends.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from typing import Protocol
+
+import tokenizers
+from tokenizers import pre_tokenizers
+
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+REPLACEMENT = "\ufffd"
+
+
+class Pieces(Protocol):
+    def append(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Vocabulary(Protocol):
+    """What is asked of a Tokenizer."""
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    @property
+    def detokenizer_tables(self) -> DetokenizerTables: ...
+
+
+class IncrementalDetokenizer:
+    def __init__(self, tokenizer: Vocabulary, skip_special_tokens: bool = True) -> None:
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._pieces = tokenizer.detokenizer_tables.new_pieces()
+
+    def append(self, token_id: int) -> str:
+        """The text that this token completes; empty while it is in the middle of a character."""
+        return "" if token_id in self._skipped else self._pieces.append(token_id)
+
+    def flush(self) -> str:
+        """The text still held back. Nothing may be appended after it."""
+        return self._pieces.flush()
+
+
+class DetokenizerTables:
+    """What the detokenizers of one tokenizer share; filled as tokens turn up."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        decoder = json.loads(backend.to_str())["decoder"] or {}
+        kinds = {part["type"] for part in [decoder, *decoder.get("decoders", [])] if part}
+        self.is_byte_level = decoder.get("type") == "ByteLevel"
+        # byte-level as one step of several: only the text shows whether a character is complete
+        self.may_end_inside_character = not self.is_byte_level and "ByteLevel" in kinds
+        self.backend = backend
+        self.bytes_of = _TokenBytes(backend)
+        self.texts = _TokenTexts(backend)
+        self.is_byte = _IsByteToken(backend, has_fallback="ByteFallback" in kinds)
+
+    def new_pieces(self) -> Pieces:
+        return _BytePieces(self.bytes_of) if self.is_byte_level else _WindowPieces(self)
+
+
+class _BytePieces:
+    def __init__(self, bytes_of: _TokenBytes) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def append(self, token_id: int) -> str:
+        return self._decoder.decode(self._bytes_of[token_id])
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class _WindowPieces:
+    """Decodes what is pending behind the token handed out last, whose text it then cuts off.
+
+    The token before matters: decoders treat the first token of a list specially (they strip its space).
+    """
+
+    def __init__(self, tables: DetokenizerTables) -> None:
+        self._tables = tables
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def append(self, token_id: int) -> str:
+        is_byte = self._tables.is_byte[token_id]
+        if is_byte is None:
+            # decodes to nothing, and so may not become the context
+            return ""
+        self._pending.append(token_id)
+        return "" if is_byte else self._hand_out(is_last=False)
+
+    def flush(self) -> str:
+        return self._hand_out(is_last=True) if self._pending else ""
+
+    def _hand_out(self, is_last: bool) -> str:
+        text = self._tables.backend.decode(self._context + self._pending, skip_special_tokens=False)
+        if self._tables.may_end_inside_character and text.endswith(REPLACEMENT) and not is_last:
+            return ""
+        known = len(self._tables.texts[self._context[0]]) if self._context else 0
+        self._context, self._pending = self._pending[-1:], []
+        return text[known:]
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Of a byte-level vocabulary, where a token is spelled in an alphabet of 256 printable characters."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        # printable bytes are spelled as themselves, the others in order by characters above 255
+        self._byte_of = {char: ord(char) for char in alphabet if ord(char) < 256}
+        others = [byte for byte in range(256) if byte not in self._byte_of.values()]
+        self._byte_of |= dict(zip((char for char in alphabet if ord(char) > 255), others, strict=True))
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id) or ""
+        if all(char in self._byte_of for char in token):
+            value = bytes(self._byte_of[char] for char in token)
+        else:
+            # an added token, spelled as plain text
+            value = token.encode()
+        self[token_id] = value
+        return value
+
+
+class _TokenTexts(dict[int, str]):
+    """A token decoded by itself."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+
+    def __missing__(self, token_id: int) -> str:
+        self[token_id] = self._backend.decode([token_id], skip_special_tokens=False)
+        return self[token_id]
+
+
+class _IsByteToken(dict[int, bool | None]):
+    """None for an id that is not in the vocabulary."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, has_fallback: bool) -> None:
+        self._backend = backend
+        self._has_fallback = has_fallback
+
+    def __missing__(self, token_id: int) -> bool | None:
+        token = self._backend.id_to_token(token_id)
+        is_byte = self._has_fallback and token is not None and BYTE_TOKEN.fullmatch(token) is not None
+        self[token_id] = None if token is None else is_byte
+        return self[token_id]

@@ -1,0 +1,87 @@
+"""Checked reading of a JSON object: a complaint names the file, the key, its value and what is allowed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}; must be an object")
+    return value
+
+
+class Fields:
+    """A JSON object with typed getters. A key that is null reads like one that is absent.
+
+    A getter without a default demands the key.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def error(self, key: str, allowed: str) -> ValueError:
+        if self.get(key) is None:
+            return ValueError(f"{self.where}: {key} is missing; must be {allowed}")
+        return ValueError(f"{self.where}: {key} is {self.values[key]!r}; must be {allowed}")
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self._or_default(key, default)
+        if type(value) is not int or value < 1:
+            raise self.error(key, "a positive integer")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self._or_default(key, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self.error(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._or_default(key, default)
+        if type(value) is not bool:
+            raise self.error(key, "true or false")
+        return value
+
+    def choice(self, key: str, names: Mapping[str, str], default: str) -> str:
+        """What `names` maps the value to."""
+        value = self._or_default(key, default)
+        if not isinstance(value, str) or value not in names:
+            raise self.error(key, "one of " + ", ".join(names))
+        return names[value]
+
+    def nested(self, key: str) -> Fields | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, "an object")
+        return Fields(value, f"{self.where}: {key}")
+
+    def token_id(self, key: str, default: int | None = None) -> int | None:
+        ids = self.token_ids(key, () if default is None else (default,))
+        return ids[0] if ids else None
+
+    def token_ids(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """One id or a list of ids. -1 is an old way to write "none"; null means none as well."""
+        value = self.values.get(key, list(default))
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(type(token) is not int or token < -1 for token in ids):
+            raise self.error(key, "a token id, or a list of token ids")
+        return tuple(token for token in ids if token >= 0)
+
+    def _or_default(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value

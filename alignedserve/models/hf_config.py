@@ -1,0 +1,49 @@
+"""From a Hugging Face config.json to a ModelConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from alignedserve.models.config import ModelConfig
+from alignedserve.models.fields import Fields, read_json_object
+from alignedserve.models.hf_families import FAMILIES, Family
+
+
+def load_model_config(directory: Path) -> ModelConfig:
+    """Raises ValueError when config.json is missing, malformed, or describes an unsupported model."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{directory} holds no config.json; a model directory must have one")
+    generation_path = directory / "generation_config.json"
+    generation = read_json_object(generation_path) if generation_path.is_file() else {}
+    return model_config_from_dict(read_json_object(path), generation, where=str(path))
+
+
+def model_config_from_dict(
+    config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None, where: str = "config.json"
+) -> ModelConfig:
+    """`where` names the source in error messages. End tokens are those of both files together."""
+    fields = Fields(config, where)
+    if fields.get("quantization_config") is not None:
+        raise fields.error("quantization_config", "absent: only unquantized checkpoints are supported")
+    model = _family(fields)(fields)
+    generation = Fields(generation_config or {}, f"generation_config.json beside {where}")
+    eos_token_ids = dict.fromkeys(model["eos_token_ids"] + generation.token_ids("eos_token_id"))
+    return ModelConfig(**{**model, "eos_token_ids": tuple(eos_token_ids)})
+
+
+def _family(fields: Fields) -> Family:
+    names = fields.get("architectures")
+    if not names:
+        # files written by hand often carry the model type alone
+        by_model_type = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
+        names = [by_model_type.get(str(fields.get("model_type")), str(fields.get("model_type")))]
+    known = [name for name in names if name in FAMILIES] if isinstance(names, list) else []
+    if not known:
+        raise ValueError(
+            f"{fields.where}: architectures is {names!r}, which is not supported; "
+            "must be one of " + ", ".join(FAMILIES)
+        )
+    return FAMILIES[known[0]]

@@ -1,0 +1,183 @@
+"""What each model family's config.json means.
+
+Sizes must be there; everything else has the default that transformers gives it, because a config.json may
+leave out what equals the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from alignedserve.models.fields import Fields
+from alignedserve.models.hf_rope import read_rope
+
+# returns the arguments of ModelConfig
+Family = Callable[[Fields], dict[str, Any]]
+
+_DTYPES = {prefix + name: name for prefix in ("", "torch.") for name in ("float32", "bfloat16", "float16")}
+# torch's name for the same function: gelu_new and gelu_fast are two spellings of the tanh approximation
+_OPT_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_GATED_ACTIVATIONS = {"silu": "silu", "swish": "silu"}
+
+
+def _common(fields: Fields, tie_word_embeddings: bool) -> dict[str, Any]:
+    dtype_key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    return {
+        "vocab_size": fields.size("vocab_size"),
+        "hidden_size": fields.size("hidden_size"),
+        "num_layers": fields.size("num_hidden_layers"),
+        "num_heads": fields.size("num_attention_heads"),
+        "dtype": fields.choice(dtype_key, _DTYPES, "float32"),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", tie_word_embeddings),
+    }
+
+
+def _token_ids(fields: Fields, bos: int | None, eos: int | None, pad: int | None) -> dict[str, Any]:
+    return {
+        "bos_token_id": fields.token_id("bos_token_id", bos),
+        "eos_token_ids": fields.token_ids("eos_token_id", () if eos is None else (eos,)),
+        "pad_token_id": fields.token_id("pad_token_id", pad),
+    }
+
+
+def _gated(fields: Fields, max_position: int, num_kv_heads: int | None) -> dict[str, Any]:
+    """What Llama and its relatives share; the arguments are the family's defaults for absent keys."""
+    model = _common(fields, tie_word_embeddings=False)
+    # absent and null differ here: null asks for as many as there are query heads
+    default_kv_heads = model["num_heads"] if "num_key_value_heads" in fields.values else num_kv_heads
+    model["num_kv_heads"] = fields.size("num_key_value_heads", default_kv_heads or model["num_heads"])
+    if model["num_heads"] % model["num_kv_heads"]:
+        raise ValueError(
+            f"{fields.where}: num_key_value_heads is {model['num_kv_heads']}; "
+            f"must divide num_attention_heads, which is {model['num_heads']}"
+        )
+    max_position = fields.size("max_position_embeddings", max_position)
+    return model | {
+        "intermediate_size": fields.size("intermediate_size"),
+        "head_dim": _head_dim(fields, model["hidden_size"], model["num_heads"]),
+        "max_position": max_position,
+        "norm_eps": fields.positive("rms_norm_eps", 1e-6),
+        "activation": fields.choice("hidden_act", _GATED_ACTIVATIONS, "silu"),
+        "rope": read_rope(fields, max_position),
+        "sliding_windows": (None,) * model["num_layers"],
+    }
+
+
+def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
+    if fields.get("head_dim") is None and hidden_size % num_heads:
+        raise fields.error("hidden_size", f"a multiple of num_attention_heads, which is {num_heads}")
+    head_dim = fields.size("head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise ValueError(f"{fields.where}: head_dim is {head_dim}; must be even for rotary embedding")
+    return head_dim
+
+
+def _window(fields: Fields) -> int | None:
+    # null turns the window off, an absent key does not
+    is_null = "sliding_window" in fields.values and fields.get("sliding_window") is None
+    return None if is_null else fields.size("sliding_window", 4096)
+
+
+def _qwen_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """Windows only if use_sliding_window: in the layers listed, or from layer max_window_layers on."""
+    window = _window(fields) if fields.flag("use_sliding_window", False) else None
+    types = fields.get("layer_types")
+    if types is None:
+        first = fields.get("max_window_layers")
+        first = 28 if first is None else first
+        if type(first) is not int or first < 0:
+            raise fields.error("max_window_layers", "an integer of at least 0")
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise fields.error("layer_types", f"a list of {num_layers} entries, one per layer")
+    allowed = ("full_attention",) if window is None else ("full_attention", "sliding_attention")
+    if any(kind not in allowed for kind in types):
+        raise fields.error(
+            "layer_types", f"a list of {' or '.join(allowed)} where sliding_window is {window}"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def _llama(fields: Fields) -> dict[str, Any]:
+    attention_bias = fields.flag("attention_bias", False)
+    return (
+        _gated(fields, max_position=2048, num_kv_heads=None)
+        | _token_ids(fields, bos=1, eos=2, pad=None)
+        | {
+            "architecture": "llama",
+            "qkv_bias": attention_bias,
+            "attention_out_bias": attention_bias,
+            "mlp_bias": fields.flag("mlp_bias", False),
+        }
+    )
+
+
+def _mistral(fields: Fields) -> dict[str, Any]:
+    model = _gated(fields, max_position=131072, num_kv_heads=8) | _token_ids(fields, bos=1, eos=2, pad=None)
+    return model | {"architecture": "mistral", "sliding_windows": (_window(fields),) * model["num_layers"]}
+
+
+def _qwen2(fields: Fields) -> dict[str, Any]:
+    model = _gated(fields, max_position=32768, num_kv_heads=32)
+    return (
+        model
+        | _token_ids(fields, bos=None, eos=None, pad=None)
+        | {
+            "architecture": "qwen2",
+            "qkv_bias": True,
+            "sliding_windows": _qwen_windows(fields, model["num_layers"]),
+        }
+    )
+
+
+def _qwen3(fields: Fields) -> dict[str, Any]:
+    # Qwen3 alone does not derive an absent head_dim from hidden_size: it is 128
+    sized = Fields({**fields.values, "head_dim": fields.size("head_dim", 128)}, fields.where)
+    attention_bias = fields.flag("attention_bias", False)
+    return _qwen2(sized) | {
+        "architecture": "qwen3",
+        "qkv_bias": attention_bias,
+        "attention_out_bias": attention_bias,
+        "qk_norm": True,
+    }
+
+
+def _opt(fields: Fields) -> dict[str, Any]:
+    model = _common(fields, tie_word_embeddings=True) | _token_ids(fields, bos=2, eos=2, pad=1)
+    hidden_size, num_heads = model["hidden_size"], model["num_heads"]
+    if hidden_size % num_heads:
+        raise fields.error("hidden_size", f"a multiple of num_attention_heads, which is {num_heads}")
+    norm_before, bias = fields.flag("do_layer_norm_before", True), fields.flag("enable_bias", True)
+    return model | {
+        "architecture": "opt",
+        "intermediate_size": fields.size("ffn_dim"),
+        "num_kv_heads": num_heads,
+        "head_dim": hidden_size // num_heads,
+        "max_position": fields.size("max_position_embeddings", 2048),
+        "norm_eps": 1e-5,
+        "activation": fields.choice("activation_function", _OPT_ACTIVATIONS, "relu"),
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "mlp_bias": bias,
+        "sliding_windows": (None,) * model["num_layers"],
+        "norm_before": norm_before,
+        "final_norm": norm_before and not fields.flag("_remove_final_layer_norm", False),
+        "norm_affine": fields.flag("layer_norm_elementwise_affine", True),
+        "embedding_dim": fields.size("word_embed_proj_dim", hidden_size),
+    }
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+    "OPTForCausalLM": _opt,
+}

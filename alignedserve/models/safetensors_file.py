@@ -1,0 +1,143 @@
+"""One safetensors file, mapped into memory.
+
+A file is: header length (8 bytes, little-endian), header (JSON: name → dtype, shape, data_offsets), data.
+
+This is our own reader and not the safetensors library because of `drop`: the library maps the file too, but
+gives no way to hand pages back before it is closed: a loaded model and its file would be resident together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LENGTH_BYTES = 8
+# the limit of the safetensors library
+MAX_HEADER_BYTES = 100_000_000
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    dtype: str
+    shape: tuple[int, ...]
+    # bytes, counted from the start of the file
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    def __init__(self, path: Path) -> None:
+        """Raises ValueError when the file does not hold exactly what its header says."""
+        self.path = path
+        size = path.stat().st_size
+        if size < LENGTH_BYTES:
+            raise ValueError(f"{path} is truncated: {size} bytes; must have at least {LENGTH_BYTES}")
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.entries = self._read_header(size)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A view of the mapped file, valid until `close`. Do not write to it."""
+        entry = self.entries[name]
+        if entry.dtype not in DTYPES:
+            raise ValueError(
+                f"{self.path}: {name} has dtype {entry.dtype}; must be one of {', '.join(DTYPES)}"
+            )
+        dtype = DTYPES[entry.dtype]
+        if entry.begin == entry.end:
+            return torch.empty(entry.shape, dtype=dtype)
+        self._advise(entry.begin, entry.end, "MADV_WILLNEED")
+        with warnings.catch_warnings():
+            # torch warns that the map is read-only
+            warnings.simplefilter("ignore", UserWarning)
+            raw = torch.frombuffer(
+                self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=entry.begin
+            )
+        if entry.begin % dtype.itemsize:
+            # the format does not promise alignment, torch's kernels expect it
+            raw = raw.clone()
+        return raw.view(dtype).view(entry.shape)
+
+    def drop(self, begin: int, end: int) -> None:
+        """Gives the pages of these bytes back. Reading them again is allowed and fetches them anew."""
+        self._advise(begin, end, "MADV_DONTNEED")
+
+    def close(self) -> None:
+        """Safe to repeat. Where a view is still held the map lives as long as that."""
+        try:
+            self._map.close()
+        except BufferError:
+            return
+
+    def _advise(self, begin: int, end: int, advice: str) -> None:
+        # not every platform has it
+        if hasattr(mmap, advice):
+            start = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(getattr(mmap, advice), start, end - start)
+
+    def _read_header(self, size: int) -> dict[str, TensorEntry]:
+        header_bytes = int.from_bytes(self._map[:LENGTH_BYTES], "little")
+        data_begin = LENGTH_BYTES + header_bytes
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(
+                f"{self.path}: header length is {header_bytes}; must be at most {MAX_HEADER_BYTES}: "
+                "not a safetensors file"
+            )
+        if data_begin > size:
+            raise ValueError(
+                f"{self.path} is truncated: its header ends at {data_begin}, the file at {size} bytes"
+            )
+        try:
+            header = json.loads(self._map[LENGTH_BYTES:data_begin])
+            entries = {
+                name: self._entry(name, fields, data_begin)
+                for name, fields in header.items()
+                if name != "__metadata__"
+            }
+        except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+            raise ValueError(f"{self.path}: its header is not a JSON object: {error}") from error
+        self._check_layout(entries, data_begin, size)
+        return entries
+
+    def _entry(self, name: str, fields: Any, data_begin: int) -> TensorEntry:
+        try:
+            shape, (begin, end) = fields["shape"], fields["data_offsets"]
+            numbers = [begin, end, *shape]
+            dtype = fields["dtype"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.path}: header entry {name} is {fields!r}; must have dtype, shape and data_offsets"
+            ) from error
+        if any(type(number) is not int or number < 0 for number in numbers) or end < begin:
+            raise ValueError(
+                f"{self.path}: {name} has shape {shape} and data_offsets {[begin, end]}; "
+                "must be integers of at least 0, in order"
+            )
+        if dtype in DTYPES and end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+            raise ValueError(
+                f"{self.path}: {name} has {end - begin} bytes; "
+                f"{dtype} of shape {tuple(shape)} must have {math.prod(shape) * DTYPES[dtype].itemsize}"
+            )
+        return TensorEntry(dtype, tuple(shape), data_begin + begin, data_begin + end)
+
+    def _check_layout(self, entries: dict[str, TensorEntry], data_begin: int, size: int) -> None:
+        """The format demands that tensors lie end to end, with no gap and no overlap, and fill the file."""
+        end = data_begin
+        for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+            if entry.begin != end:
+                fault = "overlaps the tensor before it" if entry.begin < end else "leaves a gap before it"
+                raise ValueError(
+                    f"{self.path}: {name} begins at byte {entry.begin} and {fault}; must be {end}"
+                )
+            end = entry.end
+        if end != size:
+            fault = "is truncated" if size < end else "has bytes that no tensor owns"
+            raise ValueError(f"{self.path} {fault}: its header describes {end} bytes, the file has {size}")

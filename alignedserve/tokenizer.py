@@ -1,0 +1,86 @@
+"""Text to token ids and back, as transformers' tokenizer of the same directory would do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from alignedserve.chat_template import ChatTemplates, Message
+from alignedserve.detokenizer import DetokenizerTables, IncrementalDetokenizer
+from alignedserve.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+__all__ = ["IncrementalDetokenizer", "Tokenizer"]
+
+
+class Tokenizer:
+    def __init__(self, files: TokenizerFiles, where: str = "tokenizer") -> None:
+        self.backend = files.backend
+        self._special_tokens = files.special_tokens
+        self._chat_templates = ChatTemplates(files.chat_templates, files.special_tokens, where)
+
+    @classmethod
+    def from_directory(cls, directory: Path | str) -> Tokenizer:
+        """Raises ValueError naming the directory and the files looked for when it holds no tokenizer."""
+        return cls(read_tokenizer_files(Path(directory)), str(directory))
+
+    @cached_property
+    def bos_token_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The highest id, plus one. A model's own vocabulary may be larger: rows are added to round it up."""
+        return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that decode leaves out when it skips special tokens."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
+    def detokenizer_tables(self) -> DetokenizerTables:
+        return DetokenizerTables(self.backend)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Ids that are not in the vocabulary decode to nothing."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """`variables` are the template's own, e.g. Qwen3's enable_thinking.
+
+        Raises ValueError when there is no template, or when it rejects the messages.
+        """
+        return self._chat_templates.render(
+            messages, tools, add_generation_prompt=add_generation_prompt, **variables
+        )
+
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The template writes its special tokens itself, so none are added."""
+        text = self.apply_chat_template(messages, add_generation_prompt, tools, **variables)
+        return self.encode(text, add_special_tokens=False)
+
+    def _special_id(self, name: str) -> int | None:
+        token = self._special_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
