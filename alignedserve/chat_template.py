@@ -1,7 +1,7 @@
 """Chat templates: Jinja text that turns a list of messages into the prompt a model was trained on.
 
-Templates come with models from the network, so they run in Jinja's sandbox. What they may use beyond Jinja itself
-is what transformers offers: `raise_exception`, `strftime_now`, `tojson`, loop controls, the `generation` block.
+Templates come with models from the network, so they run in Jinja's sandbox. Beyond Jinja itself they may use
+what transformers offers: `raise_exception`, `strftime_now`, `tojson`, loop controls, the `generation` block.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it does nothing."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; no use here."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -1,0 +1,90 @@
+"""The published shapes of some models, for measuring with random weights and no download.
+
+Written as the config.json files that their authors published, so that they go the same way as a real one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alignedserve.models.config import ModelConfig
+from alignedserve.models.hf_config import model_config_from_dict
+
+
+def _opt(hidden_size: int, num_layers: int, num_heads: int) -> dict[str, Any]:
+    return {
+        "architectures": ["OPTForCausalLM"],
+        "vocab_size": 50272,
+        "hidden_size": hidden_size,
+        "ffn_dim": 4 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "max_position_embeddings": 2048,
+        "torch_dtype": "float16",
+    }
+
+
+_LLAMA_2_7B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float16",
+}
+_LLAMA_3_1_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
+_QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+
+PRESETS: dict[str, ModelConfig] = {
+    name: model_config_from_dict(config, where=f"preset {name}")
+    for name, config in {
+        "opt-125m": _opt(768, num_layers=12, num_heads=12),
+        "opt-2.7b": _opt(2560, num_layers=32, num_heads=32),
+        "opt-6.7b": _opt(4096, num_layers=32, num_heads=32),
+        "opt-13b": _opt(5120, num_layers=40, num_heads=40),
+        "opt-30b": _opt(7168, num_layers=48, num_heads=56),
+        "llama-2-7b": _LLAMA_2_7B,
+        "llama-3.1-8b": _LLAMA_3_1_8B,
+        "qwen3-8b": _QWEN3_8B,
+    }.items()
+}
