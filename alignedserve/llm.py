@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -69,8 +69,10 @@ class LLM:
         self.engine = built.engine
         self.model_config = built.model_config
         self._tokenizer: Tokenizer | None = None
-        if not self.config.skip_tokenizer_init and (self.config.tokenizer or built.source.has_tokenizer):
-            self._tokenizer = built.source.tokenizer(self.config.tokenizer)
+        # A preset has no files, and so no tokenizer.
+        tokenizer = self.config.tokenizer or built.source.directory
+        if tokenizer is not None and not self.config.skip_tokenizer_init:
+            self._tokenizer = Tokenizer.from_directory(tokenizer)
         self._seeds = random.Random(self.config.seed)
         self._ids = count()
 
@@ -107,7 +109,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """One conversation or several, through the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        is_one = not messages or isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Messages]", [messages] if is_one else messages)
         tokenizer = self.get_tokenizer()
         prompts = []
         for conversation in conversations:
@@ -182,8 +185,8 @@ def _progress(total: int, use_tqdm: bool) -> Any:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    many = list(prompts)
-    return [many] if many and all(isinstance(item, int) for item in many) else many  # type: ignore[list-item]
+    is_one = len(prompts) > 0 and all(isinstance(item, int) for item in prompts)
+    return cast("list[Prompt]", [prompts] if is_one else list(prompts))
 
 
 def _params_for(

@@ -20,9 +20,9 @@ from alignedserve.engine.sampler import Sampler
 from alignedserve.engine.step import StepInputs
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.models.base import Model
-from alignedserve.models.checkpoint import Checkpoint
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
+from alignedserve.models.source import ModelSource, resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -35,25 +35,24 @@ DEFAULT_GPU_KV_SHARE = 0.85
 class BuiltEngine:
     engine: Engine
     model_config: ModelConfig
-    checkpoint: Checkpoint
+    source: ModelSource
 
 
 def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolicy) -> BuiltEngine:
-    from pathlib import Path
-    checkpoint = Checkpoint(Path(config.model), config.load_format)
-    model_config = checkpoint.model_config
+    source = resolve_model(config.model, config.load_format, config.revision)
+    model_config = source.config
     device = _device(config.device)
     dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
     max_model_len = _max_model_len(config, model_config)
     ops = make_ops(config.attention_backend, device, dtype)
-    weights = checkpoint.weights(dtype, device, seed=config.seed, progress=config.use_tqdm)
+    weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
     form = BlockFormat(
         model_config.num_layers, config.block_size, model_config.num_kv_heads, model_config.head_dim, dtype
     )
     engine = _assemble(config, model, ops, form, max_model_len, policy)
-    return BuiltEngine(engine, model_config, checkpoint)
+    return BuiltEngine(engine, model_config, source)
 
 
 def _assemble(

@@ -3,6 +3,11 @@ tokens don't depend on its batch, on preemption, or on the machine that continue
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
 _MASK = 2**64 - 1
 
 
@@ -17,6 +22,12 @@ def mix64(x: int) -> int:
 def noise_key(seed: int, k: int) -> int:
     """64 bits for the request's k-th output token (from 0)."""
     return mix64(mix64(seed) + (k + 1) * 0x9E3779B97F4A7C15)
+
+
+def noise_keys(draws: Iterable[tuple[int, int]]) -> torch.Tensor:
+    """The keys of several (seed, k), as int64: torch has no arithmetic on unsigned ones."""
+    keys = np.array([noise_key(seed, k) for seed, k in draws], dtype=np.uint64)
+    return torch.from_numpy(keys.view(np.int64))
 
 
 def child_seed(seed: int, index: int) -> int:

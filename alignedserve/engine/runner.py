@@ -30,6 +30,7 @@ class ModelRunner:
         self._step = step
         self._max_rows = max_rows
 
+    @torch.inference_mode()
     def run(self, table: BatchTable, work: Work) -> IterationResult:
         table.fill(self._step, work)
         self._model.forward()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from alignedserve.engine.logprobs import TokenLogprobs, token_logprobs
-from alignedserve.engine.noise import noise_key
+from alignedserve.engine.noise import noise_keys
 from alignedserve.engine.ops.base import Ops
 from alignedserve.engine.request import Request
 from alignedserve.engine.truncate import truncate
@@ -62,7 +62,7 @@ class Sampler:
         random = [i for i, request in enumerate(requests) if not request.params.is_greedy]
         if random:
             chosen = logits if len(random) == len(requests) else logits[random]
-            keys = [noise_key(requests[i].seed, len(requests[i].output)) for i in random]
+            keys = noise_keys((requests[i].seed, len(requests[i].output)) for i in random)
             for row, i in enumerate(random):
                 truncate(chosen[row], requests[i].params)
             for i, token in zip(random, self._ops.gumbel_argmax(chosen, keys).tolist(), strict=True):

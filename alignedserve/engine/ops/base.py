@@ -108,8 +108,8 @@ class Ops(ABC):
         """Per row: the first of the largest logits, and whether that row holds NaN or +infinity. Not traced."""
 
     @abstractmethod
-    def gumbel_argmax(self, logits: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
-        """Per row: a token drawn from softmax(logits), with noise that depends on the row's 64-bit key only.
+    def gumbel_argmax(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Per row: a token drawn from softmax(logits), with noise that depends on the row's key (int64) only.
 
         Not traced.
         """

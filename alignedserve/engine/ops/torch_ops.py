@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from alignedserve.engine.ops.base import Activation, AttentionSpec, CompiledModel, Ops
 from alignedserve.engine.step import StepInputs
+from kernels.cpu.sampling import gumbel_argmax_torch
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,8 @@ class TorchOps(Ops):
         best = logits.max(dim=-1)
         return best.indices, best.values.isnan() | (best.values == float("inf"))
 
-    def gumbel_argmax(self, logits: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
-        from kernels.cpu.sampling import gumbel_noise
-
-        return (logits + gumbel_noise(keys, logits.shape[1], logits.device)).argmax(dim=-1)
+    def gumbel_argmax(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return gumbel_argmax_torch(logits, keys.to(logits.device))
 
     def compile(
         self,
@@ -159,7 +158,9 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 
 def _split_heads(qkv: torch.Tensor, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     heads = qkv.view(len(qkv), -1, spec.head_dim)
-    return heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)  # type: ignore[return-value]
+    sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+    q, k, v = torch.split(heads, sizes, dim=1)
+    return q, k, v
 
 
 def _rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
