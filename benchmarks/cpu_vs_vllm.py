@@ -1,0 +1,121 @@
+"""Offline generation on a CPU, beside vLLM for CPU: the same model, prompts and cores, in turn (A B A B ...).
+
+    python benchmarks/cpu_vs_vllm.py --vllm-python VENV/bin/python [--rounds 3] [--cases abc]
+
+The model is a random-weight Llama of 125M parameters in bfloat16. vLLM keeps one core free for itself by default;
+"both-cores" (VLLM_CPU_OMP_THREADS_BIND) gives its computation all cores, as ours has. Ratios are taken pair by pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from alignedserve.cli.bench import prompt_lengths
+
+# case: (prompts, prompt tokens, mix, output tokens, ratio to reach)
+CASES: dict[str, tuple[int, int, str | None, int, float]] = {
+    "a": (32, 128, None, 128, 1.7),
+    "b": (1, 128, None, 128, 2.2),
+    "c": (32, 128, "long=0.125:2048", 128, 1.7),
+}
+LIMITS = ["--max-num-seqs", "64", "--max-model-len", "4096"]
+MODEL_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
+
+
+def make_model(directory: Path) -> None:
+    """Written with transformers, as any checkpoint is."""
+    code = (
+        "import sys, torch; from transformers import LlamaConfig, LlamaForCausalLM; torch.manual_seed(0);"
+        f"LlamaForCausalLM(LlamaConfig.from_dict({MODEL_CONFIG!r})).to(torch.bfloat16).save_pretrained(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(directory)], check=True)
+
+
+def run(command: list[str], environment: dict[str, str], out: Path) -> float:
+    log = out.with_suffix(".log")
+    with log.open("w") as file:
+        done = subprocess.run(command, env=os.environ | environment, stdout=file, stderr=file, timeout=900)
+    if done.returncode:
+        sys.exit(f"failed: {' '.join(command)}\n{log.read_text()[-2000:]}")
+    line: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
+    return float(line["output_tokens_per_s"])
+
+
+def ours(model: Path, case: str, out: Path) -> float:
+    num_prompts, input_len, mix, output_len, _ = CASES[case]
+    command = [sys.executable, "-m", "alignedserve", "bench", "engine", str(model), *LIMITS, "--out", str(out)]
+    command += ["--num-prompts", str(num_prompts), "--input-len", str(input_len), "--output-len", str(output_len)]
+    return run(command + (["--mix", mix] if mix else []), {}, out)
+
+
+def vllm(python: str, model: Path, case: str, out: Path, has_both_cores: bool) -> float:
+    num_prompts, input_len, mix, output_len, _ = CASES[case]
+    lengths = prompt_lengths(num_prompts, input_len, mix)
+    random.Random(0).shuffle(lengths)
+    script = str(Path(__file__).parent / "vllm_offline.py")
+    command = [python, script, str(model), *LIMITS, "--output-len", str(output_len), "--out", str(out)]
+    command += ["--lengths", ",".join(map(str, lengths))]
+    cores = f"0-{(os.cpu_count() or 1) - 1}"
+    return run(command, {"VLLM_CPU_OMP_THREADS_BIND": cores} if has_both_cores else {}, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--vllm-python", required=True)
+    parser.add_argument("--cases", default="abc")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vllm-cores", choices=["both", "default"], default="both")
+    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"date": str(date.today()), "command": " ".join(sys.argv), "cpu": _cpu(), "cases": {}}
+    with tempfile.TemporaryDirectory() as directory:
+        model, out = Path(directory, "model"), Path(directory, "out.jsonl")
+        make_model(model)
+        for case in args.cases:
+            pairs = []
+            for _ in range(args.rounds):
+                mine = ours(model, case, out)
+                theirs = vllm(args.vllm_python, model, case, out, args.vllm_cores == "both")
+                pairs.append({"alignedserve": mine, "vllm": theirs, "ratio": mine / theirs})
+                print(f"({case}) alignedserve {mine:7.1f}  vllm {theirs:7.1f}  ratio {mine / theirs:.2f}", flush=True)
+            median = statistics.median(pair["ratio"] for pair in pairs)
+            result["cases"][case] = {"pairs": pairs, "median_ratio": median, "target": CASES[case][4]}
+            print(f"({case}) median ratio {median:.2f}, to reach {CASES[case][4]}", flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(result | {"vllm_cores": args.vllm_cores}, indent=1) + "\n")
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]} x {len(names)}" if names else "unknown"
+
+
+if __name__ == "__main__":
+    main()

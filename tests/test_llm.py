@@ -1,0 +1,149 @@
+"""The offline API on the demo model: what a script written for vLLM's would do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignedserve import LLM, SamplingParams, demo
+from alignedserve.demo import tasks
+from alignedserve.types import InvalidRequest
+from tests.tiny_models import CONFIGS
+
+GREEDY = SamplingParams(temperature=0, max_tokens=300)
+ALPHABET = [{"role": "user", "content": "List the letters from c to h."}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    llm = LLM(str(demo.MODEL_DIR), dtype="float32", max_num_seqs=64, use_tqdm=False)
+    yield llm
+    llm.engine.check_idle()
+
+
+def test_chat_answers_and_ends_by_itself(llm: LLM) -> None:
+    [result] = llm.chat(ALPHABET, GREEDY, use_tqdm=False)
+    output = result.outputs[0]
+    assert (output.text, output.finish_reason, output.stop_reason) == ("c, d, e, f, g, h", "stop", None)
+    assert output.token_ids[-1] == llm.get_tokenizer().eos_token_id
+    assert result.finished and result.prompt_token_ids == llm.get_tokenizer().chat_ids(ALPHABET)
+
+
+def test_held_out_tasks_are_answered_and_their_length_is_known(llm: LLM) -> None:
+    rng = random.Random(3)
+    examples = [tasks.TASKS[i % len(tasks.TASKS)].generate(rng, held_out=True) for i in range(100)]
+    results = llm.chat([[{"role": "user", "content": example.prompt}] for example in examples], GREEDY, use_tqdm=False)
+    right = [tasks.check(example, result.outputs[0].text) for example, result in zip(examples, results, strict=True)]
+    assert sum(right) >= 95
+    for example, result, is_right in zip(examples, results, right, strict=True):
+        if is_right:
+            assert len(result.outputs[0].token_ids) == tasks.expected_output_len(example)
+
+
+def test_prompts_may_be_text_or_ids(llm: LLM) -> None:
+    text = llm.get_tokenizer().apply_chat_template(ALPHABET)
+    ids = llm.get_tokenizer().chat_ids(ALPHABET)
+    forms = [text, {"prompt": text}, {"prompt_token_ids": ids}, ids]
+    texts = {llm.generate(form, GREEDY, use_tqdm=False)[0].outputs[0].text for form in forms}
+    assert texts == {"c, d, e, f, g, h"}
+    many = llm.generate([text, {"prompt_token_ids": ids}], [GREEDY, GREEDY], use_tqdm=False)
+    assert [result.prompt for result in many] == [text, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "reason"),
+    [
+        ({"stop": "f"}, "c, d, e, ", "f"),
+        ({"stop": ["z", "e, f"]}, "c, d, ", "e, f"),
+        ({"stop": ["g", "e"], "include_stop_str_in_output": True}, "c, d, e", "e"),
+        ({"stop": "d", "min_tokens": 6}, "c, d, e, f, g, h", None),
+    ],
+)
+def test_stop_strings(llm: LLM, changes: dict, text: str, reason: str | None) -> None:
+    [result] = llm.chat(ALPHABET, SamplingParams(temperature=0, max_tokens=99, **changes), use_tqdm=False)
+    output = result.outputs[0]
+    assert (output.text, output.stop_reason, output.finish_reason) == (text, reason, "stop")
+    llm.engine.check_idle()
+
+
+def test_stop_string_beginning_in_one_token_and_ending_in_another(llm: LLM) -> None:
+    message = [{"role": "user", "content": 'Spell the word "banana".'}]
+    [result] = llm.chat(message, SamplingParams(temperature=0, max_tokens=99, stop="a-n-a-n"), use_tqdm=False)
+    assert (result.outputs[0].text, result.outputs[0].stop_reason) == ("b-", "a-n-a-n")
+
+
+def test_n_gives_different_continuations_and_the_first_is_the_one_of_n_1(llm: LLM) -> None:
+    params = {"temperature": 1.5, "seed": 5, "max_tokens": 30, "ignore_eos": True}
+    [alone] = llm.chat(ALPHABET, SamplingParams(**params), use_tqdm=False)
+    [four] = llm.chat(ALPHABET, SamplingParams(n=4, **params), use_tqdm=False)
+    assert [output.index for output in four.outputs] == [0, 1, 2, 3]
+    assert four.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert len({tuple(output.token_ids) for output in four.outputs}) == 4
+
+
+def test_logprobs_are_shaped_as_vllms(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+    [result] = llm.chat(ALPHABET, params, use_tqdm=False)
+    output = result.outputs[0]
+    assert output.logprobs is not None and result.prompt_logprobs is not None
+    for token, position in zip(output.token_ids, output.logprobs, strict=True):
+        assert position[token].rank == 1 and len(position) == 2
+    assert output.logprobs[0][output.token_ids[0]].decoded_token == "c"
+    assert output.cumulative_logprob == pytest.approx(
+        sum(position[token].logprob for token, position in zip(output.token_ids, output.logprobs, strict=True))
+    )
+    assert result.prompt_logprobs[0] is None
+    for token, position in zip(result.prompt_token_ids[1:], result.prompt_logprobs[1:], strict=True):
+        assert position is not None and token in position
+
+
+def test_a_bad_prompt_is_named_and_nothing_has_run(llm: LLM) -> None:
+    for bad, words in (("", "empty"), ([999999], "999999"), ([-1], "-1"), ({"text": "x"}, "text"), (7, "7")):
+        with pytest.raises(InvalidRequest, match=rf"prompts\[1\].*{words}"):
+            llm.generate(["hello", bad, "hello"], GREEDY, use_tqdm=False)  # type: ignore[list-item]
+        llm.engine.check_idle()
+    with pytest.raises(InvalidRequest, match="2 given for 1"):
+        llm.generate(["x"], [GREEDY, GREEDY])
+    with pytest.raises(ValueError, match="messages"):
+        llm.chat([{"role": "user"}], GREEDY, use_tqdm=False)
+
+
+def test_an_interrupted_call_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = llm.engine.step, iter(range(3))
+
+    def interrupted() -> list:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.chat([ALPHABET] * 5, GREEDY, use_tqdm=False)
+    llm.engine.check_idle()
+
+
+def test_options_of_vllm_scripts_are_understood() -> None:
+    harmless = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.5, "trust_remote_code": True}
+    LLM(str(demo.MODEL_DIR), enforce_eager=True, use_tqdm=False, **harmless)
+    with pytest.raises(ValueError, match="tensor_parallel_size=2: only 1"):
+        LLM(str(demo.MODEL_DIR), tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="max_num_seq: unknown.*max_num_seqs"):
+        LLM(str(demo.MODEL_DIR), max_num_seq=2)
+
+
+def test_a_preset_with_dummy_weights_runs_without_a_tokenizer() -> None:
+    llm = LLM("opt-125m", load_format="dummy", max_model_len=64, use_tqdm=False)
+    [result] = llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=3), use_tqdm=False)
+    assert len(result.outputs[0].token_ids) == 3 and result.outputs[0].text == ""
+    with pytest.raises(InvalidRequest, match="no tokenizer"):
+        llm.generate("text", use_tqdm=False)
+
+
+def test_a_model_without_a_tokenizer_says_so(tiny_model) -> None:  # type: ignore[no-untyped-def]
+    directory: Path = tiny_model(next(iter(CONFIGS)))
+    with pytest.raises(ValueError, match="tokenizer"):
+        LLM(str(directory), use_tqdm=False)
+    LLM(str(directory), skip_tokenizer_init=True, use_tqdm=False)
