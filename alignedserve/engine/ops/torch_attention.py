@@ -1,0 +1,67 @@
+"""Paged attention in plain torch, sequence by sequence, with the weights in float32."""
+
+from __future__ import annotations
+
+import torch
+
+from alignedserve.engine.ops.base import AttentionSpec
+from alignedserve.engine.step import StepInputs
+
+
+def paged_attention(
+    qkv: torch.Tensor, cache: torch.Tensor, step: StepInputs, spec: AttentionSpec
+) -> torch.Tensor:
+    num_tokens = step.num_tokens
+    heads = qkv.view(num_tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+    q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+    positions = step.positions[:num_tokens].long()
+    q = rotate(head_norm(q, spec.q_norm, spec.norm_eps), positions, spec.rope)
+    k = rotate(head_norm(k, spec.k_norm, spec.norm_eps), positions, spec.rope)
+
+    keys, values = cache[:, spec.layer, 0], cache[:, spec.layer, 1]
+    slots = step.slots[:num_tokens].long()
+    block, slot = slots // cache.shape[3], slots % cache.shape[3]
+    keys[block, slot], values[block, slot] = k, v
+
+    out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+    starts = step.query_start[: step.num_seqs + 1].tolist()
+    for seq, context_len in enumerate(step.context_len[: step.num_seqs].tolist()):
+        tokens = slice(starts[seq], starts[seq + 1])
+        if tokens.start == tokens.stop:
+            continue
+        blocks = step.block_table[seq, : -(-context_len // cache.shape[3])].long()
+        context = [c[blocks].flatten(0, 1)[:context_len] for c in (keys, values)]
+        out[tokens] = attend(q[tokens], context[0], context[1], positions[tokens], spec)
+    return out.flatten(1)
+
+
+def head_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    if weight is None:
+        return x
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed * weight.float()).to(x.dtype)
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
+    """Hugging Face's convention: the two halves of a head are the pairs' first and second parts."""
+    if rope is None:
+        return x
+    cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, spec: AttentionSpec
+) -> torch.Tensor:
+    """q [queries, heads, dim] at `positions` over k and v [context, kv heads, dim] at 0, 1, ..."""
+    group = spec.num_heads // spec.num_kv_heads
+    k, v = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * spec.scale
+    behind = positions.unsqueeze(1) - torch.arange(k.shape[0], device=k.device)
+    hidden = behind < 0
+    if spec.sliding_window is not None:
+        hidden |= behind >= spec.sliding_window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)

@@ -1,0 +1,1 @@
+"""AlignedServe's kernels, one file per kernel. Importing this package imports nothing else."""

@@ -1,0 +1,110 @@
+"""Compiles csrc/ into one shared library, once per machine and version of the sources.
+
+The library lies in a cache folder under a name that hashes all that its code depends on: sources, flags,
+compiler and the CPU's features (it is built for exactly this CPU). Two processes may build at once: each
+works in its own folder, and the last rename wins, with the same contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCE_DIR = Path(__file__).parent / "csrc"
+
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    # no contraction: a multiplication and an addition are fused where the source says so, and nowhere else
+    "-ffp-contract=off",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+)
+
+
+class NoCompiler(RuntimeError):
+    """There is no C++ compiler on this machine."""
+
+
+class BuildFailed(RuntimeError):
+    """The compiler refused the sources; the message is the compiler's."""
+
+
+def cache_dir() -> Path:
+    chosen = os.environ.get("ALIGNEDSERVE_CACHE_DIR")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "alignedserve"
+
+
+def find_compiler() -> str:
+    chosen = os.environ.get("CXX")
+    for name in (chosen,) if chosen else ("g++", "clang++", "c++"):
+        path = shutil.which(name)
+        if path:
+            return path
+    tried = f"$CXX ({chosen})" if chosen else "g++, clang++ and c++"
+    raise NoCompiler(
+        f"the CPU kernels need a C++20 compiler; tried {tried}. "
+        "Install one (Debian, Ubuntu: apt-get install g++) or name it in $CXX"
+    )
+
+
+def build() -> Path:
+    """The path of the compiled library, which is compiled now if the cache does not hold it."""
+    compiler = find_compiler()
+    flags = [*FLAGS, _native_flag()]
+    path = cache_dir() / f"cpu-kernels-{_fingerprint(compiler, flags)}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+            os.replace(_compile(compiler, flags, Path(folder)), path)
+    return path
+
+
+def _native_flag() -> str:
+    return "-march=native" if platform.machine().lower() in ("x86_64", "amd64") else "-mcpu=native"
+
+
+def _fingerprint(compiler: str, flags: list[str]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCE_DIR.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for text in (*flags, _run([compiler, "--version"]), _cpu_features()):
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()[:20]
+
+
+def _cpu_features() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _compile(compiler: str, flags: list[str], folder: Path) -> Path:
+    sources = sorted(SOURCE_DIR.glob("*.cpp"))
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    commands = [
+        [compiler, *flags, "-c", str(source), "-o", str(object_)]
+        for source, object_ in zip(sources, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+        list(threads.map(_run, commands))
+    library = folder / "library.so"
+    _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
+    return library
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BuildFailed(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr.strip()}")
+    return done.stdout

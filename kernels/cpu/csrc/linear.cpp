@@ -1,0 +1,159 @@
+// Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once.
+//
+// A chunk is a span of rows times a span of tiles. With few rows the work is to stream the weight from memory: long
+// spans of tiles, several tiles side by side for independent accumulators, and prefetching. With many rows it is to
+// keep the multipliers busy: the rows of a chunk stay in L2 while tiles pass by.
+
+#include <algorithm>
+#include <utility>
+
+#include "math.h"
+#include "ops.h"
+#include "tile.h"
+
+namespace {
+
+constexpr int64_t kRowBytesInL2 = 384 << 10;
+constexpr int64_t kWeightBytesPerChunk = 192 << 10;
+constexpr int64_t kChunksPerThread = 4;
+constexpr int64_t kPrefetchBytes = 4096;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How a linear layer is cut into chunks. Has no influence on results.
+struct Cut {
+  int64_t tile_bytes, num_tiles, rows_per_chunk, tiles_per_chunk, row_chunks, tile_chunks;
+
+  Cut(const LinearOp& op, Dtype dtype, const Step& step) {
+    const int64_t steps = dtype == Dtype::Float32 ? words<float>(op.in_features) : words<bf16>(op.in_features);
+    tile_bytes = steps * kStepBytes;
+    num_tiles = ceil_div(op.out_features * (op.activation == Activation::SiluGated ? 2 : 1), kTileColumns);
+    const int64_t fitting_rows = kRowBytesInL2 / (steps * kWordBytes) / kMaxRows * kMaxRows;
+    rows_per_chunk = std::max<int64_t>(kMaxRows, std::min<int64_t>(fitting_rows, 240));
+    row_chunks = ceil_div(step.num_rows, rows_per_chunk);
+    const int64_t fair = num_tiles / (step.num_threads * kChunksPerThread);
+    const int64_t streamed = step.num_rows > 2 * kMaxRows ? 1 : kWeightBytesPerChunk / tile_bytes;
+    tiles_per_chunk = std::max<int64_t>(1, std::min(fair, streamed));
+    tile_chunks = ceil_div(num_tiles, tiles_per_chunk);
+  }
+};
+
+template <Activation ACTIVATION>
+ALWAYS_INLINE f32x16 activate(f32x16 x) {
+  if constexpr (ACTIVATION == Activation::Relu) return relu(x);
+  if constexpr (ACTIVATION == Activation::Gelu) return gelu(x);
+  if constexpr (ACTIVATION == Activation::GeluTanh) return gelu_tanh(x);
+  return x;
+}
+
+template <class T, class Out>
+ALWAYS_INLINE void write_out(const LinearOp& op, int64_t row, int64_t column, f32x16 value) {
+  const int64_t left = op.out_features - column;
+  if (left <= 0) return;
+  if (op.residual)
+    value += load_up_to(static_cast<const T*>(op.residual) + row * op.residual_stride + column, left);
+  store_up_to(static_cast<Out*>(op.out) + row * op.out_stride + column, value, left);
+}
+
+template <class T, class Out, Activation ACTIVATION, int ROWS>
+ALWAYS_INLINE void finish_tile(const LinearOp& op, int64_t row, int64_t tile, const f32x16 (*acc)[kTileVectors],
+                               int64_t acc_stride) {
+  f32x16 bias[kTileVectors] = {};
+  for (int v = 0; op.bias && v < kTileVectors; ++v) bias[v] = load(op.bias + tile * kTileColumns + v * kLanes);
+  for (int r = 0; r < ROWS; ++r) {
+    const f32x16* value = acc[r * acc_stride];
+    if constexpr (ACTIVATION == Activation::SiluGated) {
+      write_out<T, Out>(op, row + r, tile * kLanes, silu(value[0] + bias[0]) * (value[1] + bias[1]));
+    } else {
+      for (int v = 0; v < kTileVectors; ++v)
+        write_out<T, Out>(op, row + r, tile * kTileColumns + v * kLanes, activate<ACTIVATION>(value[v] + bias[v]));
+    }
+  }
+}
+
+template <class T, class Out, int ROWS>
+void finish(const LinearOp& op, int64_t row, int64_t tile, const f32x16 (*acc)[kTileVectors], int64_t acc_stride) {
+  switch (op.activation) {
+    case Activation::None:
+      return finish_tile<T, Out, Activation::None, ROWS>(op, row, tile, acc, acc_stride);
+    case Activation::Relu:
+      return finish_tile<T, Out, Activation::Relu, ROWS>(op, row, tile, acc, acc_stride);
+    case Activation::Gelu:
+      return finish_tile<T, Out, Activation::Gelu, ROWS>(op, row, tile, acc, acc_stride);
+    case Activation::GeluTanh:
+      return finish_tile<T, Out, Activation::GeluTanh, ROWS>(op, row, tile, acc, acc_stride);
+    case Activation::SiluGated:
+      return finish_tile<T, Out, Activation::SiluGated, ROWS>(op, row, tile, acc, acc_stride);
+  }
+}
+
+template <class T, int ROWS, int TILES>
+void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
+  const int64_t steps = words<T>(op.in_features);
+  const char* x = static_cast<const char*>(op.x) + row * op.x_stride * sizeof(T);
+  const char* weight = static_cast<const char*>(op.weight) + tile * steps * kStepBytes;
+  f32x16 acc[ROWS][TILES * kTileVectors] = {};
+  dot<T, ROWS, TILES>(x, op.x_stride * sizeof(T), weight, steps * kStepBytes, steps, acc, prefetch);
+  for (int t = 0; t < TILES; ++t) {
+    const auto* sums = reinterpret_cast<const f32x16(*)[kTileVectors]>(&acc[0][t * kTileVectors]);
+    if (op.float32_out)
+      finish<T, float, ROWS>(op, row, tile + t, sums, TILES);
+    else
+      finish<T, T, ROWS>(op, row, tile + t, sums, TILES);
+  }
+}
+
+using Block = void (*)(const LinearOp&, int64_t row, int64_t tile, Prefetch);
+
+template <class T, int... ROWS>
+constexpr Block block_of(int rows, std::integer_sequence<int, ROWS...>) {
+  constexpr Block blocks[] = {block<T, ROWS + 1, 1>...};
+  return blocks[rows - 1];
+}
+
+// Few rows: several tiles at a time, for more accumulators than the multiplier's latency.
+template <class T>
+void stream(const LinearOp& op, int rows, int64_t row, int64_t tile, int64_t end) {
+  const int64_t tile_bytes = words<T>(op.in_features) * kStepBytes;
+  const char* weight = static_cast<const char*>(op.weight);
+  const Block wide = rows == 1 ? block<T, 1, 4> : rows == 2 ? block<T, 2, 4> : block<T, 3, 4>;
+  const Block narrow = rows == 1 ? block<T, 1, 1> : rows == 2 ? block<T, 2, 1> : block<T, 3, 1>;
+  for (; tile + 4 <= end; tile += 4) wide(op, row, tile, {weight + (tile + 4) * tile_bytes, 32});
+  for (; tile < end; ++tile) narrow(op, row, tile, {weight + tile * tile_bytes + kPrefetchBytes, 8});
+}
+
+template <class T>
+void linear_chunk(const LinearOp& op, const Step& step, const Cut& cut, int64_t chunk) {
+  const int64_t first_row = chunk / cut.tile_chunks * cut.rows_per_chunk;
+  const int64_t num_rows = std::min(cut.rows_per_chunk, step.num_rows - first_row);
+  const int64_t first_tile = chunk % cut.tile_chunks * cut.tiles_per_chunk;
+  const int64_t end_tile = std::min(cut.num_tiles, first_tile + cut.tiles_per_chunk);
+  if (num_rows <= 3) return stream<T>(op, int(num_rows), first_row, first_tile, end_tile);
+
+  const RowBlocks blocks{num_rows};
+  const int lines = int(ceil_div(4 * kStepBytes / kLineBytes, blocks.count));
+  const int64_t lines_bytes = cut.tile_bytes / (4 * kStepBytes) * lines * kLineBytes;
+  for (int64_t tile = first_tile; tile < end_tile; ++tile) {
+    const char* next = static_cast<const char*>(op.weight) + (tile + 1) * cut.tile_bytes;
+    for (int64_t b = 0; b < blocks.count; ++b) {
+      const Block compute = block_of<T>(blocks.height(b), std::make_integer_sequence<int, kMaxRows>{});
+      const bool fetched = b * lines * kLineBytes >= 4 * kStepBytes;
+      compute(op, first_row + blocks.begin(b), tile, {next + b * lines_bytes, fetched ? 0 : lines});
+    }
+  }
+}
+
+}  // namespace
+
+int64_t linear_chunks(const LinearOp& op, Dtype dtype, const Step& step) {
+  const Cut cut(op, dtype, step);
+  return cut.row_chunks * cut.tile_chunks;
+}
+
+void linear(const LinearOp& op, Dtype dtype, const Step& step, int64_t chunk) {
+  const Cut cut(op, dtype, step);
+  if (dtype == Dtype::Float32)
+    linear_chunk<float>(op, step, cut, chunk);
+  else
+    linear_chunk<bf16>(op, step, cut, chunk);
+}

@@ -1,0 +1,58 @@
+// RMS norm and layer norm of rows, in float32, rounded once.
+
+#include <cmath>
+
+#include "ops.h"
+#include "rows.h"
+
+namespace {
+
+// The sum over a row of f(x), in four interleaved partial sums.
+template <class T, class F>
+ALWAYS_INLINE float sum_of(const T* x, int64_t width, F f) {
+  f32x16 partial[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes)
+    for (int v = 0; v < 4; ++v) partial[v] += f(load(x + i + v * kLanes));
+  for (int v = 0; i + kLanes <= width; i += kLanes, ++v) partial[v] += f(load(x + i));
+  if (i < width) {
+    const f32x16 valid = iota() < splat(float(width - i)) ? splat(1.0f) : f32x16{};
+    partial[3] += f(load_some(x + i, width - i)) * valid;
+  }
+  return horizontal_sum((partial[0] + partial[1]) + (partial[2] + partial[3]));
+}
+
+template <class T>
+void norm_row(const NormOp& op, const T* x, T* out) {
+  const float width = float(op.width);
+  const float mean = op.centred ? sum_of(x, op.width, [](f32x16 v) { return v; }) / width : 0.0f;
+  const float variance = sum_of(x, op.width, [mean](f32x16 v) { return (v - mean) * (v - mean); }) / width;
+  const float scale = 1.0f / std::sqrt(variance + op.eps);
+  const T* weight = static_cast<const T*>(op.weight);
+  const T* bias = static_cast<const T*>(op.bias);
+  for (int64_t i = 0; i < op.width; i += kLanes) {
+    const int64_t left = op.width - i;
+    f32x16 v = (load_up_to(x + i, left) - mean) * scale;
+    if (weight) v *= load_up_to(weight + i, left);
+    if (bias) v += load_up_to(bias + i, left);
+    store_up_to(out + i, v, left);
+  }
+}
+
+template <class T>
+void norm_rows(const NormOp& op, RowRange rows) {
+  for (int64_t row = rows.begin; row < rows.end; ++row)
+    norm_row(op, static_cast<const T*>(op.x) + row * op.x_stride, static_cast<T*>(op.out) + row * op.out_stride);
+}
+
+}  // namespace
+
+int64_t norm_chunks(const NormOp&, const Step& step) { return row_chunks(step.num_rows); }
+
+void norm(const NormOp& op, Dtype dtype, const Step& step, int64_t chunk) {
+  const RowRange rows = rows_of_chunk(step.num_rows, chunk);
+  if (dtype == Dtype::Float32)
+    norm_rows<float>(op, rows);
+  else
+    norm_rows<bf16>(op, rows);
+}

@@ -1,0 +1,132 @@
+// The operations of a program: plain structs that Python fills in (kernels/cpu/program.py mirrors them).
+//
+// Strides and widths count elements. Every pointer stays valid and in place for the life of the program.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "vec.h"
+
+enum class Dtype : int32_t { Float32 = 0, Bfloat16 = 1 };
+
+enum class Activation : int32_t { None = 0, Relu = 1, Gelu = 2, GeluTanh = 3, SiluGated = 4 };
+
+enum class OpKind : int32_t {
+  Embed = 0,
+  Norm = 1,
+  Linear = 2,
+  WriteKv = 3,
+  Attention = 4,
+  Gather = 5,
+};
+
+// out = table[ids + offset] (+ add_to)
+struct EmbedOp {
+  const void* table;
+  const int32_t* ids;
+  const void* add_to;
+  void* out;
+  int64_t width, offset, add_stride, out_stride;
+};
+
+struct NormOp {
+  const void* x;
+  const void* weight;
+  const void* bias;
+  void* out;
+  int64_t width, x_stride, out_stride;
+  float eps;
+  // 1: layer norm, 0: RMS norm
+  int32_t centred;
+};
+
+// out = activation(x @ weight + bias) (+ residual); the weight is in tiles, see tile.h
+struct LinearOp {
+  const void* x;
+  const void* weight;
+  const float* bias;
+  const void* residual;
+  void* out;
+  int64_t in_features, out_features, x_stride, residual_stride, out_stride;
+  Activation activation;
+  // 1: out is float32, whatever the dtype of x
+  int32_t float32_out;
+};
+
+struct AttentionOp {
+  const void* qkv;
+  void* out;
+  // of this layer; block b's K begins at cache + b * block_stride, its V value_offset after that
+  void* cache;
+  const float* rope;
+  const void* q_norm;
+  const void* k_norm;
+  int64_t qkv_stride, out_stride, block_stride, value_offset;
+  int32_t num_heads, num_kv_heads, head_dim, block_size;
+  // 0: all tokens
+  int32_t window;
+  float scale, eps;
+};
+
+// out[i] = x[step.rows[i]]
+struct GatherOp {
+  const void* x;
+  void* out;
+  int64_t width, x_stride, out_stride;
+};
+
+struct Op {
+  OpKind kind;
+  Dtype dtype;
+  union {
+    EmbedOp embed;
+    NormOp norm;
+    LinearOp linear;
+    AttentionOp attention;
+    GatherOp gather;
+  };
+};
+
+// One run of a program: StepInputs' buffers and what their first so many entries are.
+struct Step {
+  int64_t num_rows;
+  int64_t num_seqs;
+  int64_t block_table_stride;
+  const int32_t* positions;
+  const int32_t* slots;
+  const int32_t* query_start;
+  const int32_t* context_len;
+  const int32_t* block_table;
+  const int32_t* rows;
+  // if not null: receives the clock at the end of each op
+  int64_t* ended_ns;
+  int32_t num_threads;
+};
+
+// A run of query tokens that one attention task handles, and the sequence they belong to.
+struct QueryBlock {
+  int64_t seq, first_token, num_tokens;
+};
+
+// What attention does in this step; the same for all layers with the same number of query heads per KV head.
+struct AttentionPlan {
+  int64_t group;
+  std::vector<QueryBlock> queries;
+  // tokens whose K and V are written before any attention begins (those of the other sequences: by their only task)
+  std::vector<QueryBlock> writes;
+};
+
+void make_attention_plan(const Step& step, int64_t group, AttentionPlan& plan);
+
+int64_t embed_chunks(const EmbedOp& op, const Step& step);
+int64_t norm_chunks(const NormOp& op, const Step& step);
+int64_t linear_chunks(const LinearOp& op, Dtype dtype, const Step& step);
+int64_t gather_chunks(const GatherOp& op, const Step& step);
+
+void embed(const EmbedOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void norm(const NormOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void linear(const LinearOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void write_kv(const AttentionOp& op, Dtype dtype, const Step& step, const AttentionPlan& plan, int64_t chunk);
+void attention(const AttentionOp& op, Dtype dtype, const Step& step, const AttentionPlan& plan, int64_t chunk);
+void gather(const GatherOp& op, Dtype dtype, const Step& step, int64_t chunk);

@@ -1,0 +1,198 @@
+// A pool of threads that share cores with other processes.
+//
+// Any of our threads may lose its core to somebody else at any moment. So work is claimed in small chunks, and the
+// gate between two phases counts finished chunks, not arrived threads: a thread that holds no chunk keeps nobody
+// waiting, not even at the end of a run, where it may still be on its way through phases that others have finished.
+// Such a straggler must not touch a later run by mistake: every ticket carries its run's epoch, is claimed by
+// compare-and-swap, and all that a thread dereferences it reads after it has claimed a chunk, when the run cannot end.
+//
+// An idle thread spins for some tens of microseconds (the next run usually comes soon), then sleeps in the kernel.
+
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int kMaxPhases = 2048;
+constexpr int kMaxThreads = 256;
+constexpr int kSpinsBeforeYield = 4096;
+constexpr int kSpinsBeforeSleep = 4096;
+
+constexpr int kChunkBits = 20;
+constexpr uint64_t kEpochMask = 0xffffff;
+
+// epoch (24 bits) | chunks of the phase (20) | chunks claimed, or finished, so far (20)
+struct Count {
+  uint64_t word;
+  uint64_t epoch() const { return word >> (2 * kChunkBits); }
+  int64_t total() const { return (word >> kChunkBits) & kMaxChunks; }
+  int64_t so_far() const { return word & kMaxChunks; }
+  bool is_full() const { return so_far() == total(); }
+};
+
+struct alignas(64) Phase {
+  std::atomic<uint64_t> claimed{0};
+  std::atomic<uint64_t> finished{0};
+};
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// The rounding of every thread must be the same, whatever the calling thread's flags are.
+struct DefaultFloatMode {
+#if defined(__x86_64__)
+  unsigned saved = _mm_getcsr();
+  DefaultFloatMode() { _mm_setcsr(0x1f80); }
+  ~DefaultFloatMode() { _mm_setcsr(saved); }
+#else
+  ~DefaultFloatMode() {}
+#endif
+};
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+class Pool {
+ public:
+  void run(int num_threads, int num_phases, const int64_t* chunks, Work work, const void* context, int64_t* ended_ns) {
+    const std::lock_guard<std::mutex> only_one_run(mutex_);
+    const DefaultFloatMode mode;
+    start_threads(num_threads);
+    const uint64_t epoch = (epoch_.load(std::memory_order_relaxed) + 1) & kEpochMask;
+    for (int p = 0; p < num_phases; ++p) {
+      const uint64_t empty = epoch << (2 * kChunkBits) | uint64_t(chunks[p]) << kChunkBits;
+      phases_[p].claimed.store(empty, std::memory_order_relaxed);
+      phases_[p].finished.store(empty, std::memory_order_relaxed);
+    }
+    work_.store(work, std::memory_order_relaxed);
+    context_.store(context, std::memory_order_relaxed);
+    num_phases_.store(num_phases, std::memory_order_relaxed);
+    num_threads_.store(num_threads, std::memory_order_relaxed);
+    epoch_.store(uint32_t(epoch), std::memory_order_release);
+    if (num_threads > 1) epoch_.notify_all();
+    take_part(epoch, ended_ns);
+  }
+
+ private:
+  void start_threads(int num_threads) {
+    for (; num_started_ < num_threads - 1 && num_started_ < kMaxThreads; ++num_started_)
+      std::thread([this, index = num_started_ + 1, seen = epoch_.load()] { live(index, seen); }).detach();
+  }
+
+  void live(int index, uint32_t seen) {
+    const DefaultFloatMode mode;
+    for (;;) {
+      seen = await_epoch_after(seen);
+      if (index < num_threads_.load(std::memory_order_relaxed)) take_part(seen, nullptr);
+    }
+  }
+
+  uint32_t await_epoch_after(uint32_t seen) {
+    for (int spin = 0; spin < kSpinsBeforeSleep; ++spin) {
+      const uint32_t epoch = epoch_.load(std::memory_order_acquire);
+      if (epoch != seen) return epoch;
+      pause();
+    }
+    epoch_.wait(seen, std::memory_order_acquire);
+    return epoch_.load(std::memory_order_acquire);
+  }
+
+  void take_part(uint64_t epoch, int64_t* ended_ns) {
+    const int num_phases = num_phases_.load(std::memory_order_relaxed);
+    for (int p = 0; p < num_phases; ++p) {
+      work_on(epoch, p);
+      if (!await_end(epoch, phases_[p])) return;
+      if (ended_ns) ended_ns[p] = now_ns();
+    }
+  }
+
+  void work_on(uint64_t epoch, int p) {
+    Phase& phase = phases_[p];
+    Count count{phase.claimed.load(std::memory_order_relaxed)};
+    while (count.epoch() == epoch && !count.is_full()) {
+      if (!phase.claimed.compare_exchange_weak(count.word, count.word + 1, std::memory_order_acquire)) continue;
+      const Work work = work_.load(std::memory_order_relaxed);
+      work(context_.load(std::memory_order_relaxed), p, count.so_far());
+      phase.finished.fetch_add(1, std::memory_order_release);
+      count.word = phase.claimed.load(std::memory_order_relaxed);
+    }
+  }
+
+  // False: the run is over, this thread is late.
+  bool await_end(uint64_t epoch, const Phase& phase) {
+    for (int spin = 0;; ++spin) {
+      const Count count{phase.finished.load(std::memory_order_acquire)};
+      if (count.epoch() != epoch) return false;
+      if (count.is_full()) return true;
+      if (spin < kSpinsBeforeYield)
+        pause();
+      else
+        sched_yield();
+    }
+  }
+
+  std::mutex mutex_;
+  int num_started_ = 0;
+  std::atomic<uint32_t> epoch_{0};
+  std::atomic<int> num_phases_{0};
+  std::atomic<int> num_threads_{0};
+  std::atomic<Work> work_{nullptr};
+  std::atomic<const void*> context_{nullptr};
+  Phase phases_[kMaxPhases];
+};
+
+Pool* pool = nullptr;
+std::mutex pool_mutex;
+
+// A forked child has none of the threads, and a mutex may be held by one of them: it starts afresh.
+void forget_pool_in_child() {
+  pool = nullptr;
+  new (&pool_mutex) std::mutex;
+}
+
+Pool& shared_pool() {
+  const std::lock_guard<std::mutex> lock(pool_mutex);
+  static const int registered = pthread_atfork(nullptr, nullptr, forget_pool_in_child);
+  (void)registered;
+  // never deleted: its threads live as long as the process
+  if (!pool) pool = new Pool;
+  return *pool;
+}
+
+}  // namespace
+
+void run_phases(int num_threads, int num_phases, const int64_t* chunks, Work work, const void* context,
+                int64_t* ended_ns) {
+  struct Slice {
+    Work work;
+    const void* context;
+    int first;
+  };
+  Pool& threads = shared_pool();
+  for (int first = 0; first < num_phases; first += kMaxPhases) {
+    const int count = num_phases - first < kMaxPhases ? num_phases - first : kMaxPhases;
+    const Slice slice{work, context, first};
+    const Work in_slice = [](const void* s, int phase, int64_t chunk) {
+      const Slice& slice = *static_cast<const Slice*>(s);
+      slice.work(slice.context, slice.first + phase, chunk);
+    };
+    threads.run(num_threads, count, chunks + first, in_slice, &slice, ended_ns ? ended_ns + first : nullptr);
+  }
+}

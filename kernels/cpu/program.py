@@ -1,0 +1,101 @@
+"""A list of operations that the library runs in one call, and the buffers between them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from kernels.cpu.library import library
+from kernels.cpu.structs import DTYPE_CODES, Op, OpKind, Step
+
+
+class Buffers:
+    """Activations [num_rows, width], reused once nobody holds them.
+
+    Rows are padded with zeros that no operation overwrites (a matrix product reads whole words): buffers are
+    only reused at the same width.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self._free: defaultdict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+
+    def allocate(self, width: int, dtype: torch.dtype) -> torch.Tensor:
+        free = self._free[width, dtype]
+        return (
+            free.pop() if free else torch.zeros(self.num_rows, _stride(width, dtype), dtype=dtype)[:, :width]
+        )
+
+    def release(self, tensor: torch.Tensor) -> None:
+        self._free[tensor.shape[1], tensor.dtype].append(tensor)
+
+
+def _stride(width: int, dtype: torch.dtype) -> int:
+    """Whole cache lines, and no multiple of 4 KB: rows so far apart share a few lines of L1."""
+    line, page = 64 // dtype.itemsize, 4096 // dtype.itemsize
+    stride = -(-width // line) * line
+    return stride + line if stride % page == 0 else stride
+
+
+class Value:
+    """What an operation of a program yields. Its buffer is free again as soon as this object is gone."""
+
+    def __init__(self, buffers: Buffers, width: int, dtype: torch.dtype) -> None:
+        self.buffers = buffers
+        self.tensor = buffers.allocate(width, dtype)
+
+    def __del__(self) -> None:
+        if hasattr(self, "tensor"):
+            self.buffers.release(self.tensor)
+
+    @property
+    def width(self) -> int:
+        return self.tensor.shape[1]
+
+    @property
+    def stride(self) -> int:
+        return self.tensor.stride(0)
+
+    @property
+    def pointer(self) -> int:
+        return self.tensor.data_ptr()
+
+
+class Program:
+    def __init__(self) -> None:
+        self._ops: list[Op] = []
+        self._array: Any = None
+        # weights, buffers and tables that the ops point to
+        self._kept: list[object] = []
+
+    def append(self, kind: OpKind, dtype: torch.dtype, args: ctypes.Structure, keep: list[object]) -> None:
+        op = Op(kind=kind, dtype=DTYPE_CODES[str(dtype).removeprefix("torch.")])
+        field = "attention" if kind is OpKind.WRITE_KV else kind.name.lower()
+        setattr(op.args, field, args)
+        self._ops.append(op)
+        self._kept += [kept.tensor if isinstance(kept, Value) else kept for kept in keep]
+        self._array = None
+
+    @property
+    def kinds(self) -> list[OpKind]:
+        return [OpKind(op.kind) for op in self._ops]
+
+    def make_last_float32(self, value: Value) -> torch.Tensor:
+        """Lets the last operation, the linear layer that yields `value`, write float32. Returns that."""
+        last = self._ops[-1]
+        if last.kind != OpKind.LINEAR or last.args.linear.out != value.pointer:
+            raise ValueError("logits must be what a linear layer yields")
+        out = torch.zeros(value.buffers.num_rows, value.width)
+        last.args.linear.out, last.args.linear.out_stride = out.data_ptr(), out.stride(0)
+        last.args.linear.float32_out = 1
+        self._kept.append(out)
+        return out
+
+    def run(self, step: Step) -> None:
+        if self._array is None:
+            self._array = (Op * len(self._ops))(*self._ops)
+        if library().run_program(self._array, len(self._ops), ctypes.addressof(step)) != 0:
+            raise ValueError(f"a program of {len(self._ops)} ops over {step.num_rows} rows is too large")

@@ -1,0 +1,118 @@
+"""The structs of csrc/ops.h, for ctypes. Their sizes are compared when the library is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, Union, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+
+DTYPE_CODES = {"float32": 0, "bfloat16": 1}
+
+
+class OpKind(IntEnum):
+    EMBED = 0
+    NORM = 1
+    LINEAR = 2
+    WRITE_KV = 3
+    ATTENTION = 4
+    GATHER = 5
+
+
+class ActivationCode(IntEnum):
+    NONE = 0
+    RELU = 1
+    GELU = 2
+    GELU_TANH = 3
+    SILU_GATED = 4
+
+
+class EmbedOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("table", "ids", "add_to", "out")),
+        *((name, c_int64) for name in ("width", "offset", "add_stride", "out_stride")),
+    ]
+
+
+class NormOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "weight", "bias", "out")),
+        *((name, c_int64) for name in ("width", "x_stride", "out_stride")),
+        ("eps", c_float),
+        ("centred", c_int32),
+    ]
+
+
+class LinearOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "weight", "bias", "residual", "out")),
+        *(
+            (name, c_int64)
+            for name in ("in_features", "out_features", "x_stride", "residual_stride", "out_stride")
+        ),
+        ("activation", c_int32),
+        ("float32_out", c_int32),
+    ]
+
+
+class AttentionOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("qkv", "out", "cache", "rope", "q_norm", "k_norm")),
+        *((name, c_int64) for name in ("qkv_stride", "out_stride", "block_stride", "value_offset")),
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "window")),
+        ("scale", c_float),
+        ("eps", c_float),
+    ]
+
+
+class GatherOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "out")),
+        *((name, c_int64) for name in ("width", "x_stride", "out_stride")),
+    ]
+
+
+class _AnyOp(Union):
+    _fields_ = [
+        ("embed", EmbedOp),
+        ("norm", NormOp),
+        ("linear", LinearOp),
+        ("attention", AttentionOp),
+        ("gather", GatherOp),
+    ]
+
+
+class Op(Structure):
+    _fields_ = [("kind", c_int32), ("dtype", c_int32), ("args", _AnyOp)]
+
+
+class Step(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("num_rows", "num_seqs", "block_table_stride")),
+        *(
+            (name, c_void_p)
+            for name in (
+                "positions",
+                "slots",
+                "query_start",
+                "context_len",
+                "block_table",
+                "rows",
+                "ended_ns",
+            )
+        ),
+        ("num_threads", c_int32),
+    ]
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Gives the library's functions their types."""
+    library.size_of_op.restype = c_int64
+    library.size_of_step.restype = c_int64
+    library.run_program.argtypes = [c_void_p, c_int32, c_void_p]
+    library.run_program.restype = c_int32
+    library.pack_weight.argtypes = [c_void_p, *[c_int64] * 6, c_void_p, c_int32]
+    library.pack_weight.restype = None
+    library.argmax_rows.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32]
+    library.argmax_rows.restype = None
+    library.gumbel_argmax_rows.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32]
+    library.gumbel_argmax_rows.restype = None

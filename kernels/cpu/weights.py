@@ -1,0 +1,102 @@
+"""Linear weights in the layout that the kernels read (csrc/tile.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.cpu.arena import Arena
+from kernels.cpu.library import library
+from kernels.cpu.structs import ActivationCode
+
+TILE_COLUMNS = 32
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    tiles: torch.Tensor
+    # float32, padded to whole tiles
+    bias: torch.Tensor | None
+    in_features: int
+    # as wide as the output: half the weight's columns if gated
+    out_features: int
+    activation: ActivationCode
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """Column c of a part becomes column first + c // run * stride + c % run of the weight."""
+
+    first: int
+    run: int
+    stride: int
+
+    def columns(self, num: int) -> torch.Tensor:
+        c = torch.arange(num)
+        return self.first + c // self.run * self.stride + c % self.run
+
+
+def pack(
+    parts: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor] | None,
+    activation: ActivationCode,
+    dtype: torch.dtype,
+    arena: Arena,
+) -> PackedWeight:
+    _check(parts, biases, activation, dtype)
+    in_features = parts[0].shape[1]
+    is_gated = activation is ActivationCode.SILU_GATED
+    widths = [part.shape[0] for part in parts]
+    num_columns = 2 * -(-widths[0] // 16) * 16 if is_gated else sum(widths)
+    num_tiles = -(-num_columns // TILE_COLUMNS)
+    word_values = _WORD_BYTES // dtype.itemsize
+    steps = -(-in_features // word_values)
+    tiles = arena.allocate(num_tiles * steps * TILE_COLUMNS * _WORD_BYTES)
+    bias = torch.zeros(num_tiles * TILE_COLUMNS) if biases is not None else None
+    for i, part in enumerate(parts):
+        # gate and up of 16 outputs share a tile
+        placement = (
+            _Placement(16 * i, 16, 32) if is_gated else _Placement(sum(widths[:i]), widths[i], widths[i])
+        )
+        _pack_part(part.to(dtype).contiguous(), placement, tiles)
+        if bias is not None and biases is not None:
+            bias[placement.columns(widths[i])] = biases[i].to(dtype).float()
+    out_features = widths[0] if is_gated else sum(widths)
+    return PackedWeight(tiles, bias, in_features, out_features, activation, dtype)
+
+
+def _pack_part(part: torch.Tensor, placement: _Placement, tiles: torch.Tensor) -> None:
+    library().pack_weight(
+        part.data_ptr(),
+        *part.shape,
+        part.dtype.itemsize,
+        placement.first,
+        placement.run,
+        placement.stride,
+        tiles.data_ptr(),
+        torch.get_num_threads(),
+    )
+
+
+def _check(
+    parts: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor] | None,
+    activation: ActivationCode,
+    dtype: torch.dtype,
+) -> None:
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"dtype must be float32 or bfloat16, not {dtype}")
+    if not parts or any(part.dim() != 2 or 0 in part.shape for part in parts):
+        raise ValueError(f"parts must be non-empty matrices, not {[tuple(part.shape) for part in parts]}")
+    if len({part.shape[1] for part in parts}) != 1:
+        raise ValueError(
+            f"parts must have the same number of inputs, not {[part.shape[1] for part in parts]}"
+        )
+    if activation is ActivationCode.SILU_GATED and (len(parts) != 2 or parts[0].shape != parts[1].shape):
+        raise ValueError(f"parts of a gated layer must be gate and up, not {[tuple(p.shape) for p in parts]}")
+    if biases is not None and [b.shape for b in biases] != [part.shape[:1] for part in parts]:
+        raise ValueError(f"biases must fit the parts, not be {[tuple(b.shape) for b in biases]}")

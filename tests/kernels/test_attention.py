@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from alignedserve.engine.ops.base import AttentionSpec, Ops
+from alignedserve.engine.ops.cpu_ops import CpuOps
+from alignedserve.engine.ops.torch_ops import TorchOps
+from alignedserve.engine.step import StepInputs
+from tests.kernels.harness import DTYPES, assert_close, randn
+from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step, new_cache, rope_table
+
+BF16 = torch.bfloat16
+IDS = torch.randint(0, 101, (400,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def one_layer(**changes: object) -> Shape:
+    return Shape(num_layers=1, **changes)  # type: ignore[arg-type]
+
+
+def attention_spec(ops: Ops, shape: Shape) -> AttentionSpec:
+    def norm(seed: int) -> torch.Tensor | None:
+        return ops.parameter(1 + randn(shape.head_dim, seed=seed, dtype=BF16) / 8) if shape.qk_norm else None
+
+    return AttentionSpec(
+        layer=0,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        scale=shape.head_dim**-0.5,
+        sliding_window=shape.sliding_window,
+        rope=rope_table(shape.max_position, shape.head_dim) if shape.rope else None,
+        q_norm=norm(1),
+        k_norm=norm(2),
+    )
+
+
+class Runner:
+    """Attention alone, over rows of q, k and v that a token's id chooses."""
+
+    def __init__(self, ops: Ops, shape: Shape, block_size: int, num_blocks: int = 80) -> None:
+        self.block_size = block_size
+        self.step = StepInputs(512, 8, num_blocks)
+        self.cache = new_cache(
+            shape, num_blocks, block_size, ops.dtype, 0.0 if ops.name == "torch" else math.nan
+        )
+        table = ops.parameter(
+            randn(101, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, dtype=BF16)
+        )
+        spec = attention_spec(ops, shape)
+        head = ops.linear_weight([torch.ones(1, shape.num_heads * shape.head_dim)])
+        ops.bind_cache(self.cache)
+        self.model = ops.compile(
+            lambda step: ops.attention(ops.embed(table, step.token_ids), spec),
+            lambda x: ops.linear(x, head),
+            self.step,
+            max_rows=1,
+        )
+
+    def run(self, *chunks: Chunk) -> torch.Tensor:
+        fill_step(self.step, list(chunks), self.block_size)
+        return self.model.forward().clone()
+
+
+def scattered(num: int, start: int = 0) -> list[int]:
+    """Blocks in no order, distinct for distinct starts."""
+    return [(37 * (start + i)) % 79 for i in range(num)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [8, 16, 32, 64, 72, 80, 96, 128, 256])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "block_size"), [(4, 4, 16), (6, 2, 8), (7, 1, 32)])
+def test_mixed_batch(
+    dtype: torch.dtype, head_dim: int, num_heads: int, num_kv_heads: int, block_size: int
+) -> None:
+    shape = one_layer(head_dim=head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check(dtype, shape, block_size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 3, 64, 100])
+def test_sliding_window(dtype: torch.dtype, window: int) -> None:
+    check(dtype, one_layer(sliding_window=window), 16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rope", [True, False])
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_rotation_and_head_norms(dtype: torch.dtype, rope: bool, qk_norm: bool) -> None:
+    check(dtype, one_layer(rope=rope, qk_norm=qk_norm, head_dim=32), 16)
+
+
+def check(dtype: torch.dtype, shape: Shape, block_size: int) -> None:
+    actual = Runner(CpuOps(dtype), shape, block_size)
+    expected = Runner(TorchOps(torch.float32), shape, block_size)
+    num_blocks = -(-200 // block_size)
+    prompt = scattered(num_blocks)
+    other = scattered(8, num_blocks)
+    steps = [
+        [Chunk(IDS[:5], 0, other), Chunk(IDS[:150], 0, prompt)],
+        [Chunk(IDS[150:151], 150, prompt), Chunk(IDS[5:6], 5, other)],
+        [Chunk(IDS[6:50], 6, other), Chunk([], 151, prompt)],
+        [Chunk(IDS[151:200], 151, prompt)],
+    ]
+    for chunks in steps:
+        assert_close(actual.run(*chunks), expected.run(*chunks))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_empty_step_does_nothing(dtype: torch.dtype) -> None:
+    runner = Runner(CpuOps(dtype), one_layer(), 16)
+    assert runner.run().shape == (0, 64)
+    assert runner.run(Chunk([], 0, [1])).shape == (0, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unwritten_cache_is_never_read(dtype: torch.dtype) -> None:
+    runner = Runner(CpuOps(dtype), one_layer(), 16)
+    assert not runner.run(Chunk(IDS[:70], 0, scattered(5))).isnan().any()
+
+
+def test_wrong_shapes_are_named() -> None:
+    ops = CpuOps(torch.float32)
+    shape = one_layer()
+    model = LlamaLike(ops, shape)
+    step = StepInputs(8, 1, 4)
+    with pytest.raises(ValueError, match="bind_cache"):
+        ops.compile(model.forward, model.logits, step, 1)
+    with pytest.raises(ValueError, match="cache must be contiguous"):
+        ops.bind_cache(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"cache must be torch\.float32"):
+        ops.bind_cache(new_cache(shape, 4, 16, torch.bfloat16))
+    ops.bind_cache(new_cache(one_layer(head_dim=32), 4, 16, torch.float32))
+    with pytest.raises(ValueError, match="kv heads of 32"):
+        ops.compile(model.forward, model.logits, step, 1)

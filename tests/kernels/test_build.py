@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu import build
+
+
+def python(code: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **env}, stdout=-1, text=True)
+
+
+def test_importing_kernels_imports_nothing_heavy() -> None:
+    process = python("import sys, kernels; print({'torch', 'ctypes', 'numpy'} & set(sys.modules))")
+    assert process.communicate()[0].strip() == "set()"
+
+
+def test_a_build_is_found_again() -> None:
+    path = build.build()
+    before = path.stat()
+    assert build.build() == path
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_no_compiler_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(build.NoCompiler, match="no-such-compiler.*apt-get install"):
+        build.build()
+
+
+def test_a_refused_source_shows_the_compilers_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = tmp_path / "csrc"
+    source.mkdir()
+    (source / "broken.cpp").write_text("int main() { return undeclared_name; }")
+    monkeypatch.setattr(build, "SOURCE_DIR", source)
+    monkeypatch.setenv("ALIGNEDSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(build.BuildFailed, match="undeclared_name"):
+        build.build()
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_two_processes_may_build_at_once(tmp_path: Path) -> None:
+    source = tmp_path / "csrc"
+    source.mkdir()
+    (source / "small.cpp").write_text('extern "C" int one() { return 1; }')
+    code = (
+        "from pathlib import Path; from kernels.cpu import build; "
+        f"build.SOURCE_DIR = Path({str(source)!r}); print(build.build())"
+    )
+    processes = [python(code, ALIGNEDSERVE_CACHE_DIR=str(tmp_path / "cache")) for _ in range(3)]
+    paths = {process.communicate()[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert [str(path) for path in (tmp_path / "cache").iterdir()] == list(paths)

@@ -1,0 +1,107 @@
+"""A token's hidden state, logits and KV are the same bits, however it is cut and whatever runs beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alignedserve.engine.ops.cpu_ops import CpuOps
+from alignedserve.engine.step import StepInputs
+from tests.kernels.harness import DTYPES
+from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step, new_cache
+
+LENGTH = 170
+IDS = torch.randint(0, 101, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
+SHAPES = {
+    "grouped": Shape(head_dim=24, num_heads=6, num_kv_heads=2, hidden=80, intermediate=72),
+    "windowed": Shape(sliding_window=50, qk_norm=True, num_heads=3, num_kv_heads=3),
+}
+
+
+class Engine:
+    def __init__(self, shape: Shape, dtype: torch.dtype, block_size: int, num_threads: int) -> None:
+        self.block_size = block_size
+        self.blocks_per_seq = -(-LENGTH // block_size)
+        self.step = StepInputs(4 * LENGTH, 8, self.blocks_per_seq)
+        ops = CpuOps(dtype, num_threads)
+        self.cache = new_cache(shape, 5 * self.blocks_per_seq, block_size, dtype)
+        self.model = LlamaLike(ops, shape).compile(self.step, self.cache)
+
+    def blocks(self, owner: int) -> list[int]:
+        """Those of sequence `owner`, in an order of its own."""
+        mine = range(owner * self.blocks_per_seq, (owner + 1) * self.blocks_per_seq)
+        return list(mine) if owner % 2 else list(reversed(mine))
+
+    def run(self, chunks: list[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chunks (owner, start, end) of the same ids. Hidden states and logits of all tokens."""
+        filled = [Chunk(IDS[start:end], start, self.blocks(owner)) for owner, start, end in chunks]
+        fill_step(self.step, filled, self.block_size)
+        hidden = self.model.forward().clone()
+        logits = [self.model.logits(rows).clone() for rows in torch.arange(len(hidden)).int().split(64)]
+        return hidden, torch.cat(logits) if logits else hidden
+
+    def keys_and_values(self, owner: int, length: int) -> torch.Tensor:
+        # [block, layer, k|v, slot, ...] to [token, layer, k|v, ...]
+        return self.cache[self.blocks(owner)].permute(0, 3, 1, 2, 4, 5).flatten(0, 1)[:length]
+
+
+def in_one_go(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    engine = Engine(shape, dtype, 16, 2)
+    hidden, logits = engine.run([(0, 0, LENGTH)])
+    return hidden, logits, engine.keys_and_values(0, LENGTH)
+
+
+EXPECTED = {(name, dtype): in_one_go(SHAPES[name], dtype) for name in SHAPES for dtype in DTYPES}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SHAPES)
+@settings(
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.differing_executors]
+)
+@given(data=st.data())
+def test_chunks_batches_threads_and_blocks(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
+    block_size = data.draw(st.sampled_from([8, 16, 32, 10]), "block size")
+    engine = Engine(SHAPES[name], dtype, block_size, data.draw(st.integers(1, 5), "threads"))
+    cuts = data.draw(
+        st.lists(
+            st.lists(st.integers(1, LENGTH - 1), max_size=6, unique=True).map(sorted), min_size=1, max_size=4
+        ),
+        "cuts",
+    )
+    spans = [list(zip([0, *cut], [*cut, LENGTH], strict=True)) for cut in cuts]
+    hidden, logits, kv = EXPECTED[name, dtype]
+    while any(spans):
+        ready = [owner for owner, left in enumerate(spans) if left]
+        batch = data.draw(
+            st.permutations(ready).flatmap(lambda p: st.integers(1, len(p)).map(lambda n: p[:n]))
+        )
+        chunks = [(owner, *spans[owner].pop(0)) for owner in batch]
+        got_hidden, got_logits = engine.run(chunks)
+        row = 0
+        for _, start, end in chunks:
+            assert torch.equal(got_hidden[row : row + end - start], hidden[start:end])
+            assert torch.equal(got_logits[row : row + end - start], logits[start:end])
+            row += end - start
+    for owner in range(len(spans)):
+        assert torch.equal(engine.keys_and_values(owner, LENGTH), kv)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_token_by_token(dtype: torch.dtype) -> None:
+    engine = Engine(SHAPES["grouped"], dtype, 16, 2)
+    hidden, logits, _ = EXPECTED["grouped", dtype]
+    for i in range(LENGTH):
+        got_hidden, got_logits = engine.run([(1, i, i + 1)])
+        assert torch.equal(got_hidden, hidden[i : i + 1]) and torch.equal(got_logits, logits[i : i + 1])
+
+
+def test_the_callers_float_mode_does_not_matter() -> None:
+    assert torch.set_flush_denormal(True)
+    try:
+        hidden, _, _ = in_one_go(SHAPES["grouped"], torch.float32)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(hidden, EXPECTED["grouped", torch.float32][0])

@@ -1,0 +1,137 @@
+"""A Llama-shaped function written in Ops, for tests and benchmarks of the operations alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from alignedserve.engine.ops.base import Activation, AttentionSpec, CompiledModel, Ops
+from alignedserve.engine.step import StepInputs
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int = 64
+    intermediate: int = 96
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    vocab: int = 101
+    max_position: int = 512
+    sliding_window: int | None = None
+    qk_norm: bool = False
+    rope: bool = True
+
+
+SHAPE_125M = Shape(768, 2048, 12, 12, 4, 64, 32000, 4096)
+
+
+@dataclass
+class LlamaLike:
+    """Random weights that depend on the shape alone, so that two backends hold the same."""
+
+    ops: Ops
+    shape: Shape
+    layers: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        s, ops = self.shape, self.ops
+        generator = torch.Generator().manual_seed(1)
+
+        def random(*size: int, scale: float | None = None) -> torch.Tensor:
+            return torch.randn(*size, generator=generator) * (scale or size[-1] ** -0.5)
+
+        def norm_weight(width: int) -> torch.Tensor:
+            return ops.parameter(1 + random(width, scale=0.1))
+
+        self.table = ops.parameter(random(s.vocab, s.hidden, scale=1.0))
+        rope = rope_table(s.max_position, s.head_dim) if s.rope else None
+        for i in range(s.num_layers):
+            q, kv = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
+            spec = AttentionSpec(
+                layer=i,
+                num_heads=s.num_heads,
+                num_kv_heads=s.num_kv_heads,
+                head_dim=s.head_dim,
+                scale=s.head_dim**-0.5,
+                sliding_window=s.sliding_window,
+                rope=None if rope is None else rope.to(ops.device),
+                q_norm=norm_weight(s.head_dim) if s.qk_norm else None,
+                k_norm=norm_weight(s.head_dim) if s.qk_norm else None,
+            )
+            parts = [random(width, s.hidden, scale=2 * s.hidden**-0.5) for width in (q, kv, kv)]
+            self.layers.append(
+                {
+                    "spec": spec,
+                    "norm": norm_weight(s.hidden),
+                    "qkv": ops.linear_weight(parts, [random(p.shape[0], scale=0.1) for p in parts]),
+                    "o": ops.linear_weight([random(s.hidden, q)]),
+                    "norm2": norm_weight(s.hidden),
+                    "gate_up": ops.linear_weight(
+                        [random(s.intermediate, s.hidden) for _ in range(2)], None, Activation.SILU_GATED
+                    ),
+                    "down": ops.linear_weight([random(s.hidden, s.intermediate)]),
+                }
+            )
+        self.norm = norm_weight(s.hidden)
+        self.head = ops.linear_weight([random(s.vocab, s.hidden)])
+
+    def forward(self, step: StepInputs) -> Any:
+        ops = self.ops
+        x = ops.embed(self.table, step.token_ids)
+        for layer in self.layers:
+            qkv = ops.linear(ops.rms_norm(x, layer["norm"], 1e-5), layer["qkv"])
+            x = ops.linear(ops.attention(qkv, layer["spec"]), layer["o"], residual=x)
+            gated = ops.linear(ops.rms_norm(x, layer["norm2"], 1e-5), layer["gate_up"])
+            x = ops.linear(gated, layer["down"], residual=x)
+        return x
+
+    def logits(self, x: Any) -> Any:
+        return self.ops.linear(self.ops.rms_norm(x, self.norm, 1e-5), self.head)
+
+    def compile(self, step: StepInputs, cache: torch.Tensor, max_rows: int = 64) -> CompiledModel:
+        self.ops.bind_cache(cache)
+        return self.ops.compile(self.forward, self.logits, step, max_rows)
+
+
+def rope_table(max_position: int, head_dim: int) -> torch.Tensor:
+    frequency = 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    angle = torch.outer(torch.arange(max_position), frequency)
+    return torch.cat([angle.cos(), angle.sin()], dim=1).contiguous()
+
+
+def new_cache(
+    shape: Shape, num_blocks: int, block_size: int, dtype: torch.dtype, fill: float = float("nan")
+) -> torch.Tensor:
+    """Memory that nobody has written yet may hold anything: NaN by default."""
+    size = (num_blocks, shape.num_layers, 2, block_size, shape.num_kv_heads, shape.head_dim)
+    return torch.full(size, fill, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens `start .. start + len(ids)` of a sequence whose blocks are given."""
+
+    ids: list[int]
+    start: int
+    blocks: list[int]
+
+
+def fill_step(step: StepInputs, chunks: list[Chunk], block_size: int) -> None:
+    step.num_seqs = len(chunks)
+    token = 0
+    for seq, chunk in enumerate(chunks):
+        step.query_start[seq] = token
+        step.block_table[seq, : len(chunk.blocks)] = torch.tensor(chunk.blocks, dtype=torch.int32)
+        for i, id_ in enumerate(chunk.ids):
+            position = chunk.start + i
+            step.token_ids[token] = id_
+            step.positions[token] = position
+            step.slots[token] = chunk.blocks[position // block_size] * block_size + position % block_size
+            token += 1
+        step.context_len[seq] = chunk.start + len(chunk.ids)
+    step.query_start[len(chunks)] = token
+    step.num_tokens = token
