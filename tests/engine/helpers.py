@@ -16,7 +16,7 @@ from tests.tiny_models import MAX_LEN
 
 
 def make_engine(directory: Path, policy: type[IterationPolicy] = FcfsPolicy, **options: Any) -> Engine:
-    options = {"attention_backend": "torch", "max_num_seqs": 32, "kv_cache_memory_bytes": 64 << 20, "use_tqdm": False, **options}
+    options = {"max_num_seqs": 32, "kv_cache_memory_bytes": 64 << 20, "use_tqdm": False, **options}
     return build_engine(EngineConfig(model=str(directory), **options), policy).engine
 
 

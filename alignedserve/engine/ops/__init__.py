@@ -15,14 +15,16 @@ logger = logging.getLogger(__name__)
 def _torch(device: torch.device, dtype: torch.dtype) -> Ops:
     from alignedserve.engine.ops.torch_ops import TorchOps
 
-    return TorchOps(device, dtype)
+    return TorchOps(dtype, device)
 
 
 def _cpu(device: torch.device, dtype: torch.dtype) -> Ops:
     from alignedserve.engine.ops.cpu_ops import CpuOps
+    from kernels.cpu.library import library
 
     if device.type != "cpu":
         raise ValueError(f"attention_backend='cpu': runs on device cpu, not {device}")
+    library()
     return CpuOps(dtype)
 
 
@@ -40,10 +42,10 @@ def make_ops(name: str, device: torch.device, dtype: torch.dtype) -> Ops:
 def _best(device: torch.device, dtype: torch.dtype) -> Ops:
     if device.type != "cpu":
         return _torch(device, dtype)
-    from kernels.cpu.build import BuildError
+    from kernels.cpu.build import BuildFailed, NoCompiler
 
     try:
         return _cpu(device, dtype)
-    except (BuildError, ValueError) as error:
+    except (NoCompiler, BuildFailed, ValueError) as error:
         logger.warning("The native CPU backend is not available, using torch instead, which is slower: %s", error)
         return _torch(device, dtype)

@@ -9,6 +9,7 @@ import torch
 from alignedserve.engine.ops.base import Activation, AttentionSpec, Ops
 from alignedserve.engine.ops.cpu_model import CpuModel
 from alignedserve.engine.step import StepInputs
+from kernels.cpu import sampling
 from kernels.cpu.arena import Arena
 from kernels.cpu.program import Buffers, Program, Value
 from kernels.cpu.structs import ActivationCode, AttentionOp, EmbedOp, GatherOp, LinearOp, NormOp, OpKind
@@ -184,6 +185,12 @@ class CpuOps(Ops):
         if spec.sliding_window is not None and spec.sliding_window < 1:
             raise ValueError(f"sliding_window must be at least 1, not {spec.sliding_window}")
         return self._cache
+
+    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return sampling.argmax(logits)
+
+    def gumbel_argmax(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return sampling.gumbel_argmax(logits, keys)
 
     def compile(
         self,

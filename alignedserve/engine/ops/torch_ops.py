@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from alignedserve.engine.ops.base import Activation, AttentionSpec, CompiledModel, Ops
 from alignedserve.engine.ops.torch_attention import paged_attention
 from alignedserve.engine.step import StepInputs
+from kernels.cpu.sampling import gumbel_argmax_torch
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,13 @@ class TorchOps(Ops):
         if self._cache is None:
             raise ValueError("bind_cache comes before attention")
         return paged_attention(qkv, self._cache, self._running(), spec)
+
+    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best = logits.max(dim=-1)
+        return best.indices, ~best.values.isfinite()
+
+    def gumbel_argmax(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return gumbel_argmax_torch(logits, keys.to(logits.device))
 
     def compile(
         self,
