@@ -46,7 +46,8 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
         key: _added_token(config, key).content for key in SPECIAL_TOKENS if config.get(key) is not None
     }
     _add_tokens(backend, config)
-    _set_post_processor(backend, config, special_tokens)
+    if not (directory / FILE).is_file():
+        _set_post_processor(backend, config, special_tokens)
     return TokenizerFiles(backend, special_tokens, _chat_templates(directory, config))
 
 
@@ -101,30 +102,37 @@ def _from_object(value: Mapping[str, Any], special: bool) -> AddedToken:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: Fields) -> None:
-    """Adds what tokenizer.json lacks; the ids must come out as declared."""
+    """Adds what the vocabulary files lack; the ids must come out as declared."""
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
-    declared = config.nested("added_tokens_decoder")
-    entries = sorted((declared.values if declared else {}).items(), key=lambda entry: int(entry[0]))
-    for token_id, value in entries:
-        content = value["content"]
-        if content not in present:
-            backend.add_tokens([_from_object(value, special=bool(value.get("special")))])
-            present.add(content)
-        if backend.token_to_id(content) != int(token_id):
+    for token_id, token in sorted(_declared_tokens(config).items()):
+        if token.content not in present:
+            backend.add_tokens([token])
+            present.add(token.content)
+        actual = backend.token_to_id(token.content)
+        if actual != token_id:
             raise ValueError(
-                f"{config.where}: added_tokens_decoder gives {content!r} the id {token_id}; "
-                f"must be {backend.token_to_id(content)}, which it has in the vocabulary"
+                f"{config.where}: added_tokens_decoder gives {token.content!r} the id {token_id}; "
+                f"must be {actual}, which it has in the vocabulary"
             )
     named = [_added_token(config, key) for key in SPECIAL_TOKENS if config.get(key) is not None]
     backend.add_special_tokens([token for token in named if token.content not in present])
 
 
+def _declared_tokens(config: Fields) -> dict[int, AddedToken]:
+    declared = config.nested("added_tokens_decoder")
+    try:
+        return {
+            int(token_id): _from_object(value, special=bool(value.get("special")))
+            for token_id, value in (declared.values if declared else {}).items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise config.error("added_tokens_decoder", "an object from ids to objects with content") from error
+
+
 def _set_post_processor(
     backend: tokenizers.Tokenizer, config: Fields, special_tokens: Mapping[str, str]
 ) -> None:
-    """What encode adds around a text: as the config says, or else as tokenizer.json has it."""
-    if "add_bos_token" not in config.values and "add_eos_token" not in config.values:
-        return
+    """Makes encode add what the config's flags say. Not for tokenizer.json, which says it itself and wins."""
     bos = special_tokens.get("bos_token") if config.flag("add_bos_token", False) else None
     eos = special_tokens.get("eos_token") if config.flag("add_eos_token", False) else None
     parts = ([bos] if bos else []) + ["$A"] + ([eos] if eos else [])
@@ -135,12 +143,13 @@ def _set_post_processor(
 def _chat_templates(directory: Path, config: Fields) -> dict[str, str]:
     value = config.get("chat_template")
     templates: dict[str, str] = {}
-    if isinstance(value, str):
-        templates["default"] = value
-    elif isinstance(value, list):
-        templates |= {entry["name"]: entry["template"] for entry in value}
-    elif value is not None:
-        raise config.error("chat_template", "a string, or a list of objects with name and template")
+    try:
+        if value is not None:
+            named = [{"name": "default", "template": value}] if isinstance(value, str) else value
+            templates |= {entry["name"]: entry["template"] for entry in named}
+    except (KeyError, TypeError) as error:
+        allowed = "a string, or a list of objects with name and template"
+        raise config.error("chat_template", allowed) from error
     # a template in its own file goes before one in the config
     files = {path.stem: path for path in (directory / "additional_chat_templates").glob("*.jinja")}
     if (directory / "chat_template.jinja").is_file():

@@ -34,6 +34,11 @@ class TensorEntry:
 
 
 class SafetensorsFile:
+    """The map ends with the last reference to this object and to its tensors.
+
+    There is no `close`: torch's views keep the map alive, but not open, and would read unmapped memory.
+    """
+
     def __init__(self, path: Path) -> None:
         """Raises ValueError when the file does not hold exactly what its header says."""
         self.path = path
@@ -45,7 +50,7 @@ class SafetensorsFile:
         self.entries = self._read_header(size)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A view of the mapped file, valid until `close`. Do not write to it."""
+        """A view of the mapped file. Do not write to it."""
         entry = self.entries[name]
         if entry.dtype not in DTYPES:
             raise ValueError(
@@ -69,13 +74,6 @@ class SafetensorsFile:
     def drop(self, begin: int, end: int) -> None:
         """Gives the pages of these bytes back. Reading them again is allowed and fetches them anew."""
         self._advise(begin, end, "MADV_DONTNEED")
-
-    def close(self) -> None:
-        """Safe to repeat. Where a view is still held the map lives as long as that."""
-        try:
-            self._map.close()
-        except BufferError:
-            return
 
     def _advise(self, begin: int, end: int, advice: str) -> None:
         # not every platform has it

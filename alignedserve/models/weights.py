@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +12,7 @@ from tqdm import tqdm
 
 from alignedserve.models.dummy_weights import DummySource
 from alignedserve.models.fields import Fields, read_json_object
-from alignedserve.models.safetensors_file import SafetensorsFile
+from alignedserve.models.safetensors_file import DTYPES, SafetensorsFile
 
 __all__ = ["DummySource", "SafetensorsSource", "WeightSource"]
 
@@ -52,10 +53,12 @@ class SafetensorsSource:
         self._file_of = _open_files(directory)
         self._taken: set[str] = set()
         self._last: str | None = None
+        self._scratch: torch.Tensor | None = None
         total = sum(self._num_bytes(name) for name in self._file_of)
         self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not progress)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """What it returns is overwritten by the next `take` where it had to be converted."""
         self._drop_last()
         stored_name = self._stored_name(name)
         file = self._file_of[stored_name]
@@ -74,11 +77,11 @@ class SafetensorsSource:
     def finish(self) -> None:
         self._drop_last()
         self._bar.close()
-        for file in set(self._file_of.values()):
-            file.close()
         unused = [
             name for name in self._file_of if name not in self._taken and not name.endswith(HARMLESS_SUFFIXES)
         ]
+        # with the last reference to a file its map ends
+        self._file_of, self._scratch = {}, None
         if unused:
             raise ValueError(
                 f"{self._directory} holds {len(unused)} tensors that the model does not have: {_some(unused)}"
@@ -96,8 +99,11 @@ class SafetensorsSource:
 
     def _convert(self, file: SafetensorsFile, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """In pieces whose pages are dropped at once: a tensor whole in both dtypes would raise the peak."""
-        converted = torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
-        source, target = tensor.reshape(-1), converted.view(-1)
+        if self._scratch is None:
+            # One for all. Allocated anew for each tensor, they leave holes that the next aligned block does
+            # not fit: with glibc the peak is then twice the model.
+            self._scratch = torch.empty(self._max_converted(), dtype=self._dtype, device=self._device)
+        source, target = tensor.reshape(-1), self._scratch[: tensor.numel()]
         step = CONVERT_BYTES // tensor.element_size()
         begin = file.entries[name].begin
         for start in range(0, source.numel(), step):
@@ -105,7 +111,11 @@ class SafetensorsSource:
             target[start : start + step].copy_(piece)
             offset = begin + start * tensor.element_size()
             file.drop(offset, offset + piece.numel() * tensor.element_size())
-        return converted
+        return target.view(tensor.shape)
+
+    def _max_converted(self) -> int:
+        entries = [file.entries[name] for name, file in self._file_of.items()]
+        return max(math.prod(entry.shape) for entry in entries if DTYPES.get(entry.dtype) != self._dtype)
 
     def _drop_last(self) -> None:
         if self._last is not None:

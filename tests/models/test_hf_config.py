@@ -1,0 +1,308 @@
+"""transformers' own config classes are the oracle: what they make of a dict, we must make of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from alignedserve.models.config import ModelConfig, RopeConfig
+from alignedserve.models.hf_config import load_model_config, model_config_from_dict
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 320,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+}
+OPT_SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
+GATED = {
+    "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "opt": "OPTForCausalLM",
+}
+
+
+def ours(family: str, values: dict[str, Any]) -> ModelConfig:
+    return model_config_from_dict({"architectures": [ARCHITECTURES[family]], **values})
+
+
+def as_ids(value: Any) -> tuple[int, ...]:
+    return () if value is None else tuple(value) if isinstance(value, list) else (value,)
+
+
+def check_gated(family: str, values: dict[str, Any]) -> ModelConfig:
+    config = ours(family, values)
+    oracle = GATED[family](**json.loads(json.dumps(values)))
+    rope = oracle.rope_parameters
+    assert config.rope is not None
+    assert (config.rope.theta, config.rope.kind) == (rope["rope_theta"], rope["rope_type"])
+    assert config.rope.factor == rope.get("factor", 1.0)
+    if rope["rope_type"] == "llama3":
+        assert config.rope.low_freq_factor == rope["low_freq_factor"]
+        assert config.rope.high_freq_factor == rope["high_freq_factor"]
+        assert config.rope.original_max_position == rope["original_max_position_embeddings"]
+    assert config.architecture == family
+    assert config.num_kv_heads == oracle.num_key_value_heads
+    # the modelling code of all four reads the head size this way
+    head_dim = getattr(oracle, "head_dim", None) or oracle.hidden_size // oracle.num_attention_heads
+    assert config.head_dim == head_dim
+    assert config.max_position == oracle.max_position_embeddings
+    assert config.norm_eps == oracle.rms_norm_eps
+    assert config.activation == oracle.hidden_act
+    assert config.tie_word_embeddings == oracle.tie_word_embeddings
+    assert config.bos_token_id == oracle.bos_token_id
+    assert config.eos_token_ids == as_ids(oracle.eos_token_id)
+    assert config.pad_token_id == oracle.pad_token_id
+    assert config.sliding_windows == oracle_windows(oracle)
+    return config
+
+
+def oracle_windows(oracle: Any) -> tuple[int | None, ...]:
+    layer_types = getattr(oracle, "layer_types", None)
+    window: int | None = getattr(oracle, "sliding_window", None)
+    if layer_types is None:
+        return (window,) * int(oracle.num_hidden_layers)
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+@pytest.mark.parametrize("family", GATED)
+def test_defaults_are_those_of_transformers(family: str) -> None:
+    check_gated(family, SIZES)
+
+
+@pytest.mark.parametrize("family", GATED)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"head_dim": 16, "rms_norm_eps": 1e-5},
+        {"num_key_value_heads": 8, "tie_word_embeddings": True, "max_position_embeddings": 4096},
+        {"rope_theta": 500000.0, "rope_scaling": None},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_ROPE}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_theta": 1234.5, "rope_type": "default"}},
+        {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 1234.5}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4}, "rope_parameters": {"rope_theta": 9.0}},
+        {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": 8},
+        {"eos_token_id": None, "bos_token_id": None},
+    ],
+)
+def test_values_are_read_as_transformers_reads_them(family: str, values: dict[str, Any]) -> None:
+    check_gated(family, SIZES | values)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_null_key_value_heads_means_one_per_query_head(family: str) -> None:
+    config = check_gated(family, SIZES | {"num_attention_heads": 16, "num_key_value_heads": None})
+    assert config.num_kv_heads == 16
+
+
+def test_llama3_scaling_without_its_length_takes_the_models() -> None:
+    rope = {key: value for key, value in LLAMA3_ROPE.items() if not key.startswith("original")}
+    values = SIZES | {"max_position_embeddings": 777, "rope_scaling": {"rope_type": "llama3", **rope}}
+    config = check_gated("llama", values)
+    assert config.rope is not None and config.rope.original_max_position == 777
+
+
+@pytest.mark.parametrize("window", [{}, {"sliding_window": None}, {"sliding_window": 17}])
+def test_mistral_windows(window: dict[str, Any]) -> None:
+    check_gated("mistral", SIZES | window)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sliding_window": 17},
+        {"use_sliding_window": True},
+        {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
+        {
+            "use_sliding_window": True,
+            "sliding_window": 17,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ],
+)
+def test_qwen_windows(family: str, values: dict[str, Any]) -> None:
+    check_gated(family, SIZES | values)
+
+
+def test_biases() -> None:
+    def biases(family: str, **values: Any) -> tuple[bool, bool, bool, bool]:
+        config = ours(family, SIZES | values)
+        return config.qkv_bias, config.attention_out_bias, config.mlp_bias, config.qk_norm
+
+    assert biases("llama") == (False, False, False, False)
+    assert biases("llama", attention_bias=True, mlp_bias=True) == (True, True, True, False)
+    assert biases("mistral", attention_bias=True) == (False, False, False, False)
+    assert biases("qwen2") == (True, False, False, False)
+    assert biases("qwen3") == (False, False, False, True)
+    assert biases("qwen3", attention_bias=True) == (True, True, False, True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"do_layer_norm_before": False, "word_embed_proj_dim": 32},
+        {"_remove_final_layer_norm": True, "enable_bias": False, "layer_norm_elementwise_affine": False},
+        {"tie_word_embeddings": False, "max_position_embeddings": 99, "eos_token_id": [3, 4]},
+    ],
+)
+def test_opt(values: dict[str, Any]) -> None:
+    config = ours("opt", OPT_SIZES | values)
+    oracle = transformers.OPTConfig(**OPT_SIZES | values)
+    assert config.intermediate_size == oracle.ffn_dim
+    assert config.norm_before == oracle.do_layer_norm_before
+    assert config.final_norm == (oracle.do_layer_norm_before and not oracle._remove_final_layer_norm)
+    assert config.norm_affine == oracle.layer_norm_elementwise_affine
+    assert config.embedding_dim == oracle.word_embed_proj_dim
+    assert (config.qkv_bias, config.attention_out_bias, config.mlp_bias) == (oracle.enable_bias,) * 3
+    assert config.tie_word_embeddings == oracle.tie_word_embeddings
+    assert (config.max_position, config.activation) == (oracle.max_position_embeddings, "relu")
+    assert (config.bos_token_id, config.pad_token_id) == (oracle.bos_token_id, oracle.pad_token_id)
+    assert config.eos_token_ids == as_ids(oracle.eos_token_id)
+    assert config.rope is None and config.norm_eps == 1e-5
+
+
+def test_opt_gelu_names() -> None:
+    names = ["relu", "gelu", "gelu_new", "gelu_pytorch_tanh"]
+    read = [ours("opt", OPT_SIZES | {"activation_function": name}).activation for name in names]
+    assert read == ["relu", "gelu", "gelu_tanh", "gelu_tanh"]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ({}, "float32"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "bfloat16", "torch_dtype": "float16"}, "bfloat16"),
+        ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
+    ],
+)
+def test_dtype(values: dict[str, Any], dtype: str) -> None:
+    assert ours("llama", SIZES | values).dtype == dtype
+
+
+def test_model_type_stands_in_for_architectures() -> None:
+    assert model_config_from_dict({"model_type": "qwen2", **SIZES}).architecture == "qwen2"
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_what_transformers_writes_is_read(family: str, tmp_path: Path) -> None:
+    classes = {**GATED, "opt": transformers.OPTConfig}
+    oracle = classes[family](**(OPT_SIZES if family == "opt" else SIZES), dtype="bfloat16")
+    oracle.architectures = [ARCHITECTURES[family]]
+    oracle.save_pretrained(tmp_path)
+    expected = ours(family, (OPT_SIZES if family == "opt" else SIZES) | {"dtype": "bfloat16"})
+    assert load_model_config(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("in_generation", "expected"), [(9, (2, 9)), ([9, 2, 10], (2, 9, 10)), (None, (2,))])
+def test_end_tokens_of_generation_config_are_merged(
+    tmp_path: Path, in_generation: Any, expected: tuple[int, ...]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **SIZES}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": in_generation}))
+    assert load_model_config(tmp_path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["architectures", "GPT2LMHeadModel", "Qwen3ForCausalLM"]),
+        ({"architectures": None, "model_type": "gpt2"}, ["gpt2", "LlamaForCausalLM"]),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn", "linear, llama3"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["rope_scaling", "dynamic", "llama3"]),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "longrope", "llama3"]),
+        ({"rope_scaling": {"rope_type": "linear"}}, ["rope_scaling", "factor is missing", "positive number"]),
+        (
+            {"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "high_freq_factor": 0.5}},
+            ["high_freq_factor", "0.5", "greater than low_freq_factor"],
+        ),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5", "1.0"]),
+        ({"rope_theta": -1}, ["rope_theta", "-1", "positive number"]),
+        ({"hidden_size": None}, ["hidden_size is missing", "positive integer"]),
+        ({"hidden_size": -4}, ["hidden_size", "-4", "positive integer"]),
+        ({"vocab_size": "many"}, ["vocab_size", "'many'", "positive integer"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", "0", "positive integer"]),
+        ({"num_hidden_layers": True}, ["num_hidden_layers", "True", "positive integer"]),
+        ({"hidden_size": 250}, ["hidden_size", "250", "multiple of num_attention_heads, which is 32"]),
+        ({"num_key_value_heads": 3}, ["num_key_value_heads", "3", "divide num_attention_heads", "32"]),
+        ({"head_dim": 7}, ["head_dim", "7", "even"]),
+        ({"rms_norm_eps": 0}, ["rms_norm_eps", "0", "positive number"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ({"torch_dtype": "int8"}, ["torch_dtype", "int8", "bfloat16"]),
+        ({"tie_word_embeddings": "yes"}, ["tie_word_embeddings", "yes", "true or false"]),
+        ({"eos_token_id": ["</s>"]}, ["eos_token_id", "</s>", "token id"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq", "unquantized"]),
+    ],
+)
+def test_bad_values_are_named(values: dict[str, Any], parts: list[str]) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], **SIZES, **values}
+    with pytest.raises(ValueError) as error:
+        model_config_from_dict(config, where="/some/config.json")
+    for part in ["/some/config.json", *parts]:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"layer_types": ["full_attention"]}, ["layer_types", "4 entries"]),
+        ({"layer_types": ["sliding_attention"] * 4}, ["layer_types", "sliding_window is None"]),
+        (
+            {"use_sliding_window": True, "layer_types": ["linear_attention"] * 4},
+            ["linear_attention", "full_attention or sliding_attention"],
+        ),
+        ({"max_window_layers": -1}, ["max_window_layers", "-1", "at least 0"]),
+        ({"use_sliding_window": True, "sliding_window": 0}, ["sliding_window", "0", "positive"]),
+    ],
+)
+def test_bad_windows_are_named(values: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ValueError) as error:
+        ours("qwen2", SIZES | values)
+    assert all(part in str(error.value) for part in parts)
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"{tmp_path} holds no config\.json"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json holds a JSON list; must be an object"):
+        load_model_config(tmp_path)
+
+
+def test_rope_defaults_match_the_record() -> None:
+    assert ours("llama", SIZES).rope == RopeConfig(10000.0)

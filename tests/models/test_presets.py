@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from alignedserve.models.config import ModelConfig
+from alignedserve.models.presets import PRESETS
+
+
+def num_parameters(config: ModelConfig) -> int:
+    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
+    kv_heads = config.num_kv_heads * config.head_dim
+    attention = hidden * (heads + 2 * kv_heads) + heads * hidden
+    is_opt = config.architecture == "opt"
+    mlp = (2 if is_opt else 3) * hidden * config.intermediate_size
+    layer = attention + mlp
+    if is_opt:
+        # biases, and two layer norms of two vectors
+        layer += 4 * hidden + config.intermediate_size + hidden + 4 * hidden
+        ends = config.vocab_size * hidden + (config.max_position + 2) * hidden + 2 * hidden
+    else:
+        layer += 2 * hidden + (2 * config.head_dim if config.qk_norm else 0)
+        ends = 2 * config.vocab_size * hidden + hidden
+    return config.num_layers * layer + ends
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("opt-125m", 125_239_296),
+        ("opt-2.7b", 2_651_596_800),
+        ("opt-6.7b", 6_658_473_984),
+        ("opt-13b", 12_853_473_280),
+        ("opt-30b", 29_974_540_288),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("qwen3-8b", 8_190_735_360),
+    ],
+)
+def test_a_preset_has_as_many_parameters_as_the_model(name: str, published: int) -> None:
+    assert num_parameters(PRESETS[name]) == published

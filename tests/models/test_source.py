@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from alignedserve.models.dummy_weights import DummySource
+from alignedserve.models.source import resolve_model
+from alignedserve.models.weights import SafetensorsSource
+
+ROOT = Path(__file__).parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 10,
+    "hidden_size": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
+def write_model(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    save_file({"x": torch.ones(3)}, directory / "model.safetensors")
+    return directory
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    source = resolve_model(write_model(tmp_path / "model"))
+    assert (source.directory, source.is_dummy) == (tmp_path / "model", False)
+    assert source.config.hidden_size == 4
+    weights = source.open_weights(torch.float32, "cpu", progress=False)
+    assert isinstance(weights, SafetensorsSource)
+    assert weights.take("x", (3,)).tolist() == [1, 1, 1]
+
+
+def test_a_directory_may_have_dummy_weights(tmp_path: Path) -> None:
+    source = resolve_model(write_model(tmp_path), load_format="dummy")
+    assert source.directory == tmp_path
+    assert isinstance(source.open_weights(torch.float32, "cpu"), DummySource)
+
+
+def test_a_preset_needs_dummy_weights() -> None:
+    source = resolve_model("opt-125m", load_format="dummy")
+    assert (source.directory, source.config.hidden_size) == (None, 768)
+    assert isinstance(source.open_weights(torch.float32, "cpu"), DummySource)
+    with pytest.raises(
+        ValueError, match=r"load_format is 'auto' for the preset opt-125m, .* must be \"dummy\""
+    ):
+        resolve_model("opt-125m")
+
+
+def test_a_directory_goes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "opt-125m")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("opt-125m").config.hidden_size == 4
+
+
+@pytest.mark.parametrize("name", ["opt-125", "./nothing", "/nothing", "~/nothing", "a/b/c", "nothing/"])
+def test_a_name_that_can_be_nothing_is_reported_with_what_is_allowed(name: str) -> None:
+    with pytest.raises(ValueError, match=r"must be an existing directory, .* preset: opt-125m, ") as error:
+        resolve_model(name)
+    assert repr(name) in str(error.value)
+
+
+def test_a_file_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(ValueError, match=r"m\.gguf', which is a file; must be the directory of a model"):
+        resolve_model(tmp_path / "m.gguf")
+
+
+def test_an_unknown_load_format_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="load_format is 'gguf'; must be one of auto, safetensors, dummy"):
+        resolve_model(tmp_path, load_format="gguf")
+
+
+def resolve_elsewhere(environment: dict[str, str], *models: tuple[str, str]) -> list[str]:
+    """In a process of its own: the hub's client reads its environment when it is imported."""
+    result = subprocess.run(
+        [sys.executable, "-c", RESOLVE, json.dumps(models)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment},
+    )
+    answers: list[str] = json.loads(result.stdout)
+    return answers
+
+
+RESOLVE = """
+import json, sys
+from alignedserve.models.source import resolve_model
+
+def resolve(model, load_format):
+    try:
+        return str(resolve_model(model, load_format).directory)
+    except ValueError as error:
+        return str(error)
+
+print(json.dumps([resolve(*arguments) for arguments in json.loads(sys.argv[1])]))
+"""
+
+
+def test_offline_the_cache_is_used_and_nothing_else(tmp_path: Path) -> None:
+    repository = tmp_path / "models--some--model"
+    snapshot = write_model(repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    offline = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    found, message = resolve_elsewhere(offline, ("some/model", "auto"), ("other/model", "auto"))
+    assert found == str(snapshot)
+    assert "model is 'other/model', which is no directory here and cannot be fetched from the hub" in message
+
+
+FILES = {
+    "config.json": json.dumps(CONFIG).encode(),
+    "model.safetensors": b"weights",
+    "chat_template.jinja": b"template",
+    "merges.txt": b"merges",
+    "pytorch_model.bin": b"pickle",
+    "consolidated.safetensors": b"again",
+    "original/params.json": b"{}",
+    "README.md": b"words",
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as one download asks for."""
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        if path.startswith("/api/models/some/model/tree"):
+            entries = [
+                {"type": "file", "path": name, "size": len(content), "oid": "0"}
+                for name, content in FILES.items()
+            ]
+            self.answer(200, json.dumps(entries).encode())
+        elif path.startswith("/api/models/some/model"):
+            siblings = [{"rfilename": name} for name in FILES]
+            self.answer(200, json.dumps({"id": "some/model", "sha": COMMIT, "siblings": siblings}).encode())
+        elif path.startswith(f"/some/model/resolve/{COMMIT}/"):
+            content = FILES[path.split(COMMIT + "/")[1]]
+            self.answer(200, content, {"ETag": f'"{hash(content)}"', "X-Repo-Commit": COMMIT})
+        else:
+            self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+
+    do_HEAD = do_GET
+
+    def answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_only_what_is_needed_is_downloaded_and_never_a_pickle(hub: str, tmp_path: Path) -> None:
+    environment = {"HF_ENDPOINT": hub, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    small = {"config.json", "chat_template.jinja", "merges.txt"}
+    (dummy,) = resolve_elsewhere(environment, ("some/model", "dummy"))
+    assert {path.name for path in Path(dummy).iterdir()} == small
+    whole, message = resolve_elsewhere(environment, ("some/model", "auto"), ("other/model", "auto"))
+    assert {path.name for path in Path(whole).iterdir()} == small | {"model.safetensors"}
+    assert message == "model is 'other/model', which is neither a directory here nor a repository on the hub"
