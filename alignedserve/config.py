@@ -22,12 +22,18 @@ class EngineConfig:
     device: Annotated[str, "cpu, cuda, cuda:1, ..., or auto: CUDA where there is one"] = "auto"
     attention_backend: Annotated[str, "auto, torch (the plain reference) or cpu (native code)"] = "auto"
     load_format: Annotated[str, "dummy makes random weights of the right shapes"] = "auto"
-    max_model_len: Annotated[int | None, "prompt and output tokens of a request [default: the model's]"] = None
+    max_model_len: Annotated[int | None, "prompt and output tokens of a request [default: the model's]"] = (
+        None
+    )
     max_num_seqs: Annotated[int, "requests that run at once"] = 256
     max_num_batched_tokens: Annotated[int, "tokens of one iteration, prompts and outputs together"] = 2048
-    max_prefill_chunk: Annotated[int | None, "tokens of one prompt in one iteration [default: no limit]"] = None
+    max_prefill_chunk: Annotated[int | None, "tokens of one prompt in one iteration [default: no limit]"] = (
+        None
+    )
     block_size: Annotated[int, "tokens per KV block"] = 16
-    kv_cache_memory_bytes: Annotated[int | None, "memory for KV [default: 4 GiB, or most of a GPU's free]"] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None, "memory for KV [default: 4 GiB, or most of a GPU's free]"
+    ] = None
     seed: Annotated[int, "requests that bring no seed get theirs from this one"] = 0
     use_tqdm: Annotated[bool, "progress bars"] = True
 

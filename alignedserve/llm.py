@@ -78,7 +78,9 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise ValueError("no tokenizer is loaded: give prompt_token_ids, or don't set skip_tokenizer_init")
+            raise ValueError(
+                "no tokenizer is loaded: give prompt_token_ids, or don't set skip_tokenizer_init"
+            )
         return self._tokenizer
 
     def generate(
@@ -95,7 +97,9 @@ class LLM:
         many = _as_list(prompts)
         jobs = [
             self._job(index, prompt, params)
-            for index, (prompt, params) in enumerate(zip(many, _params_for(many, sampling_params), strict=True))
+            for index, (prompt, params) in enumerate(
+                zip(many, _params_for(many, sampling_params), strict=True)
+            )
         ]
         return self._run(jobs, use_tqdm)
 
@@ -115,9 +119,14 @@ class LLM:
         prompts = []
         for conversation in conversations:
             text = tokenizer.apply_chat_template(
-                conversation, add_generation_prompt=add_generation_prompt, tools=tools, **(chat_template_kwargs or {})
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                **(chat_template_kwargs or {}),
             )
-            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+            prompts.append(
+                {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+            )
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def _job(self, index: int, prompt: Prompt, params: SamplingParams) -> _Job:
@@ -179,7 +188,9 @@ class LLM:
 
 
 def _progress(total: int, use_tqdm: bool) -> Any:
-    return tqdm(total=total, desc="Processed prompts", unit="prompt", disable=not use_tqdm, dynamic_ncols=True)
+    return tqdm(
+        total=total, desc="Processed prompts", unit="prompt", disable=not use_tqdm, dynamic_ncols=True
+    )
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -195,7 +206,9 @@ def _params_for(
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
     if len(params) != len(prompts):
-        raise InvalidRequest(f"sampling_params: {len(params)} given for {len(prompts)} prompts; one or one each")
+        raise InvalidRequest(
+            f"sampling_params: {len(params)} given for {len(prompts)} prompts; one or one each"
+        )
     return params
 
 

@@ -65,7 +65,9 @@ class SamplingParams:
         if self.temperature < 1e-5:
             self.temperature = 0.0
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"min_tokens={self.min_tokens}: must be at most max_tokens={self.max_tokens}")
+            raise InvalidRequest(
+                f"min_tokens={self.min_tokens}: must be at most max_tokens={self.max_tokens}"
+            )
         if self.stop_strings and not self.detokenize:
             raise InvalidRequest(f"stop={self.stop!r}: needs detokenize=True")
         for token, bias in (self.logit_bias or {}).items():

@@ -17,6 +17,7 @@ __all__ = ["IncrementalDetokenizer", "Tokenizer"]
 class Tokenizer:
     def __init__(self, files: TokenizerFiles, where: str = "tokenizer") -> None:
         self.backend = files.backend
+        self.has_chat_template = bool(files.chat_templates)
         self._special_tokens = files.special_tokens
         self._chat_templates = ChatTemplates(files.chat_templates, files.special_tokens, where)
 

@@ -29,6 +29,8 @@ def without_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options.keys() & _ACCEPTED.keys():
         accepted = _ACCEPTED[name]
         if accepted is not None and options[name] not in accepted:
-            raise ValueError(f"{name}={options[name]!r}: only {' or '.join(map(repr, accepted))} is supported")
+            raise ValueError(
+                f"{name}={options[name]!r}: only {' or '.join(map(repr, accepted))} is supported"
+            )
         logger.info("%s has no effect", name)
     return {name: value for name, value in options.items() if name not in _ACCEPTED}

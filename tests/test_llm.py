@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from alignedserve.demo import tasks
 
 from alignedserve import LLM, SamplingParams, demo
-from alignedserve.demo import tasks
 from alignedserve.types import InvalidRequest
 from tests.tiny_models import CONFIGS
 
@@ -35,8 +35,13 @@ def test_chat_answers_and_ends_by_itself(llm: LLM) -> None:
 def test_held_out_tasks_are_answered_and_their_length_is_known(llm: LLM) -> None:
     rng = random.Random(3)
     examples = [tasks.TASKS[i % len(tasks.TASKS)].generate(rng, held_out=True) for i in range(100)]
-    results = llm.chat([[{"role": "user", "content": example.prompt}] for example in examples], GREEDY, use_tqdm=False)
-    right = [tasks.check(example, result.outputs[0].text) for example, result in zip(examples, results, strict=True)]
+    results = llm.chat(
+        [[{"role": "user", "content": example.prompt}] for example in examples], GREEDY, use_tqdm=False
+    )
+    right = [
+        tasks.check(example, result.outputs[0].text)
+        for example, result in zip(examples, results, strict=True)
+    ]
     assert sum(right) >= 95
     for example, result, is_right in zip(examples, results, right, strict=True):
         if is_right:
@@ -93,7 +98,9 @@ def test_logprobs_are_shaped_as_vllms(llm: LLM) -> None:
         assert position[token].rank == 1 and len(position) == 2
     assert output.logprobs[0][output.token_ids[0]].decoded_token == "c"
     assert output.cumulative_logprob == pytest.approx(
-        sum(position[token].logprob for token, position in zip(output.token_ids, output.logprobs, strict=True))
+        sum(
+            position[token].logprob for token, position in zip(output.token_ids, output.logprobs, strict=True)
+        )
     )
     assert result.prompt_logprobs[0] is None
     for token, position in zip(result.prompt_token_ids[1:], result.prompt_logprobs[1:], strict=True):

@@ -48,10 +48,14 @@ _LLAMA3_ROPE = dict(
 CONFIGS: dict[str, Any] = {
     "llama-mha": lambda: LlamaConfig(**_GATED | dict(num_key_value_heads=4)),
     "llama-gqa-tied": lambda: LlamaConfig(**_GATED, tie_word_embeddings=True),
-    "llama3-rope": lambda: LlamaConfig(**_GATED, rope_parameters=_LLAMA3_ROPE, mlp_bias=True, attention_bias=True),
+    "llama3-rope": lambda: LlamaConfig(
+        **_GATED, rope_parameters=_LLAMA3_ROPE, mlp_bias=True, attention_bias=True
+    ),
     "mistral-window": lambda: MistralConfig(**_GATED, sliding_window=24),
     "qwen2": lambda: Qwen2Config(**_GATED, tie_word_embeddings=True),
-    "qwen2-window": lambda: Qwen2Config(**_GATED, use_sliding_window=True, sliding_window=20, max_window_layers=1),
+    "qwen2-window": lambda: Qwen2Config(
+        **_GATED, use_sliding_window=True, sliding_window=20, max_window_layers=1
+    ),
     "qwen3": lambda: Qwen3Config(**_GATED, head_dim=32),
     "opt": lambda: OPTConfig(**_COMMON, ffn_dim=128, word_embed_proj_dim=64, init_std=0.15),
     "opt-post-norm": lambda: OPTConfig(
@@ -84,7 +88,9 @@ def prompts() -> list[list[int]]:
 
 @cache
 def oracle(directory: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
 
 @cache
@@ -95,7 +101,11 @@ def greedy(directory: Path, num_new: int = NUM_NEW) -> list[list[int]]:
     for prompt in prompts():
         ids = torch.tensor([prompt])
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_new, eos_token_id=None
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=num_new,
+            eos_token_id=None,
         )
         generated.append(out[0, len(prompt) :].tolist())
     return generated

@@ -12,7 +12,9 @@ from alignedserve.cli.options import engine_options
 @click.command("generate")
 @click.argument("model", required=False)
 @click.option("--prompt", "-p", "prompts", multiple=True, help="a prompt; repeat for several")
-@click.option("--chat/--no-chat", default=None, help="through the model's chat template [default: if it has one]")
+@click.option(
+    "--chat/--no-chat", default=None, help="through the model's chat template [default: if it has one]"
+)
 @click.option("--max-tokens", default=256, show_default=True)
 @click.option("--temperature", default=0.0, show_default=True)
 @engine_options

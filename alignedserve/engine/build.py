@@ -105,7 +105,9 @@ def _device(name: str) -> torch.device:
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
     limit = model_config.max_position
     if config.max_model_len is not None and config.max_model_len > limit:
-        raise ValueError(f"max_model_len={config.max_model_len}: the model was made for at most {limit} tokens")
+        raise ValueError(
+            f"max_model_len={config.max_model_len}: the model was made for at most {limit} tokens"
+        )
     return config.max_model_len or limit
 
 

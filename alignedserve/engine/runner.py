@@ -62,5 +62,7 @@ class ModelRunner:
             rows = torch.arange(first_row + start, first_row + start + len(part), dtype=torch.int32)
             logprobs = self._model.logits(rows.to(self._step.token_ids.device)).log_softmax(dim=-1)
             num_likeliest = request.params.prompt_logprobs or 0
-            found += [token_logprobs(row, token, num_likeliest) for row, token in zip(logprobs, part, strict=True)]
+            found += [
+                token_logprobs(row, token, num_likeliest) for row, token in zip(logprobs, part, strict=True)
+            ]
         return found

@@ -35,7 +35,9 @@ class Sampler:
         likeliest, is_broken = self._ops.argmax(logits)
         broken = set(is_broken.nonzero().flatten().tolist()) if bool(is_broken.any()) else set()
         sampled = Sampled(likeliest.tolist(), broken)
-        rows = [i for i, request in enumerate(requests) if not request.params.is_plain_greedy and i not in broken]
+        rows = [
+            i for i, request in enumerate(requests) if not request.params.is_plain_greedy and i not in broken
+        ]
         if rows:
             self._sample_rows(logits, requests, rows, sampled)
         return sampled
@@ -55,7 +57,9 @@ class Sampler:
             sampled.tokens[row] = token
         for raw_row, i in enumerate(wanted):
             assert raw is not None
-            sampled.logprobs[rows[i]] = token_logprobs(raw[raw_row], tokens[i], subset[i].params.logprobs or 0)
+            sampled.logprobs[rows[i]] = token_logprobs(
+                raw[raw_row], tokens[i], subset[i].params.logprobs or 0
+            )
 
     def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         tokens: list[int] = self._ops.argmax(logits)[0].tolist()

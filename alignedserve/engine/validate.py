@@ -49,4 +49,6 @@ def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
         raise InvalidRequest(f"{name}: must be a flat list of integers")
     outside = array[(array < 0) | (array >= vocabulary.size)]
     if len(outside):
-        raise InvalidRequest(f"{name}: token id {outside[0]} is outside the vocabulary, 0 to {vocabulary.size - 1}")
+        raise InvalidRequest(
+            f"{name}: token id {outside[0]} is outside the vocabulary, 0 to {vocabulary.size - 1}"
+        )

@@ -47,7 +47,9 @@ class Llama:
         return x
 
     def logits(self, hidden: Value) -> Value:
-        return self._ops.linear(self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps), self._lm_head)
+        return self._ops.linear(
+            self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps), self._lm_head
+        )
 
     def _attend(self, layer: DecoderLayer, x: Value) -> Value:
         qkv = self._ops.linear(self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps), layer.qkv)

@@ -111,7 +111,9 @@ def test_min_tokens_above_max_tokens_and_unknown_names() -> None:
 
 
 def test_a_kv_budget_too_small_for_one_request(directory: Path) -> None:
-    with pytest.raises(ValueError, match=r"kv_cache_memory_bytes=10000: 0 blocks.*max_model_len=512.*needs 32"):
+    with pytest.raises(
+        ValueError, match=r"kv_cache_memory_bytes=10000: 0 blocks.*max_model_len=512.*needs 32"
+    ):
         make_engine(directory, kv_cache_memory_bytes=10000)
 
 

@@ -45,7 +45,9 @@ def test_chunks_blocks_and_batches_change_nothing(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("block_size", [8, 16])
-def test_preemption_at_every_step_changes_nothing(tiny_model: Directory, backend: str, block_size: int) -> None:
+def test_preemption_at_every_step_changes_nothing(
+    tiny_model: Directory, backend: str, block_size: int
+) -> None:
     directory = tiny_model("llama-gqa-tied")
     engine = make_engine(
         directory, EvictEveryStep, attention_backend=backend, block_size=block_size, max_prefill_chunk=40

@@ -109,7 +109,11 @@ def test_repetition_penalty_is_transformers(engine: Engine, directory: Path, pen
     prompt = prompts()[4]
     ids = torch.tensor([prompt])
     expected = tiny_models.oracle(directory).generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40, repetition_penalty=penalty
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=40,
+        repetition_penalty=penalty,
     )
     assert tokens(run(engine, [prompt], greedy_params(40, repetition_penalty=penalty))) == [
         expected[0, len(prompt) :].tolist()
@@ -173,5 +177,7 @@ def test_logprobs_are_transformers(tiny_model: Directory, family: str, backend: 
 def check_position(position: Any, row: torch.Tensor, num_likeliest: int) -> None:
     assert len(position.token_ids) == num_likeliest + 1
     assert torch.allclose(torch.tensor(position.logprobs), row[position.token_ids], atol=1e-4, rtol=0)
-    assert torch.allclose(torch.tensor(position.logprobs[1:]), row.topk(num_likeliest).values, atol=1e-4, rtol=0)
+    assert torch.allclose(
+        torch.tensor(position.logprobs[1:]), row.topk(num_likeliest).values, atol=1e-4, rtol=0
+    )
     assert position.ranks[0] == int((row > row[position.token_ids[0]]).sum()) + 1

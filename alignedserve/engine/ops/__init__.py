@@ -47,5 +47,7 @@ def _best(device: torch.device, dtype: torch.dtype) -> Ops:
     try:
         return _cpu(device, dtype)
     except (NoCompiler, BuildFailed, ValueError) as error:
-        logger.warning("The native CPU backend is not available, using torch instead, which is slower: %s", error)
+        logger.warning(
+            "The native CPU backend is not available, using torch instead, which is slower: %s", error
+        )
         return _torch(device, dtype)

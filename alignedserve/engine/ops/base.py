@@ -80,7 +80,9 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def embed(self, table: torch.Tensor, ids: torch.Tensor, offset: int = 0, add_to: Value | None = None) -> Value:
+    def embed(
+        self, table: torch.Tensor, ids: torch.Tensor, offset: int = 0, add_to: Value | None = None
+    ) -> Value:
         """table[ids + offset], plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`."""
 
     @abstractmethod
@@ -122,7 +124,7 @@ class Ops(ABC):
         step: StepInputs,
         max_rows: int,
     ) -> CompiledModel:
-        """Make `forward` (tokens of the step to hidden states) and `logits` (some rows of them to logits) runnable."""
+        """Makes `forward` (the step's tokens to hidden states) and `logits` (some rows of them to logits) runnable."""
 
 
 class CompiledModel(ABC):
