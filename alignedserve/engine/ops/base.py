@@ -107,7 +107,10 @@ class Ops(ABC):
 
     @abstractmethod
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Per row: the first of the largest logits, and whether it holds NaN or its maximum is not finite. Not traced."""
+        """Per row: the first of the largest logits; whether it holds NaN or its maximum is not finite.
+
+        Not traced.
+        """
 
     @abstractmethod
     def gumbel_argmax(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
