@@ -43,8 +43,8 @@ class WeightSource(Protocol):
 class SafetensorsSource:
     """The safetensors of a model directory, one file or several with an index.
 
-    At any time at most the tensor taken last is resident beside what the model made of the earlier ones. An
-    earlier tensor stays valid even so: reading it again fetches it from the file.
+    What is resident beside the model is what it read of the files since the last `take`. A tensor taken
+    earlier stays valid: reading it again fetches it from the file.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class SafetensorsSource:
         self._dtype = dtype
         self._device = torch.device(device)
         self._file_of = _open_files(directory)
+        self._files = list(dict.fromkeys(self._file_of.values()))
         self._taken: set[str] = set()
-        self._last: str | None = None
         self._bytes_since_trim = 0
         total = sum(self._num_bytes(name) for name in self._file_of)
         self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not progress)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        self._drop_last()
+        self._drop_read()
         stored_name = self._stored_name(name)
         file = self._file_of[stored_name]
         tensor = file.tensor(stored_name)
@@ -70,20 +70,20 @@ class SafetensorsSource:
                 f"{file.path}: {stored_name} has shape {tuple(tensor.shape)}; must be {tuple(shape)}"
             )
         self._taken.add(stored_name)
-        self._last = stored_name
+        self._bytes_since_trim += self._num_bytes(stored_name)
         self._bar.update(self._num_bytes(stored_name))
         if tensor.dtype == self._dtype:
             return tensor.to(self._device)
         return self._convert(file, stored_name, tensor)
 
     def finish(self) -> None:
-        self._drop_last()
+        self._drop_read()
         self._bar.close()
         unused = [
             name for name in self._file_of if name not in self._taken and not name.endswith(HARMLESS_SUFFIXES)
         ]
         # with the last reference to a file its map ends
-        self._file_of = {}
+        self._file_of, self._files = {}, []
         if unused:
             raise ValueError(
                 f"{self._directory} holds {len(unused)} tensors that the model does not have: {_some(unused)}"
@@ -112,17 +112,13 @@ class SafetensorsSource:
             file.drop(offset, offset + piece.numel() * tensor.element_size())
         return converted
 
-    def _drop_last(self) -> None:
-        """What is no longer needed: the pages of the tensor taken last, and what the model freed."""
-        if self._last is None:
-            return
-        file = self._file_of[self._last]
-        file.drop(file.entries[self._last].begin, file.entries[self._last].end)
-        self._bytes_since_trim += self._num_bytes(self._last)
+    def _drop_read(self) -> None:
+        """The pages of every file, as the model may have read an earlier tensor late, and what it freed."""
+        for file in self._files:
+            file.drop()
         if self._bytes_since_trim >= TRIM_BYTES:
             return_free_pages()
             self._bytes_since_trim = 0
-        self._last = None
 
     def _num_bytes(self, name: str) -> int:
         entry = self._file_of[name].entries[name]
