@@ -71,9 +71,9 @@ class SafetensorsFile:
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
 
-    def drop(self, begin: int, end: int) -> None:
+    def drop(self, begin: int = 0, end: int | None = None) -> None:
         """Gives the pages of these bytes back. Reading them again is allowed and fetches them anew."""
-        self._advise(begin, end, "MADV_DONTNEED")
+        self._advise(begin, len(self._map) if end is None else end, "MADV_DONTNEED")
 
     def _advise(self, begin: int, end: int, advice: str) -> None:
         # not every platform has it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +11,8 @@ from tqdm import tqdm
 
 from alignedserve.models.dummy_weights import DummySource
 from alignedserve.models.fields import Fields, read_json_object
-from alignedserve.models.safetensors_file import DTYPES, SafetensorsFile
+from alignedserve.models.heap import return_free_pages
+from alignedserve.models.safetensors_file import SafetensorsFile
 
 __all__ = ["DummySource", "SafetensorsSource", "WeightSource"]
 
@@ -20,6 +20,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Bytes of the file converted at a time. Small beside any model, large beside a page.
 CONVERT_BYTES = 16 << 20
+# Bytes taken between two cleanings of the heap, which walk through it
+TRIM_BYTES = 16 << 20
 # What checkpoints carry and no model takes: tables that are computed, an output layer tied to the input.
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "lm_head.weight", "decoder.version")
 
@@ -41,7 +43,8 @@ class WeightSource(Protocol):
 class SafetensorsSource:
     """The safetensors of a model directory, one file or several with an index.
 
-    At any time at most the tensor taken last is resident beside what the model made of the earlier ones.
+    What is resident beside the model is what it read of the files since the last `take`. A tensor taken
+    earlier stays valid: reading it again fetches it from the file.
     """
 
     def __init__(
@@ -51,15 +54,14 @@ class SafetensorsSource:
         self._dtype = dtype
         self._device = torch.device(device)
         self._file_of = _open_files(directory)
+        self._files = list(dict.fromkeys(self._file_of.values()))
         self._taken: set[str] = set()
-        self._last: str | None = None
-        self._scratch: torch.Tensor | None = None
+        self._bytes_since_trim = 0
         total = sum(self._num_bytes(name) for name in self._file_of)
         self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=not progress)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """What it returns is overwritten by the next `take` where it had to be converted."""
-        self._drop_last()
+        self._drop_read()
         stored_name = self._stored_name(name)
         file = self._file_of[stored_name]
         tensor = file.tensor(stored_name)
@@ -68,20 +70,20 @@ class SafetensorsSource:
                 f"{file.path}: {stored_name} has shape {tuple(tensor.shape)}; must be {tuple(shape)}"
             )
         self._taken.add(stored_name)
-        self._last = stored_name
+        self._bytes_since_trim += self._num_bytes(stored_name)
         self._bar.update(self._num_bytes(stored_name))
         if tensor.dtype == self._dtype:
             return tensor.to(self._device)
         return self._convert(file, stored_name, tensor)
 
     def finish(self) -> None:
-        self._drop_last()
+        self._drop_read()
         self._bar.close()
         unused = [
             name for name in self._file_of if name not in self._taken and not name.endswith(HARMLESS_SUFFIXES)
         ]
         # with the last reference to a file its map ends
-        self._file_of, self._scratch = {}, None
+        self._file_of, self._files = {}, []
         if unused:
             raise ValueError(
                 f"{self._directory} holds {len(unused)} tensors that the model does not have: {_some(unused)}"
@@ -99,11 +101,8 @@ class SafetensorsSource:
 
     def _convert(self, file: SafetensorsFile, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """In pieces whose pages are dropped at once: a tensor whole in both dtypes would raise the peak."""
-        if self._scratch is None:
-            # One for all. Allocated anew for each tensor, they leave holes that the next aligned block does
-            # not fit: with glibc the peak is then twice the model.
-            self._scratch = torch.empty(self._max_converted(), dtype=self._dtype, device=self._device)
-        source, target = tensor.reshape(-1), self._scratch[: tensor.numel()]
+        converted = torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
+        source, target = tensor.reshape(-1), converted.view(-1)
         step = CONVERT_BYTES // tensor.element_size()
         begin = file.entries[name].begin
         for start in range(0, source.numel(), step):
@@ -111,17 +110,15 @@ class SafetensorsSource:
             target[start : start + step].copy_(piece)
             offset = begin + start * tensor.element_size()
             file.drop(offset, offset + piece.numel() * tensor.element_size())
-        return target.view(tensor.shape)
+        return converted
 
-    def _max_converted(self) -> int:
-        entries = [file.entries[name] for name, file in self._file_of.items()]
-        return max(math.prod(entry.shape) for entry in entries if DTYPES.get(entry.dtype) != self._dtype)
-
-    def _drop_last(self) -> None:
-        if self._last is not None:
-            file = self._file_of[self._last]
-            file.drop(file.entries[self._last].begin, file.entries[self._last].end)
-            self._last = None
+    def _drop_read(self) -> None:
+        """The pages of every file, as the model may have read an earlier tensor late, and what it freed."""
+        for file in self._files:
+            file.drop()
+        if self._bytes_since_trim >= TRIM_BYTES:
+            return_free_pages()
+            self._bytes_since_trim = 0
 
     def _num_bytes(self, name: str) -> int:
         entry = self._file_of[name].entries[name]
