@@ -44,11 +44,11 @@ class Layers:
     ) -> Linear:
         """One layer out of several in the checkpoint, side by side."""
         parts = [
-            self._weights.take(f"{name}.weight", (out, in_features)).clone()
+            self._weights.take(f"{name}.weight", (out, in_features))
             for name, out in zip(names, out_features, strict=True)
         ]
         biases = [
-            self._weights.take(f"{name}.bias", (out,)).clone()
+            self._weights.take(f"{name}.bias", (out,))
             for name, out in zip(names, out_features, strict=True)
             if bias
         ]

@@ -31,7 +31,7 @@ class WeightSource(Protocol):
         """The tensor `name`, in the dtype and on the device the source was made for.
 
         Raises ValueError naming the tensor when it is missing or has another shape. The tensor may be a view
-        of a mapped file: read it, or copy it, before the next `take`.
+        of a mapped file; it stays valid, but to read it after a later `take` is to read the file again.
         """
         ...
 

@@ -36,8 +36,9 @@ class TorchOps(Ops):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
     ) -> TorchLinear:
-        bias = None if biases is None else self.parameter(torch.cat(list(biases)))
-        return TorchLinear(self.parameter(torch.cat(list(parts))), bias, activation)
+        weight = torch.cat(list(parts)).to(self.device, self.dtype)
+        bias = None if biases is None else torch.cat(list(biases)).to(self.device, self.dtype)
+        return TorchLinear(weight, bias, activation)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device=self.device, dtype=self.dtype, copy=True).contiguous()

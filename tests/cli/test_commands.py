@@ -1,0 +1,54 @@
+"""Commands as a user types them, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from alignedserve.cli.bench import prompt_lengths, random_prompts
+
+
+def alignedserve(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "alignedserve", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_help_names_every_command_and_option() -> None:
+    for command in ("generate", "bench"):
+        assert command in alignedserve("--help").stdout
+    text = alignedserve("bench", "engine", "--help").stdout
+    for flag in ("--max-num-seqs", "--kv-cache-memory-bytes", "--attention-backend", "[default: 256]", "per KV block"):
+        assert flag in text
+
+
+def test_generate_answers_with_the_demo_model() -> None:
+    done = alignedserve("generate", "-p", "List the letters from a to e.", "--no-use-tqdm")
+    assert done.returncode == 0, done.stderr
+    assert "a, b, c, d, e" in done.stdout
+
+
+def test_bench_engine_prints_one_json_line(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    model, out = str(tiny_model("qwen2")), tmp_path / "out.jsonl"
+    sizes = ["--num-prompts", "4", "--input-len", "20", "--output-len", "5", "--runs", "2"]
+    done = alignedserve("bench", "engine", model, *sizes, "--out", str(out), "--no-use-tqdm")
+    assert done.returncode == 0, done.stderr
+    line = json.loads(done.stdout)
+    assert line == json.loads(out.read_text())
+    assert line["output_tokens_per_s"] > 0 and len(line["rates"]) == 2 and line["num_prompts"] == 4
+
+
+def test_what_a_user_got_wrong_is_one_line(tmp_path: Path) -> None:
+    for words in (["generate", str(tmp_path), "-p", "x"], ["bench", "engine", "no-such-model", "--dtype", "int3"]):
+        done = alignedserve(*words)
+        assert done.returncode == 1
+        assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+
+
+def test_prompts_of_a_mix_are_the_peers() -> None:
+    assert sorted(prompt_lengths(32, 128, "long=0.125:2048")) == [128] * 28 + [2048] * 4
+    prompts = random_prompts([3, 5], vocab_size=100)
+    assert {len(prompt["prompt_token_ids"]) for prompt in prompts} == {3, 5}
+    assert prompts == random_prompts([3, 5], vocab_size=100)
