@@ -11,16 +11,14 @@
 #include <limits>
 #include <utility>
 
-#include "kv_cache.h"
+#include "key_tile.h"
 #include "math.h"
 #include "ops.h"
 #include "scratch.h"
 #include "tile.h"
-#include "transpose.h"
 
 namespace {
 
-constexpr int kTileKeys = 64;
 constexpr int kKeyTiles = kTileKeys / kTileColumns;
 constexpr int kKeyVectors = kTileKeys / kLanes;
 constexpr float kLowest = -1e30f;
@@ -93,73 +91,6 @@ void reset(const Task<T>& task) {
   std::fill_n(task.maxima, task.num_rows + kLanes, kLowest);
 }
 
-template <class T>
-struct KeyRows {
-  const T* keys[kTileKeys];
-  const T* values[kTileKeys];
-};
-
-// The K and V rows of a tile. Those that no query may see yet are zeros: their memory may hold anything.
-template <class T>
-void find_rows(const Task<T>& task, int64_t first_key, KeyRows<T>& rows) {
-  alignas(64) static const T zeros[kMaxHeadDim] = {};
-  const AttentionOp& op = task.op;
-  const int32_t* table = task.step.block_table + task.queries.seq * task.step.block_table_stride;
-  const int64_t valid = std::min<int64_t>(kTileKeys, task.end_position - first_key);
-  int64_t block = first_key / op.block_size, slot = first_key % op.block_size;
-  for (int64_t i = 0; i < valid; ++i) {
-    rows.keys[i] = key_of<T>(op, table[block], slot, task.kv_head);
-    rows.values[i] = rows.keys[i] + op.value_offset;
-    if (++slot == op.block_size) ++block, slot = 0;
-  }
-  for (int64_t i = valid; i < kTileKeys; ++i) rows.keys[i] = rows.values[i] = zeros;
-}
-
-template <class T>
-void pack_keys(const Task<T>& task, const T* const (&rows)[kTileKeys]) {
-  const auto* words = reinterpret_cast<const uint32_t* const*>(rows);
-  for (int first = 0; first < kTileKeys; first += kLanes) {
-    char* tile = task.keys + first / kTileColumns * task.head_words * kStepBytes + first % kTileColumns * kWordBytes;
-    for (int64_t word = 0; word < task.head_words; word += kLanes)
-      transpose16(words + first, word, int(std::min<int64_t>(kLanes, task.head_words - word)),
-                  reinterpret_cast<uint32_t*>(tile + word * kStepBytes), kTileColumns);
-  }
-}
-
-ALWAYS_INLINE void pack_value_word(const float* const* rows, int64_t offset, int64_t count, char* to) {
-  store_up_to(reinterpret_cast<float*>(to), load_up_to(rows[0] + offset, count), kLanes);
-}
-
-// Two keys' values, interleaved.
-ALWAYS_INLINE void pack_value_word(const bf16* const* rows, int64_t offset, int64_t count, char* to) {
-  u16x16 even = {}, odd = {};
-  const size_t bytes = std::min<int64_t>(kLanes, count) * sizeof(bf16);
-  if (count >= kLanes) {
-    std::memcpy(&even, rows[0] + offset, sizeof even);
-    std::memcpy(&odd, rows[1] + offset, sizeof odd);
-  } else {
-    std::memcpy(&even, rows[0] + offset, bytes);
-    std::memcpy(&odd, rows[1] + offset, bytes);
-  }
-  const u32x16 pairs = __builtin_convertvector(even, u32x16) | (__builtin_convertvector(odd, u32x16) << 16);
-  std::memcpy(to, &pairs, sizeof pairs);
-}
-
-template <class T>
-void pack_values(const Task<T>& task, const T* const (&rows)[kTileKeys]) {
-  const int64_t tile_bytes = words<T>(kTileKeys) * kStepBytes;
-  for (int64_t word = 0; word < words<T>(kTileKeys); ++word)
-    for (int64_t column = 0; column < task.padded_dim; column += kLanes) {
-      char* to = task.values + column / kTileColumns * tile_bytes + word * kStepBytes +
-                 column % kTileColumns * kWordBytes;
-      const int64_t count = task.op.head_dim - column;
-      if (count > 0)
-        pack_value_word(rows + word * kWordValues<T>, column, count, to);
-      else
-        std::memset(to, 0, kLanes * kWordBytes);
-    }
-}
-
 template <class T, int ROWS>
 struct RowBlock {
   using Scores = f32x16[ROWS][kKeyVectors];
@@ -202,38 +133,50 @@ struct RowBlock {
     return shrink;
   }
 
-  static void add_values(const Task<T>& task, int64_t row, f32x16 shrink) {
-    const int64_t steps = words<T>(kTileKeys);
-    for (int64_t tile = 0; tile < task.value_tiles; ++tile) {
-      f32x16 acc[ROWS][kTileVectors];
-      float* out = task.out + row * task.padded_dim + tile * kTileColumns;
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < kTileVectors; ++v) acc[r][v] = load(out + r * task.padded_dim + v * kLanes) * shrink[r];
-      dot<T, ROWS, 1>(reinterpret_cast<const char*>(task.weights), kTileKeys * sizeof(T),
-                      task.values + tile * steps * kStepBytes, 0, steps, acc);
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < kTileVectors; ++v) store(out + r * task.padded_dim + v * kLanes, acc[r][v]);
-    }
+  // Few rows: two tiles at a time, for more accumulators than the multiplier's latency.
+  static constexpr int kAtOnce = ROWS <= kMaxRows / 2 ? 2 : 1;
+
+  template <int TILES>
+  static ALWAYS_INLINE void score_tiles(const Task<T>& task, int64_t row, int first, Scores& scores) {
+    const int64_t stride = task.op.head_dim * sizeof(T), tile_bytes = task.head_words * kStepBytes;
+    const float scale = task.op.scale * kLog2E;
+    f32x16 acc[ROWS][TILES * kTileVectors] = {};
+    dot<T, ROWS, TILES>(reinterpret_cast<const char*>(task.q) + row * stride, stride, task.keys + first * tile_bytes,
+                        tile_bytes, task.head_words, acc);
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < TILES * kTileVectors; ++v) scores[r][first * kTileVectors + v] = acc[r][v] * scale;
+  }
+
+  template <int TILES>
+  static ALWAYS_INLINE void add_tiles(const Task<T>& task, int64_t row, int64_t first, int64_t steps, f32x16 shrink) {
+    const int64_t tile_bytes = words<T>(kTileKeys) * kStepBytes;
+    float* out = task.out + row * task.padded_dim + first * kTileColumns;
+    f32x16 acc[ROWS][TILES * kTileVectors];
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < TILES * kTileVectors; ++v)
+        acc[r][v] = load(out + r * task.padded_dim + v * kLanes) * shrink[r];
+    dot<T, ROWS, TILES>(reinterpret_cast<const char*>(task.weights), kTileKeys * sizeof(T),
+                        task.values + first * tile_bytes, tile_bytes, steps, acc);
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < TILES * kTileVectors; ++v) store(out + r * task.padded_dim + v * kLanes, acc[r][v]);
   }
 
   static void attend(const Task<T>& task, int64_t row, int64_t first_key) {
     const int64_t earliest = task.first_position + row / task.group;
     const int64_t latest = task.first_position + (row + ROWS - 1) / task.group;
     if (latest < first_key) return;
-    const int64_t stride = task.op.head_dim * sizeof(T);
-    const char* q = reinterpret_cast<const char*>(task.q) + row * stride;
-    const float scale = task.op.scale * kLog2E;
-    Scores scores;
-    for (int tile = 0; tile < kKeyTiles; ++tile) {
-      f32x16 acc[ROWS][kTileVectors] = {};
-      dot<T, ROWS, 1>(q, stride, task.keys + tile * task.head_words * kStepBytes, 0, task.head_words, acc);
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < kTileVectors; ++v) scores[r][tile * kTileVectors + v] = acc[r][v] * scale;
-    }
+    // keys beyond these are masked for all rows: left out, which changes nothing
+    const int64_t num_keys = std::min<int64_t>(kTileKeys, latest + 1 - first_key);
+    Scores scores = {};
+    for (int tile = 0; tile * kTileColumns < num_keys; tile += kAtOnce) score_tiles<kAtOnce>(task, row, tile, scores);
     const bool all_visible =
         first_key + kTileKeys - 1 <= earliest && (!task.op.window || first_key > latest - task.op.window);
     if (!all_visible) mask(task, row, first_key, scores);
-    add_values(task, row, softmax(task, row, scores));
+    const f32x16 shrink = softmax(task, row, scores);
+    int64_t tile = 0;
+    for (; tile + kAtOnce <= task.value_tiles; tile += kAtOnce)
+      add_tiles<kAtOnce>(task, row, tile, words<T>(num_keys), shrink);
+    for (; tile < task.value_tiles; ++tile) add_tiles<1>(task, row, tile, words<T>(num_keys), shrink);
   }
 };
 
@@ -259,36 +202,54 @@ void write_result(const Task<T>& task) {
 }
 
 template <class T>
-void run_task(const Task<T>& task) {
+int64_t first_tile(const AttentionOp& op, int64_t first_position) {
+  const int64_t first_visible = op.window ? std::max<int64_t>(0, first_position - op.window + 1) : 0;
+  return first_visible / kTileKeys * kTileKeys;
+}
+
+// `next`: what this thread probably does after this, to fetch its first keys
+template <class T>
+void run_task(const Task<T>& task, const KeySpan& next) {
   load_queries(task);
   reset(task);
   const RowBlocks blocks{task.num_rows};
-  const int64_t first_visible = task.op.window ? std::max<int64_t>(0, task.first_position - task.op.window + 1) : 0;
-  for (int64_t key = first_visible / kTileKeys * kTileKeys; key < task.end_position; key += kTileKeys) {
-    KeyRows<T> rows;
-    find_rows(task, key, rows);
-    pack_keys(task, rows.keys);
-    pack_values(task, rows.values);
+  const KeySpan span{task.queries.seq, task.kv_head, task.end_position};
+  KeyRows<T> tiles[2];
+  KeyRows<T>*rows = &tiles[0], *ahead = &tiles[1];
+  int64_t key = first_tile<T>(task.op, task.first_position);
+  find_rows(task.op, task.step, span, key, *rows);
+  for (; key < task.end_position; key += kTileKeys, std::swap(rows, ahead)) {
+    const bool is_last = key + kTileKeys >= task.end_position;
+    find_rows(task.op, task.step, is_last ? next : span, is_last ? 0 : key + kTileKeys, *ahead);
+    pack_keys(*rows, *ahead, task.head_words, task.keys);
+    pack_values(*rows, *ahead, task.op.head_dim, task.values);
     attend_rows(task, blocks, key, std::make_integer_sequence<int, kMaxRows>{});
   }
   write_result(task);
 }
 
 template <class T>
-void attention_chunk(const AttentionOp& op, const Step& step, const QueryBlock& queries, int64_t kv_head) {
+void attention_chunk(const AttentionOp& op, const Step& step, const AttentionPlan& plan, int64_t chunk) {
+  const QueryBlock& queries = plan.queries[chunk / op.num_kv_heads];
+  const int64_t kv_head = chunk % op.num_kv_heads;
   const int64_t query_len = step.query_start[queries.seq + 1] - step.query_start[queries.seq];
   // the only task of its sequence and KV head: nobody else needs this K and V in this step
   if (queries.num_tokens == query_len) write_kv_head<T>(op, step, queries, kv_head);
-  run_task(Task<T>(op, step, queries, kv_head));
+
+  KeySpan next{0, 0, 0};
+  const int64_t later = chunk + step.num_threads;
+  if (later < int64_t(plan.queries.size()) * op.num_kv_heads) {
+    const int64_t seq = plan.queries[later / op.num_kv_heads].seq;
+    next = {seq, later % op.num_kv_heads, step.context_len[seq]};
+  }
+  run_task(Task<T>(op, step, queries, kv_head), next);
 }
 
 }  // namespace
 
 void attention(const AttentionOp& op, Dtype dtype, const Step& step, const AttentionPlan& plan, int64_t chunk) {
-  const QueryBlock& queries = plan.queries[chunk / op.num_kv_heads];
-  const int64_t kv_head = chunk % op.num_kv_heads;
   if (dtype == Dtype::Float32)
-    attention_chunk<float>(op, step, queries, kv_head);
+    attention_chunk<float>(op, step, plan, chunk);
   else
-    attention_chunk<bf16>(op, step, queries, kv_head);
+    attention_chunk<bf16>(op, step, plan, chunk);
 }
