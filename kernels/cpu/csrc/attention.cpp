@@ -1,7 +1,7 @@
 // Causal attention over the paged cache, for prefill chunks and decodes alike.
 //
-// A task is a run of query tokens of one sequence and one KV head; its rows are those tokens times the query heads
-// that share the KV head. Keys are walked in tiles of kTileKeys at multiples of kTileKeys, whatever the block size
+// A task is a run of query tokens of one sequence and some KV heads; its rows are, for each KV head, those tokens
+// times the query heads that share it. Keys are walked in tiles of kTileKeys at multiples of kTileKeys, whatever the block size
 // and wherever the task begins, with the usual running maximum and sum. A tile that is masked for a row leaves its
 // maximum, sum and output bit for bit as they were (the maximum starts at a finite value, so that exp2 of the
 // difference is exactly 1, and masked weights are exactly 0). So a row's result depends on its own position and keys
@@ -27,8 +27,7 @@ template <class T>
 struct Task {
   const AttentionOp& op;
   const Step& step;
-  const QueryBlock& queries;
-  const int64_t kv_head;
+  const TokenBlock& queries;
 
   const int64_t group = op.num_heads / op.num_kv_heads;
   const int64_t num_rows = queries.num_tokens * group;
@@ -37,46 +36,53 @@ struct Task {
   const int64_t head_words = words<T>(op.head_dim);
   const int64_t value_tiles = (op.head_dim + kTileColumns - 1) / kTileColumns;
   const int64_t padded_dim = value_tiles * kTileColumns;
+  // a vector of them may be touched at the last row
+  const int64_t rows_held = num_rows + kLanes;
 
-  // [row][head_dim]
-  T* q;
-  // [32 keys at a time][word][key]
+  // of one head and tile at a time: [32 keys][word][key], [32 values][word along keys][value], [row of a block][key]
   char* keys;
-  // [32 values at a time][word along keys][value]
   char* values;
-  // of one row block: [row][key]
   T* weights;
-  // [row][padded_dim]
+  // of all KV heads: [row][head_dim], [row][padded_dim], [row][lane] (sums of weights in 16 parts), [row]
+  T* q;
   float* out;
-  // [row][lane]: partial sums of the weights
   float* sums;
-  // [row]
   float* maxima;
 
-  Task(const AttentionOp& op, const Step& step, const QueryBlock& queries, int64_t kv_head)
-      : op(op), step(step), queries(queries), kv_head(kv_head) {
+  Task(const AttentionOp& op, const Step& step, const TokenBlock& queries) : op(op), step(step), queries(queries) {
     const size_t key_bytes = head_words * kKeyTiles * kStepBytes;
     const size_t value_bytes = words<T>(kTileKeys) * value_tiles * kStepBytes;
-    const int64_t rows = num_rows + kLanes;
-    Scratch scratch(Scratch::padded<T>(rows * op.head_dim) + key_bytes + value_bytes +
-                    Scratch::padded<T>(kMaxRows * kTileKeys) + Scratch::padded<float>(rows * padded_dim) +
+    const int64_t rows = queries.num_heads * rows_held;
+    Scratch scratch(key_bytes + value_bytes + Scratch::padded<T>(kMaxRows * kTileKeys) +
+                    Scratch::padded<T>(rows * op.head_dim) + Scratch::padded<float>(rows * padded_dim) +
                     Scratch::padded<float>(rows * kLanes) + Scratch::padded<float>(rows));
-    q = scratch.take<T>(rows * op.head_dim);
     keys = scratch.take<char>(key_bytes);
     values = scratch.take<char>(value_bytes);
     weights = scratch.take<T>(kMaxRows * kTileKeys);
+    q = scratch.take<T>(rows * op.head_dim);
     out = scratch.take<float>(rows * padded_dim);
     sums = scratch.take<float>(rows * kLanes);
     maxima = scratch.take<float>(rows);
   }
+
+  // The same task, with row 0 being the first of this KV head.
+  Task of_head(int64_t head) const {
+    Task task = *this;
+    const int64_t row = head * rows_held;
+    task.q += row * op.head_dim;
+    task.out += row * padded_dim;
+    task.sums += row * kLanes;
+    task.maxima += row;
+    return task;
+  }
 };
 
 template <class T>
-void load_queries(const Task<T>& task) {
+void load_queries(const Task<T>& task, int64_t kv_head) {
   const AttentionOp& op = task.op;
   for (int64_t t = 0; t < task.queries.num_tokens; ++t) {
     const int64_t token = task.queries.first_token + t;
-    const T* x = static_cast<const T*>(op.qkv) + token * op.qkv_stride + task.kv_head * task.group * op.head_dim;
+    const T* x = static_cast<const T*>(op.qkv) + token * op.qkv_stride + kv_head * task.group * op.head_dim;
     const float* rope = op.rope ? op.rope + int64_t(task.step.positions[token]) * op.head_dim : nullptr;
     for (int64_t h = 0; h < task.group; ++h)
       norm_and_rotate(x + h * op.head_dim, task.q + (t * task.group + h) * op.head_dim, op.head_dim, rope,
@@ -189,60 +195,65 @@ void attend_rows(const Task<T>& task, const RowBlocks& blocks, int64_t first_key
 }
 
 template <class T>
-void write_result(const Task<T>& task) {
+void write_result(const Task<T>& task, int64_t kv_head) {
   const AttentionOp& op = task.op;
   for (int64_t row = 0; row < task.num_rows; ++row) {
     const float sum = horizontal_sum(load(task.sums + row * kLanes));
     const int64_t token = task.queries.first_token + row / task.group;
     T* out = static_cast<T*>(op.out) + token * op.out_stride +
-             (task.kv_head * task.group + row % task.group) * op.head_dim;
+             (kv_head * task.group + row % task.group) * op.head_dim;
     for (int64_t i = 0; i < op.head_dim; i += kLanes)
       store_up_to(out + i, load(task.out + row * task.padded_dim + i) / sum, op.head_dim - i);
   }
 }
 
-template <class T>
 int64_t first_tile(const AttentionOp& op, int64_t first_position) {
   const int64_t first_visible = op.window ? std::max<int64_t>(0, first_position - op.window + 1) : 0;
   return first_visible / kTileKeys * kTileKeys;
 }
 
+KeySpan span_of(const Step& step, const TokenBlock& queries, int64_t head) {
+  return {queries.seq, queries.first_head + head, step.positions[queries.first_token] + queries.num_tokens};
+}
+
 // `next`: what this thread probably does after this, to fetch its first keys
 template <class T>
-void run_task(const Task<T>& task, const KeySpan& next) {
-  load_queries(task);
-  reset(task);
+void run_task(const Task<T>& task, const TokenBlock& next) {
+  const TokenBlock& queries = task.queries;
+  for (int64_t head = 0; head < queries.num_heads; ++head) {
+    load_queries(task.of_head(head), queries.first_head + head);
+    reset(task.of_head(head));
+  }
   const RowBlocks blocks{task.num_rows};
-  const KeySpan span{task.queries.seq, task.kv_head, task.end_position};
+  const int64_t begin = first_tile(task.op, task.first_position);
   KeyRows<T> tiles[2];
   KeyRows<T>*rows = &tiles[0], *ahead = &tiles[1];
-  int64_t key = first_tile<T>(task.op, task.first_position);
-  find_rows(task.op, task.step, span, key, *rows);
-  for (; key < task.end_position; key += kTileKeys, std::swap(rows, ahead)) {
-    const bool is_last = key + kTileKeys >= task.end_position;
-    find_rows(task.op, task.step, is_last ? next : span, is_last ? 0 : key + kTileKeys, *ahead);
-    pack_keys(*rows, *ahead, task.head_words, task.keys);
-    pack_values(*rows, *ahead, task.op.head_dim, task.values);
-    attend_rows(task, blocks, key, std::make_integer_sequence<int, kMaxRows>{});
-  }
-  write_result(task);
+  find_rows(task.op, task.step, span_of(task.step, queries, 0), begin, *rows);
+  for (int64_t key = begin; key < task.end_position; key += kTileKeys)
+    for (int64_t head = 0; head < queries.num_heads; ++head, std::swap(rows, ahead)) {
+      if (head + 1 < queries.num_heads)
+        find_rows(task.op, task.step, span_of(task.step, queries, head + 1), key, *ahead);
+      else if (key + kTileKeys < task.end_position)
+        find_rows(task.op, task.step, span_of(task.step, queries, 0), key + kTileKeys, *ahead);
+      else
+        find_rows(task.op, task.step, span_of(task.step, next, 0),
+                  first_tile(task.op, task.step.positions[next.first_token]), *ahead);
+      pack_keys(*rows, *ahead, task.head_words, task.keys);
+      pack_values(*rows, *ahead, task.op.head_dim, task.values);
+      attend_rows(task.of_head(head), blocks, key, std::make_integer_sequence<int, kMaxRows>{});
+    }
+  for (int64_t head = 0; head < queries.num_heads; ++head)
+    write_result(task.of_head(head), queries.first_head + head);
 }
 
 template <class T>
 void attention_chunk(const AttentionOp& op, const Step& step, const AttentionPlan& plan, int64_t chunk) {
-  const QueryBlock& queries = plan.queries[chunk / op.num_kv_heads];
-  const int64_t kv_head = chunk % op.num_kv_heads;
+  const TokenBlock& queries = plan.queries[chunk];
   const int64_t query_len = step.query_start[queries.seq + 1] - step.query_start[queries.seq];
-  // the only task of its sequence and KV head: nobody else needs this K and V in this step
-  if (queries.num_tokens == query_len) write_kv_head<T>(op, step, queries, kv_head);
-
-  KeySpan next{0, 0, 0};
-  const int64_t later = chunk + step.num_threads;
-  if (later < int64_t(plan.queries.size()) * op.num_kv_heads) {
-    const int64_t seq = plan.queries[later / op.num_kv_heads].seq;
-    next = {seq, later % op.num_kv_heads, step.context_len[seq]};
-  }
-  run_task(Task<T>(op, step, queries, kv_head), next);
+  // the only task of its sequence and KV heads: nobody else needs this K and V in this step
+  if (queries.num_tokens == query_len) write_tokens<T>(op, step, queries);
+  const int64_t last = int64_t(plan.queries.size()) - 1;
+  run_task(Task<T>(op, step, queries), plan.queries[std::min(last, chunk + step.num_threads)]);
 }
 
 }  // namespace

@@ -12,18 +12,17 @@ struct Run {
   const Op* ops;
   const Step* step;
   std::vector<PhaseSpec> phases;
-  // by group; a deque, because ops hold on to its elements
+  // by number of heads; a deque, because ops hold on to its elements
   std::deque<AttentionPlan> plans;
   size_t num_plans = 0;
   std::vector<const AttentionPlan*> plan_of_op;
 
   const AttentionPlan& plan(const AttentionOp& op) {
-    const int64_t group = op.num_heads / op.num_kv_heads;
     for (size_t i = 0; i < num_plans; ++i)
-      if (plans[i].group == group) return plans[i];
+      if (plans[i].num_heads == op.num_heads && plans[i].num_kv_heads == op.num_kv_heads) return plans[i];
     if (num_plans == plans.size()) plans.emplace_back();
     AttentionPlan& made = plans[num_plans++];
-    make_attention_plan(*step, group, made);
+    make_attention_plan(*step, op.num_heads, op.num_kv_heads, made);
     return made;
   }
 
@@ -44,7 +43,7 @@ struct Run {
         return int64_t(plan_of_op[i]->writes.size());
       case OpKind::Attention:
         plan_of_op[i] = &plan(op.attention);
-        return int64_t(plan_of_op[i]->queries.size()) * op.attention.num_kv_heads;
+        return int64_t(plan_of_op[i]->queries.size());
     }
     return -1;
   }
