@@ -33,7 +33,7 @@ class Arena:
 
 def _map_huge_pages(size: int) -> torch.Tensor:
     size = -(-size // _HUGE_PAGE) * _HUGE_PAGE
-    memory = mmap.mmap(-1, size + _HUGE_PAGE)
+    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel built without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -80,8 +82,8 @@ class Program:
         self._array = None
 
     @property
-    def kinds(self) -> list[OpKind]:
-        return [OpKind(op.kind) for op in self._ops]
+    def ops(self) -> tuple[Op, ...]:
+        return tuple(self._ops)
 
     def make_last_float32(self, value: Value) -> torch.Tensor:
         """Lets the last operation, the linear layer that yields `value`, write float32. Returns that."""
@@ -93,6 +95,18 @@ class Program:
         last.args.linear.float32_out = 1
         self._kept.append(out)
         return out
+
+    def profile(self, step: Step) -> list[float]:
+        """Runs the program; seconds of each operation, all threads' waiting included."""
+        ended_ns = (ctypes.c_int64 * len(self._ops))()
+        step.ended_ns = ctypes.addressof(ended_ns)
+        begin_ns = time.monotonic_ns()
+        try:
+            self.run(step)
+        finally:
+            step.ended_ns = None
+        times = [begin_ns, *ended_ns]
+        return [(end - begin) * 1e-9 for begin, end in pairwise(times)]
 
     def run(self, step: Step) -> None:
         if self._array is None:

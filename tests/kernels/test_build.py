@@ -28,7 +28,7 @@ def test_a_build_is_found_again() -> None:
 
 def test_no_compiler_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(build.NoCompiler, match="no-such-compiler.*apt-get install"):
+    with pytest.raises(build.NoCompiler, match=r"no-such-compiler.*apt-get install"):
         build.build()
 
 

@@ -7,7 +7,7 @@ import torch
 from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.engine.step import StepInputs
 from kernels.cpu.program import Program, Value
-from kernels.cpu.structs import Step
+from kernels.cpu.structs import Op, Step
 
 
 class CpuModel(CompiledModel):
@@ -64,6 +64,13 @@ class CpuModel(CompiledModel):
         self._struct.num_rows, self._struct.rows = len(rows), rows.data_ptr()
         self._run(self._logits)
         return self._result[: len(rows)]
+
+    def profile(self, rows: torch.Tensor) -> list[tuple[Op, float]]:
+        """Runs the step and the logits of `rows`; every operation and its seconds."""
+        self.forward()
+        timed = list(zip(self._forward.ops, self._forward.profile(self._struct), strict=True))
+        self.logits(rows)
+        return timed + list(zip(self._logits.ops, self._logits.profile(self._struct), strict=True))
 
     def _run(self, program: Program) -> None:
         self._struct.num_threads = self._num_threads or torch.get_num_threads()

@@ -68,5 +68,6 @@ void argmax_row(const void* context, int, int64_t row) {
 void argmax_rows(const float* logits, int64_t num_rows, int64_t width, int64_t stride, int64_t* index, uint8_t* is_bad,
                  int32_t num_threads) {
   const Rows rows{logits, width, stride, index, is_bad};
-  run_phases(num_rows > 1 ? num_threads : 1, 1, &num_rows, argmax_row, &rows);
+  const PhaseSpec phase{num_rows, Order::Queue};
+  run_phases(num_rows > 1 ? num_threads : 1, 1, &phase, argmax_row, &rows);
 }

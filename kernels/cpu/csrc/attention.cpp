@@ -1,7 +1,7 @@
 // Causal attention over the paged cache, for prefill chunks and decodes alike.
 //
-// A task is a run of query tokens of one sequence and one KV head; its rows are those tokens times the query heads
-// that share the KV head. Keys are walked in tiles of kTileKeys at multiples of kTileKeys, whatever the block size
+// A task is a run of query tokens of one sequence and some KV heads; its rows are, for each KV head, those tokens
+// times the query heads that share it. Keys are walked in tiles of kTileKeys at multiples of kTileKeys, whatever the block size
 // and wherever the task begins, with the usual running maximum and sum. A tile that is masked for a row leaves its
 // maximum, sum and output bit for bit as they were (the maximum starts at a finite value, so that exp2 of the
 // difference is exactly 1, and masked weights are exactly 0). So a row's result depends on its own position and keys
@@ -11,16 +11,14 @@
 #include <limits>
 #include <utility>
 
-#include "kv_cache.h"
+#include "key_tile.h"
 #include "math.h"
 #include "ops.h"
 #include "scratch.h"
 #include "tile.h"
-#include "transpose.h"
 
 namespace {
 
-constexpr int kTileKeys = 64;
 constexpr int kKeyTiles = kTileKeys / kTileColumns;
 constexpr int kKeyVectors = kTileKeys / kLanes;
 constexpr float kLowest = -1e30f;
@@ -29,8 +27,7 @@ template <class T>
 struct Task {
   const AttentionOp& op;
   const Step& step;
-  const QueryBlock& queries;
-  const int64_t kv_head;
+  const TokenBlock& queries;
 
   const int64_t group = op.num_heads / op.num_kv_heads;
   const int64_t num_rows = queries.num_tokens * group;
@@ -39,46 +36,53 @@ struct Task {
   const int64_t head_words = words<T>(op.head_dim);
   const int64_t value_tiles = (op.head_dim + kTileColumns - 1) / kTileColumns;
   const int64_t padded_dim = value_tiles * kTileColumns;
+  // a vector of them may be touched at the last row
+  const int64_t rows_held = num_rows + kLanes;
 
-  // [row][head_dim]
-  T* q;
-  // [32 keys at a time][word][key]
+  // of one head and tile at a time: [32 keys][word][key], [32 values][word along keys][value], [row of a block][key]
   char* keys;
-  // [32 values at a time][word along keys][value]
   char* values;
-  // of one row block: [row][key]
   T* weights;
-  // [row][padded_dim]
+  // of all KV heads: [row][head_dim], [row][padded_dim], [row][lane] (sums of weights in 16 parts), [row]
+  T* q;
   float* out;
-  // [row][lane]: partial sums of the weights
   float* sums;
-  // [row]
   float* maxima;
 
-  Task(const AttentionOp& op, const Step& step, const QueryBlock& queries, int64_t kv_head)
-      : op(op), step(step), queries(queries), kv_head(kv_head) {
+  Task(const AttentionOp& op, const Step& step, const TokenBlock& queries) : op(op), step(step), queries(queries) {
     const size_t key_bytes = head_words * kKeyTiles * kStepBytes;
     const size_t value_bytes = words<T>(kTileKeys) * value_tiles * kStepBytes;
-    const int64_t rows = num_rows + kLanes;
-    Scratch scratch(Scratch::padded<T>(rows * op.head_dim) + key_bytes + value_bytes +
-                    Scratch::padded<T>(kMaxRows * kTileKeys) + Scratch::padded<float>(rows * padded_dim) +
+    const int64_t rows = queries.num_heads * rows_held;
+    Scratch scratch(key_bytes + value_bytes + Scratch::padded<T>(kMaxRows * kTileKeys) +
+                    Scratch::padded<T>(rows * op.head_dim) + Scratch::padded<float>(rows * padded_dim) +
                     Scratch::padded<float>(rows * kLanes) + Scratch::padded<float>(rows));
-    q = scratch.take<T>(rows * op.head_dim);
     keys = scratch.take<char>(key_bytes);
     values = scratch.take<char>(value_bytes);
     weights = scratch.take<T>(kMaxRows * kTileKeys);
+    q = scratch.take<T>(rows * op.head_dim);
     out = scratch.take<float>(rows * padded_dim);
     sums = scratch.take<float>(rows * kLanes);
     maxima = scratch.take<float>(rows);
   }
+
+  // The same task, with row 0 being the first of this KV head.
+  Task of_head(int64_t head) const {
+    Task task = *this;
+    const int64_t row = head * rows_held;
+    task.q += row * op.head_dim;
+    task.out += row * padded_dim;
+    task.sums += row * kLanes;
+    task.maxima += row;
+    return task;
+  }
 };
 
 template <class T>
-void load_queries(const Task<T>& task) {
+void load_queries(const Task<T>& task, int64_t kv_head) {
   const AttentionOp& op = task.op;
   for (int64_t t = 0; t < task.queries.num_tokens; ++t) {
     const int64_t token = task.queries.first_token + t;
-    const T* x = static_cast<const T*>(op.qkv) + token * op.qkv_stride + task.kv_head * task.group * op.head_dim;
+    const T* x = static_cast<const T*>(op.qkv) + token * op.qkv_stride + kv_head * task.group * op.head_dim;
     const float* rope = op.rope ? op.rope + int64_t(task.step.positions[token]) * op.head_dim : nullptr;
     for (int64_t h = 0; h < task.group; ++h)
       norm_and_rotate(x + h * op.head_dim, task.q + (t * task.group + h) * op.head_dim, op.head_dim, rope,
@@ -91,73 +95,6 @@ void reset(const Task<T>& task) {
   std::fill_n(task.out, task.num_rows * task.padded_dim, 0.0f);
   std::fill_n(task.sums, task.num_rows * kLanes, 0.0f);
   std::fill_n(task.maxima, task.num_rows + kLanes, kLowest);
-}
-
-template <class T>
-struct KeyRows {
-  const T* keys[kTileKeys];
-  const T* values[kTileKeys];
-};
-
-// The K and V rows of a tile. Those that no query may see yet are zeros: their memory may hold anything.
-template <class T>
-void find_rows(const Task<T>& task, int64_t first_key, KeyRows<T>& rows) {
-  alignas(64) static const T zeros[kMaxHeadDim] = {};
-  const AttentionOp& op = task.op;
-  const int32_t* table = task.step.block_table + task.queries.seq * task.step.block_table_stride;
-  const int64_t valid = std::min<int64_t>(kTileKeys, task.end_position - first_key);
-  int64_t block = first_key / op.block_size, slot = first_key % op.block_size;
-  for (int64_t i = 0; i < valid; ++i) {
-    rows.keys[i] = key_of<T>(op, table[block], slot, task.kv_head);
-    rows.values[i] = rows.keys[i] + op.value_offset;
-    if (++slot == op.block_size) ++block, slot = 0;
-  }
-  for (int64_t i = valid; i < kTileKeys; ++i) rows.keys[i] = rows.values[i] = zeros;
-}
-
-template <class T>
-void pack_keys(const Task<T>& task, const T* const (&rows)[kTileKeys]) {
-  const auto* words = reinterpret_cast<const uint32_t* const*>(rows);
-  for (int first = 0; first < kTileKeys; first += kLanes) {
-    char* tile = task.keys + first / kTileColumns * task.head_words * kStepBytes + first % kTileColumns * kWordBytes;
-    for (int64_t word = 0; word < task.head_words; word += kLanes)
-      transpose16(words + first, word, int(std::min<int64_t>(kLanes, task.head_words - word)),
-                  reinterpret_cast<uint32_t*>(tile + word * kStepBytes), kTileColumns);
-  }
-}
-
-ALWAYS_INLINE void pack_value_word(const float* const* rows, int64_t offset, int64_t count, char* to) {
-  store_up_to(reinterpret_cast<float*>(to), load_up_to(rows[0] + offset, count), kLanes);
-}
-
-// Two keys' values, interleaved.
-ALWAYS_INLINE void pack_value_word(const bf16* const* rows, int64_t offset, int64_t count, char* to) {
-  u16x16 even = {}, odd = {};
-  const size_t bytes = std::min<int64_t>(kLanes, count) * sizeof(bf16);
-  if (count >= kLanes) {
-    std::memcpy(&even, rows[0] + offset, sizeof even);
-    std::memcpy(&odd, rows[1] + offset, sizeof odd);
-  } else {
-    std::memcpy(&even, rows[0] + offset, bytes);
-    std::memcpy(&odd, rows[1] + offset, bytes);
-  }
-  const u32x16 pairs = __builtin_convertvector(even, u32x16) | (__builtin_convertvector(odd, u32x16) << 16);
-  std::memcpy(to, &pairs, sizeof pairs);
-}
-
-template <class T>
-void pack_values(const Task<T>& task, const T* const (&rows)[kTileKeys]) {
-  const int64_t tile_bytes = words<T>(kTileKeys) * kStepBytes;
-  for (int64_t word = 0; word < words<T>(kTileKeys); ++word)
-    for (int64_t column = 0; column < task.padded_dim; column += kLanes) {
-      char* to = task.values + column / kTileColumns * tile_bytes + word * kStepBytes +
-                 column % kTileColumns * kWordBytes;
-      const int64_t count = task.op.head_dim - column;
-      if (count > 0)
-        pack_value_word(rows + word * kWordValues<T>, column, count, to);
-      else
-        std::memset(to, 0, kLanes * kWordBytes);
-    }
 }
 
 template <class T, int ROWS>
@@ -202,38 +139,50 @@ struct RowBlock {
     return shrink;
   }
 
-  static void add_values(const Task<T>& task, int64_t row, f32x16 shrink) {
-    const int64_t steps = words<T>(kTileKeys);
-    for (int64_t tile = 0; tile < task.value_tiles; ++tile) {
-      f32x16 acc[ROWS][kTileVectors];
-      float* out = task.out + row * task.padded_dim + tile * kTileColumns;
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < kTileVectors; ++v) acc[r][v] = load(out + r * task.padded_dim + v * kLanes) * shrink[r];
-      dot<T, ROWS, 1>(reinterpret_cast<const char*>(task.weights), kTileKeys * sizeof(T),
-                      task.values + tile * steps * kStepBytes, 0, steps, acc);
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < kTileVectors; ++v) store(out + r * task.padded_dim + v * kLanes, acc[r][v]);
-    }
+  // Few rows: two tiles at a time, for more accumulators than the multiplier's latency.
+  static constexpr int kAtOnce = ROWS <= kMaxRows / 2 ? 2 : 1;
+
+  template <int TILES>
+  static ALWAYS_INLINE void score_tiles(const Task<T>& task, int64_t row, int first, Scores& scores) {
+    const int64_t stride = task.op.head_dim * sizeof(T), tile_bytes = task.head_words * kStepBytes;
+    const float scale = task.op.scale * kLog2E;
+    f32x16 acc[ROWS][TILES * kTileVectors] = {};
+    dot<T, ROWS, TILES>(reinterpret_cast<const char*>(task.q) + row * stride, stride, task.keys + first * tile_bytes,
+                        tile_bytes, task.head_words, acc);
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < TILES * kTileVectors; ++v) scores[r][first * kTileVectors + v] = acc[r][v] * scale;
+  }
+
+  template <int TILES>
+  static ALWAYS_INLINE void add_tiles(const Task<T>& task, int64_t row, int64_t first, int64_t steps, f32x16 shrink) {
+    const int64_t tile_bytes = words<T>(kTileKeys) * kStepBytes;
+    float* out = task.out + row * task.padded_dim + first * kTileColumns;
+    f32x16 acc[ROWS][TILES * kTileVectors];
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < TILES * kTileVectors; ++v)
+        acc[r][v] = load(out + r * task.padded_dim + v * kLanes) * shrink[r];
+    dot<T, ROWS, TILES>(reinterpret_cast<const char*>(task.weights), kTileKeys * sizeof(T),
+                        task.values + first * tile_bytes, tile_bytes, steps, acc);
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < TILES * kTileVectors; ++v) store(out + r * task.padded_dim + v * kLanes, acc[r][v]);
   }
 
   static void attend(const Task<T>& task, int64_t row, int64_t first_key) {
     const int64_t earliest = task.first_position + row / task.group;
     const int64_t latest = task.first_position + (row + ROWS - 1) / task.group;
     if (latest < first_key) return;
-    const int64_t stride = task.op.head_dim * sizeof(T);
-    const char* q = reinterpret_cast<const char*>(task.q) + row * stride;
-    const float scale = task.op.scale * kLog2E;
-    Scores scores;
-    for (int tile = 0; tile < kKeyTiles; ++tile) {
-      f32x16 acc[ROWS][kTileVectors] = {};
-      dot<T, ROWS, 1>(q, stride, task.keys + tile * task.head_words * kStepBytes, 0, task.head_words, acc);
-      for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < kTileVectors; ++v) scores[r][tile * kTileVectors + v] = acc[r][v] * scale;
-    }
+    // keys beyond these are masked for all rows: left out, which changes nothing
+    const int64_t num_keys = std::min<int64_t>(kTileKeys, latest + 1 - first_key);
+    Scores scores = {};
+    for (int tile = 0; tile * kTileColumns < num_keys; tile += kAtOnce) score_tiles<kAtOnce>(task, row, tile, scores);
     const bool all_visible =
         first_key + kTileKeys - 1 <= earliest && (!task.op.window || first_key > latest - task.op.window);
     if (!all_visible) mask(task, row, first_key, scores);
-    add_values(task, row, softmax(task, row, scores));
+    const f32x16 shrink = softmax(task, row, scores);
+    int64_t tile = 0;
+    for (; tile + kAtOnce <= task.value_tiles; tile += kAtOnce)
+      add_tiles<kAtOnce>(task, row, tile, words<T>(num_keys), shrink);
+    for (; tile < task.value_tiles; ++tile) add_tiles<1>(task, row, tile, words<T>(num_keys), shrink);
   }
 };
 
@@ -246,49 +195,72 @@ void attend_rows(const Task<T>& task, const RowBlocks& blocks, int64_t first_key
 }
 
 template <class T>
-void write_result(const Task<T>& task) {
+void write_result(const Task<T>& task, int64_t kv_head) {
   const AttentionOp& op = task.op;
   for (int64_t row = 0; row < task.num_rows; ++row) {
     const float sum = horizontal_sum(load(task.sums + row * kLanes));
     const int64_t token = task.queries.first_token + row / task.group;
     T* out = static_cast<T*>(op.out) + token * op.out_stride +
-             (task.kv_head * task.group + row % task.group) * op.head_dim;
+             (kv_head * task.group + row % task.group) * op.head_dim;
     for (int64_t i = 0; i < op.head_dim; i += kLanes)
       store_up_to(out + i, load(task.out + row * task.padded_dim + i) / sum, op.head_dim - i);
   }
 }
 
+int64_t first_tile(const AttentionOp& op, int64_t first_position) {
+  const int64_t first_visible = op.window ? std::max<int64_t>(0, first_position - op.window + 1) : 0;
+  return first_visible / kTileKeys * kTileKeys;
+}
+
+KeySpan span_of(const Step& step, const TokenBlock& queries, int64_t head) {
+  return {queries.seq, queries.first_head + head, step.positions[queries.first_token] + queries.num_tokens};
+}
+
+// `next`: what this thread probably does after this, to fetch its first keys
 template <class T>
-void run_task(const Task<T>& task) {
-  load_queries(task);
-  reset(task);
-  const RowBlocks blocks{task.num_rows};
-  const int64_t first_visible = task.op.window ? std::max<int64_t>(0, task.first_position - task.op.window + 1) : 0;
-  for (int64_t key = first_visible / kTileKeys * kTileKeys; key < task.end_position; key += kTileKeys) {
-    KeyRows<T> rows;
-    find_rows(task, key, rows);
-    pack_keys(task, rows.keys);
-    pack_values(task, rows.values);
-    attend_rows(task, blocks, key, std::make_integer_sequence<int, kMaxRows>{});
+void run_task(const Task<T>& task, const TokenBlock& next) {
+  const TokenBlock& queries = task.queries;
+  for (int64_t head = 0; head < queries.num_heads; ++head) {
+    load_queries(task.of_head(head), queries.first_head + head);
+    reset(task.of_head(head));
   }
-  write_result(task);
+  const RowBlocks blocks{task.num_rows};
+  const int64_t begin = first_tile(task.op, task.first_position);
+  KeyRows<T> tiles[2];
+  KeyRows<T>*rows = &tiles[0], *ahead = &tiles[1];
+  find_rows(task.op, task.step, span_of(task.step, queries, 0), begin, *rows);
+  for (int64_t key = begin; key < task.end_position; key += kTileKeys)
+    for (int64_t head = 0; head < queries.num_heads; ++head, std::swap(rows, ahead)) {
+      if (head + 1 < queries.num_heads)
+        find_rows(task.op, task.step, span_of(task.step, queries, head + 1), key, *ahead);
+      else if (key + kTileKeys < task.end_position)
+        find_rows(task.op, task.step, span_of(task.step, queries, 0), key + kTileKeys, *ahead);
+      else
+        find_rows(task.op, task.step, span_of(task.step, next, 0),
+                  first_tile(task.op, task.step.positions[next.first_token]), *ahead);
+      pack_keys(*rows, *ahead, task.head_words, task.keys);
+      pack_values(*rows, *ahead, task.op.head_dim, task.values);
+      attend_rows(task.of_head(head), blocks, key, std::make_integer_sequence<int, kMaxRows>{});
+    }
+  for (int64_t head = 0; head < queries.num_heads; ++head)
+    write_result(task.of_head(head), queries.first_head + head);
 }
 
 template <class T>
-void attention_chunk(const AttentionOp& op, const Step& step, const QueryBlock& queries, int64_t kv_head) {
+void attention_chunk(const AttentionOp& op, const Step& step, const AttentionPlan& plan, int64_t chunk) {
+  const TokenBlock& queries = plan.queries[chunk];
   const int64_t query_len = step.query_start[queries.seq + 1] - step.query_start[queries.seq];
-  // the only task of its sequence and KV head: nobody else needs this K and V in this step
-  if (queries.num_tokens == query_len) write_kv_head<T>(op, step, queries, kv_head);
-  run_task(Task<T>(op, step, queries, kv_head));
+  // the only task of its sequence and KV heads: nobody else needs this K and V in this step
+  if (queries.num_tokens == query_len) write_tokens<T>(op, step, queries);
+  const int64_t last = int64_t(plan.queries.size()) - 1;
+  run_task(Task<T>(op, step, queries), plan.queries[std::min(last, chunk + step.num_threads)]);
 }
 
 }  // namespace
 
 void attention(const AttentionOp& op, Dtype dtype, const Step& step, const AttentionPlan& plan, int64_t chunk) {
-  const QueryBlock& queries = plan.queries[chunk / op.num_kv_heads];
-  const int64_t kv_head = chunk % op.num_kv_heads;
   if (dtype == Dtype::Float32)
-    attention_chunk<float>(op, step, queries, kv_head);
+    attention_chunk<float>(op, step, plan, chunk);
   else
-    attention_chunk<bf16>(op, step, queries, kv_head);
+    attention_chunk<bf16>(op, step, plan, chunk);
 }

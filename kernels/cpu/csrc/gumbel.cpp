@@ -65,5 +65,6 @@ void sample_row(const void* context, int, int64_t row) {
 void gumbel_argmax_rows(const float* logits, int64_t num_rows, int64_t width, int64_t stride, const int64_t* keys,
                         int64_t* index, int32_t num_threads) {
   const Rows rows{logits, width, stride, keys, index};
-  run_phases(num_rows > 1 ? num_threads : 1, 1, &num_rows, sample_row, &rows);
+  const PhaseSpec phase{num_rows, Order::Queue};
+  run_phases(num_rows > 1 ? num_threads : 1, 1, &phase, sample_row, &rows);
 }

@@ -10,15 +10,16 @@ inline T* key_of(const AttentionOp& op, int64_t block, int64_t slot, int64_t hea
 }
 
 template <class T>
-inline void write_kv_head(const AttentionOp& op, const Step& step, const QueryBlock& tokens, int64_t head) {
+inline void write_tokens(const AttentionOp& op, const Step& step, const TokenBlock& tokens) {
   for (int64_t token = tokens.first_token; token < tokens.first_token + tokens.num_tokens; ++token) {
-    const T* qkv = static_cast<const T*>(op.qkv) + token * op.qkv_stride;
-    const T* k = qkv + (op.num_heads + head) * op.head_dim;
-    const T* v = k + op.num_kv_heads * op.head_dim;
+    const T* k = static_cast<const T*>(op.qkv) + token * op.qkv_stride +
+                 (op.num_heads + tokens.first_head) * op.head_dim;
     const int64_t slot = step.slots[token];
-    T* key = key_of<T>(op, slot / op.block_size, slot % op.block_size, head);
+    T* key = key_of<T>(op, slot / op.block_size, slot % op.block_size, tokens.first_head);
     const float* rope = op.rope ? op.rope + int64_t(step.positions[token]) * op.head_dim : nullptr;
-    norm_and_rotate(k, key, op.head_dim, rope, static_cast<const T*>(op.k_norm), op.eps);
-    std::memcpy(key + op.value_offset, v, op.head_dim * sizeof(T));
+    for (int64_t head = 0; head < tokens.num_heads; ++head, k += op.head_dim, key += op.head_dim) {
+      norm_and_rotate(k, key, op.head_dim, rope, static_cast<const T*>(op.k_norm), op.eps);
+      std::memcpy(key + op.value_offset, k + op.num_kv_heads * op.head_dim, op.head_dim * sizeof(T));
+    }
   }
 }

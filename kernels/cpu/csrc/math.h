@@ -3,20 +3,31 @@
 
 #include "vec.h"
 
-// 2^x with a relative error below 2e-7; exactly 1 at 0; 0 below -125; a NaN stays one. x must be below 127.5.
-static ALWAYS_INLINE f32x16 exp2_lanes(f32x16 x) {
-  const f32x16 clamped = max(splat(-126.0f), x);
-  // adding 1.5 * 2^23 leaves the nearest integer in the low bits of the mantissa
-  const f32x16 shifted = clamped + 0x1.8p23f;
-  const f32x16 r = clamped - (shifted - 0x1.8p23f);
+// 2^r for r in [-0.5, 0.5]
+static ALWAYS_INLINE f32x16 exp2_fraction(f32x16 r) {
   f32x16 p = splat(0x1.5bba14p-10f);
   p = fma(p, r, splat(0x1.3cea88p-7f));
   p = fma(p, r, splat(0x1.c6b752p-5f));
   p = fma(p, r, splat(0x1.ebf9bcp-3f));
   p = fma(p, r, splat(0x1.62e42ap-1f));
-  p = fma(p, r, splat(1.0f));
+  return fma(p, r, splat(1.0f));
+}
+
+// 2^x with a relative error below 2e-7 for x from -125 to 127; exactly 1 at 0 and 0 at -inf; a NaN stays one.
+static ALWAYS_INLINE f32x16 exp2_lanes(f32x16 x) {
+#if defined(__AVX512DQ__)
+  // x minus the nearest integer (0 for an infinity), and the nearest integer
+  const f32x16 r = (f32x16)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+  const __m512 n = _mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+  return (f32x16)_mm512_scalef_ps((__m512)exp2_fraction(r), n);
+#else
+  const f32x16 clamped = max(splat(-126.0f), x);
+  // adding 1.5 * 2^23 leaves the nearest integer in the low bits of the mantissa
+  const f32x16 shifted = clamped + 0x1.8p23f;
+  const f32x16 p = exp2_fraction(clamped - (shifted - 0x1.8p23f));
   const f32x16 scaled = (f32x16)((u32x16)p + ((u32x16)shifted << 23));
   return x < splat(-125.0f) ? f32x16{} : scaled;
+#endif
 }
 
 constexpr float kLog2E = 0x1.715476p+0f;

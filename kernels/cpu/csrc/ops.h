@@ -104,20 +104,20 @@ struct Step {
   int32_t num_threads;
 };
 
-// A run of query tokens that one attention task handles, and the sequence they belong to.
-struct QueryBlock {
-  int64_t seq, first_token, num_tokens;
+// Some tokens of a sequence, and some of the KV heads.
+struct TokenBlock {
+  int64_t seq, first_token, num_tokens, first_head, num_heads;
 };
 
-// What attention does in this step; the same for all layers with the same number of query heads per KV head.
+// What attention does in this step; the same for all layers with as many heads.
 struct AttentionPlan {
-  int64_t group;
-  std::vector<QueryBlock> queries;
+  int64_t num_heads, num_kv_heads;
+  std::vector<TokenBlock> queries;
   // tokens whose K and V are written before any attention begins (those of the other sequences: by their only task)
-  std::vector<QueryBlock> writes;
+  std::vector<TokenBlock> writes;
 };
 
-void make_attention_plan(const Step& step, int64_t group, AttentionPlan& plan);
+void make_attention_plan(const Step& step, int64_t num_heads, int64_t num_kv_heads, AttentionPlan& plan);
 
 int64_t embed_chunks(const EmbedOp& op, const Step& step);
 int64_t norm_chunks(const NormOp& op, const Step& step);

@@ -39,5 +39,6 @@ void pack_weight(const void* part, int64_t num_columns, int64_t in_features, int
   const Packing packing{static_cast<const char*>(part), num_columns, in_features, size, first_column, run, stride,
                         static_cast<char*>(tiles), columns_per_chunk};
   const int64_t chunks = (num_columns + columns_per_chunk - 1) / columns_per_chunk;
-  run_phases(num_threads, 1, &chunks, pack_columns, &packing);
+  const PhaseSpec phase{chunks, Order::Queue};
+  run_phases(num_threads, 1, &phase, pack_columns, &packing);
 }

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -24,7 +25,8 @@
 
 namespace {
 
-constexpr int kMaxPhases = 2048;
+constexpr int kMaxPhases = 1024;
+constexpr int kMaxRanges = 8;
 constexpr int kMaxThreads = 256;
 constexpr int kSpinsBeforeYield = 4096;
 constexpr int kSpinsBeforeSleep = 4096;
@@ -32,18 +34,38 @@ constexpr int kSpinsBeforeSleep = 4096;
 constexpr int kChunkBits = 20;
 constexpr uint64_t kEpochMask = 0xffffff;
 
-// epoch (24 bits) | chunks of the phase (20) | chunks claimed, or finished, so far (20)
+// epoch (24 bits) | number of chunks (20) | chunks claimed, or finished, so far (20)
 struct Count {
   uint64_t word;
+  static Count none_of(uint64_t epoch, int64_t total) {
+    return {epoch << (2 * kChunkBits) | uint64_t(total) << kChunkBits};
+  }
   uint64_t epoch() const { return word >> (2 * kChunkBits); }
   int64_t total() const { return (word >> kChunkBits) & kMaxChunks; }
   int64_t so_far() const { return word & kMaxChunks; }
   bool is_full() const { return so_far() == total(); }
 };
 
-struct alignas(64) Phase {
+struct alignas(64) Range {
   std::atomic<uint64_t> claimed{0};
+  std::atomic<int64_t> first{0};
+};
+
+struct alignas(64) Phase {
   std::atomic<uint64_t> finished{0};
+  std::atomic<int> num_ranges{0};
+  Range ranges[kMaxRanges];
+
+  void open(uint64_t epoch, const PhaseSpec& spec, int num_threads) {
+    const int count = spec.order == Order::Queue ? 1 : std::min(num_threads, kMaxRanges);
+    num_ranges.store(count, std::memory_order_relaxed);
+    finished.store(Count::none_of(epoch, spec.num_chunks).word, std::memory_order_relaxed);
+    for (int r = 0; r < count; ++r) {
+      const int64_t first = spec.num_chunks * r / count, end = spec.num_chunks * (r + 1) / count;
+      ranges[r].first.store(first, std::memory_order_relaxed);
+      ranges[r].claimed.store(Count::none_of(epoch, end - first).word, std::memory_order_relaxed);
+    }
+  }
 };
 
 void pause() {
@@ -71,23 +93,19 @@ int64_t now_ns() {
 
 class Pool {
  public:
-  void run(int num_threads, int num_phases, const int64_t* chunks, Work work, const void* context, int64_t* ended_ns) {
+  void run(int num_threads, int num_phases, const PhaseSpec* specs, Work work, const void* context, int64_t* ended_ns) {
     const std::lock_guard<std::mutex> only_one_run(mutex_);
     const DefaultFloatMode mode;
     start_threads(num_threads);
     const uint64_t epoch = (epoch_.load(std::memory_order_relaxed) + 1) & kEpochMask;
-    for (int p = 0; p < num_phases; ++p) {
-      const uint64_t empty = epoch << (2 * kChunkBits) | uint64_t(chunks[p]) << kChunkBits;
-      phases_[p].claimed.store(empty, std::memory_order_relaxed);
-      phases_[p].finished.store(empty, std::memory_order_relaxed);
-    }
+    for (int p = 0; p < num_phases; ++p) phases_[p].open(epoch, specs[p], num_threads);
     work_.store(work, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
     num_phases_.store(num_phases, std::memory_order_relaxed);
     num_threads_.store(num_threads, std::memory_order_relaxed);
     epoch_.store(uint32_t(epoch), std::memory_order_release);
     if (num_threads > 1) epoch_.notify_all();
-    take_part(epoch, ended_ns);
+    take_part(epoch, 0, ended_ns);
   }
 
  private:
@@ -100,7 +118,7 @@ class Pool {
     const DefaultFloatMode mode;
     for (;;) {
       seen = await_epoch_after(seen);
-      if (index < num_threads_.load(std::memory_order_relaxed)) take_part(seen, nullptr);
+      if (index < num_threads_.load(std::memory_order_relaxed)) take_part(seen, index, nullptr);
     }
   }
 
@@ -114,24 +132,30 @@ class Pool {
     return epoch_.load(std::memory_order_acquire);
   }
 
-  void take_part(uint64_t epoch, int64_t* ended_ns) {
+  void take_part(uint64_t epoch, int thread, int64_t* ended_ns) {
     const int num_phases = num_phases_.load(std::memory_order_relaxed);
     for (int p = 0; p < num_phases; ++p) {
-      work_on(epoch, p);
+      work_on(epoch, thread, p);
       if (!await_end(epoch, phases_[p])) return;
       if (ended_ns) ended_ns[p] = now_ns();
     }
   }
 
-  void work_on(uint64_t epoch, int p) {
-    Phase& phase = phases_[p];
-    Count count{phase.claimed.load(std::memory_order_relaxed)};
+  void work_on(uint64_t epoch, int thread, int p) {
+    const int num_ranges = phases_[p].num_ranges.load(std::memory_order_relaxed);
+    for (int r = 0; r < num_ranges; ++r) empty_range(epoch, p, (thread + r) % num_ranges);
+  }
+
+  void empty_range(uint64_t epoch, int p, int r) {
+    Range& range = phases_[p].ranges[r];
+    Count count{range.claimed.load(std::memory_order_relaxed)};
     while (count.epoch() == epoch && !count.is_full()) {
-      if (!phase.claimed.compare_exchange_weak(count.word, count.word + 1, std::memory_order_acquire)) continue;
+      if (!range.claimed.compare_exchange_weak(count.word, count.word + 1, std::memory_order_acquire)) continue;
       const Work work = work_.load(std::memory_order_relaxed);
-      work(context_.load(std::memory_order_relaxed), p, count.so_far());
-      phase.finished.fetch_add(1, std::memory_order_release);
-      count.word = phase.claimed.load(std::memory_order_relaxed);
+      const int64_t chunk = range.first.load(std::memory_order_relaxed) + count.so_far();
+      work(context_.load(std::memory_order_relaxed), p, chunk);
+      phases_[p].finished.fetch_add(1, std::memory_order_release);
+      count.word = range.claimed.load(std::memory_order_relaxed);
     }
   }
 
@@ -178,7 +202,7 @@ Pool& shared_pool() {
 
 }  // namespace
 
-void run_phases(int num_threads, int num_phases, const int64_t* chunks, Work work, const void* context,
+void run_phases(int num_threads, int num_phases, const PhaseSpec* phases, Work work, const void* context,
                 int64_t* ended_ns) {
   struct Slice {
     Work work;
@@ -193,6 +217,6 @@ void run_phases(int num_threads, int num_phases, const int64_t* chunks, Work wor
       const Slice& slice = *static_cast<const Slice*>(s);
       slice.work(slice.context, slice.first + phase, chunk);
     };
-    threads.run(num_threads, count, chunks + first, in_slice, &slice, ended_ns ? ended_ns + first : nullptr);
+    threads.run(num_threads, count, phases + first, in_slice, &slice, ended_ns ? ended_ns + first : nullptr);
   }
 }

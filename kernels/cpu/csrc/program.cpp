@@ -11,22 +11,22 @@ namespace {
 struct Run {
   const Op* ops;
   const Step* step;
-  std::vector<int64_t> chunks;
-  // by group; a deque, because ops hold on to its elements
+  std::vector<PhaseSpec> phases;
+  // by number of heads; a deque, because ops hold on to its elements
   std::deque<AttentionPlan> plans;
   size_t num_plans = 0;
   std::vector<const AttentionPlan*> plan_of_op;
 
   const AttentionPlan& plan(const AttentionOp& op) {
-    const int64_t group = op.num_heads / op.num_kv_heads;
     for (size_t i = 0; i < num_plans; ++i)
-      if (plans[i].group == group) return plans[i];
+      if (plans[i].num_heads == op.num_heads && plans[i].num_kv_heads == op.num_kv_heads) return plans[i];
     if (num_plans == plans.size()) plans.emplace_back();
     AttentionPlan& made = plans[num_plans++];
-    make_attention_plan(*step, group, made);
+    make_attention_plan(*step, op.num_heads, op.num_kv_heads, made);
     return made;
   }
 
+  // The number of chunks of an op.
   int64_t prepare(int i) {
     const Op& op = ops[i];
     switch (op.kind) {
@@ -43,7 +43,7 @@ struct Run {
         return int64_t(plan_of_op[i]->writes.size());
       case OpKind::Attention:
         plan_of_op[i] = &plan(op.attention);
-        return int64_t(plan_of_op[i]->queries.size()) * op.attention.num_kv_heads;
+        return int64_t(plan_of_op[i]->queries.size());
     }
     return -1;
   }
@@ -76,13 +76,14 @@ int32_t run_program(const Op* ops, int32_t num_ops, const Step* step) {
   run.ops = ops;
   run.step = step;
   run.num_plans = 0;
-  run.chunks.resize(num_ops);
+  run.phases.resize(num_ops);
   run.plan_of_op.resize(num_ops);
   for (int i = 0; i < num_ops; ++i) {
-    run.chunks[i] = run.prepare(i);
-    if (run.chunks[i] < 0 || run.chunks[i] > kMaxChunks) return -1;
+    // linear layers stream their weights; attention's tasks are sorted, the biggest first
+    run.phases[i] = {run.prepare(i), ops[i].kind == OpKind::Linear ? Order::Ranges : Order::Queue};
+    if (run.phases[i].num_chunks < 0 || run.phases[i].num_chunks > kMaxChunks) return -1;
   }
-  run_phases(step->num_threads, num_ops, run.chunks.data(), run_chunk, &run, step->ended_ns);
+  run_phases(step->num_threads, num_ops, run.phases.data(), run_chunk, &run, step->ended_ns);
   return 0;
 }
 

@@ -3,7 +3,7 @@
 
 #include "vec.h"
 
-// out[j * out_stride + i] = rows[i][j] for i < 16, j < count (<= 16); only `count` words of a row are read.
+// out[j * out_stride + i] = rows[i][offset + j] for i < 16, j < count (<= 16); only `count` words of a row are read.
 static ALWAYS_INLINE void transpose16(const uint32_t* const* rows, int64_t offset, int count, uint32_t* out,
                                       int64_t out_stride) {
 #if defined(__AVX512F__)

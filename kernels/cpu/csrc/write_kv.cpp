@@ -3,11 +3,6 @@
 #include "kv_cache.h"
 #include "ops.h"
 
-template <class T>
-static void write_tokens(const AttentionOp& op, const Step& step, const QueryBlock& tokens) {
-  for (int head = 0; head < op.num_kv_heads; ++head) write_kv_head<T>(op, step, tokens, head);
-}
-
 void write_kv(const AttentionOp& op, Dtype dtype, const Step& step, const AttentionPlan& plan, int64_t chunk) {
   if (dtype == Dtype::Float32)
     write_tokens<float>(op, step, plan.writes[chunk]);

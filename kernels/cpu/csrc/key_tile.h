@@ -1,0 +1,103 @@
+// A tile of keys and values of one KV head, taken from the paged cache and laid out as tile.h wants it.
+#pragma once
+
+#include <algorithm>
+
+#include "kv_cache.h"
+#include "tile.h"
+#include "transpose.h"
+
+constexpr int kTileKeys = 64;
+
+// The keys 0 .. end of a sequence and KV head.
+struct KeySpan {
+  int64_t seq, kv_head, end;
+};
+
+// Where the K and V of a tile's keys are. Those past the span's end are zeros: their memory may hold anything.
+template <class T>
+struct KeyRows {
+  int count;
+  const T* keys[kTileKeys];
+  const T* values[kTileKeys];
+};
+
+template <class T>
+inline void find_rows(const AttentionOp& op, const Step& step, const KeySpan& span, int64_t first_key,
+                      KeyRows<T>& rows) {
+  alignas(64) static const T zeros[kMaxHeadDim] = {};
+  const int32_t* table = step.block_table + span.seq * step.block_table_stride;
+  const int64_t token_stride = int64_t(op.num_kv_heads) * op.head_dim;
+  const int count = int(std::clamp<int64_t>(span.end - first_key, 0, kTileKeys));
+  int64_t block = first_key / op.block_size, slot = first_key % op.block_size;
+  for (int i = 0; i < count; ++block, slot = 0) {
+    const T* key = key_of<T>(op, table[block], slot, span.kv_head);
+    const int run_end = int(std::min<int64_t>(count, i + op.block_size - slot));
+    for (; i < run_end; ++i, key += token_stride) {
+      rows.keys[i] = key;
+      rows.values[i] = key + op.value_offset;
+    }
+  }
+  for (int i = count; i < kTileKeys; ++i) rows.keys[i] = rows.values[i] = zeros;
+  rows.count = count;
+}
+
+// [32 keys at a time][word][key]; keys from rows.count on, up to a whole vector of them, are zeros. Fetches `ahead`.
+template <class T>
+inline void pack_keys(const KeyRows<T>& rows, const KeyRows<T>& ahead, int64_t head_words, char* tiles) {
+  const auto* keys = reinterpret_cast<const uint32_t* const*>(rows.keys);
+  for (int first = 0; first < rows.count; first += kLanes) {
+    char* tile = tiles + first / kTileColumns * head_words * kStepBytes + first % kTileColumns * kWordBytes;
+    for (int64_t word = 0; word < head_words; word += kLanes) {
+      for (int i = first; i < first + kLanes; ++i)
+        __builtin_prefetch(reinterpret_cast<const char*>(ahead.keys[i]) + word * kWordBytes);
+      uint32_t* to = reinterpret_cast<uint32_t*>(tile + word * kStepBytes);
+      if (word + kLanes <= head_words)
+        transpose16(keys + first, word, kLanes, to, kTileColumns);
+      else
+        transpose16(keys + first, word, int(head_words - word), to, kTileColumns);
+    }
+  }
+}
+
+// The values of one word: of one key.
+static ALWAYS_INLINE void pack_value_word(const float* const* rows, int64_t column, int64_t count, char* to) {
+  for (int v = 0; v < kTileVectors; ++v) {
+    const int64_t left = count - v * kLanes;
+    store(reinterpret_cast<float*>(to) + v * kLanes, left > 0 ? load_up_to(rows[0] + column + v * kLanes, left) : f32x16{});
+  }
+}
+
+// The values of one word: of two keys, interleaved.
+static ALWAYS_INLINE void pack_value_word(const bf16* const* rows, int64_t column, int64_t count, char* to) {
+#if defined(__AVX512BW__)
+  const __mmask32 valid = count >= kTileColumns ? ~0u : (1u << count) - 1;
+  const __m512i even = _mm512_maskz_loadu_epi16(valid, rows[0] + column);
+  const __m512i odd = _mm512_maskz_loadu_epi16(valid, rows[1] + column);
+  alignas(64) static const uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, low, odd));
+  _mm512_storeu_si512(to + 64, _mm512_permutex2var_epi16(even, high, odd));
+#else
+  uint16_t pairs[kTileColumns][2] = {};
+  for (int64_t i = 0; i < std::min<int64_t>(count, kTileColumns); ++i) {
+    pairs[i][0] = rows[0][column + i].bits;
+    pairs[i][1] = rows[1][column + i].bits;
+  }
+  std::memcpy(to, pairs, sizeof pairs);
+#endif
+}
+
+// [32 values at a time][word along keys][value]; keys from rows.count on, up to a whole word, are zeros.
+template <class T>
+inline void pack_values(const KeyRows<T>& rows, const KeyRows<T>& ahead, int64_t head_dim, char* tiles) {
+  constexpr int64_t kLineValues = kLineBytes / sizeof(T);
+  for (int first = 0; first < rows.count; first += kWordValues<T>) {
+    for (int i = first; i < first + kWordValues<T>; ++i)
+      for (int64_t column = 0; column < head_dim; column += kLineValues) __builtin_prefetch(ahead.values[i] + column);
+    char* to = tiles + first / kWordValues<T> * kStepBytes;
+    for (int64_t column = 0; column < head_dim; column += kTileColumns, to += words<T>(kTileKeys) * kStepBytes)
+      pack_value_word(rows.values + first, column, head_dim - column, to);
+  }
+}
