@@ -1,10 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from alignedserve.engine.engine import Engine
 from tests import tiny_models
 
 
@@ -19,3 +22,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return built[name]
 
     return directory
+
+
+@pytest.fixture(scope="session")
+def all_engines() -> Iterator[weakref.WeakSet[Engine]]:
+    engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+    patch = pytest.MonkeyPatch()
+    plain = Engine.__init__
+
+    def registered(self: Engine, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        engines.add(self)
+
+    patch.setattr(Engine, "__init__", registered)
+    yield engines
+    patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def no_test_leaks_a_block(all_engines: weakref.WeakSet[Engine]) -> Iterator[None]:
+    yield
+    for engine in list(all_engines):
+        engine.check_idle()
