@@ -147,12 +147,12 @@ class LLM:
             if unknown or not prompt:
                 raise InvalidRequest(f"prompt keys {sorted(prompt)}: allowed are prompt and prompt_token_ids")
             text = prompt.get("prompt")
-            if "prompt_token_ids" in prompt:
-                return text, list(prompt["prompt_token_ids"])
-            prompt = text if isinstance(text, str) else repr(text)
+            prompt = prompt.get("prompt_token_ids", text)
+            if not isinstance(prompt, str):
+                return text, _token_ids(prompt)
         if isinstance(prompt, str):
             return prompt, self.get_tokenizer().encode(prompt)
-        return None, list(prompt)
+        return None, _token_ids(prompt)
 
     def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
         owners: dict[RequestId, tuple[_Job, SequenceCollector]] = {}
@@ -185,6 +185,13 @@ class LLM:
         finally:
             for request_id in owners:
                 self.engine.abort(request_id)
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    try:
+        return list(prompt)
+    except TypeError:
+        raise InvalidRequest(f"prompt {prompt!r}: must be text, token ids, or a dict with either") from None
 
 
 def _progress(total: int, use_tqdm: bool) -> Any:

@@ -42,7 +42,7 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
     source = resolve_model(config.model, config.load_format, config.revision)
     model_config = source.config
     device = _device(config.device)
-    dtype = getattr(torch, model_config.dtype if config.dtype == "auto" else config.dtype)
+    dtype = _dtype(config.dtype, model_config.dtype, device)
     max_model_len = _max_model_len(config, model_config)
     ops = make_ops(config.attention_backend, device, dtype)
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
@@ -100,6 +100,15 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: this machine has no CUDA device")
     return device
+
+
+def _dtype(asked: str, of_checkpoint: str, device: torch.device) -> torch.dtype:
+    if asked != "auto":
+        return getattr(torch, asked)
+    if of_checkpoint == "float16" and device.type == "cpu":
+        logger.warning("The checkpoint is float16, which CPUs are slow at: running in bfloat16. --dtype overrides")
+        return torch.bfloat16
+    return getattr(torch, of_checkpoint)
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
