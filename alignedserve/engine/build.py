@@ -26,6 +26,8 @@ from alignedserve.models.source import ModelSource, resolve_model
 
 logger = logging.getLogger(__name__)
 
+_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 DEFAULT_CPU_KV_BYTES = 4 * 2**30
 # Share of a GPU's free memory that goes to KV when no size is given.
 DEFAULT_GPU_KV_SHARE = 0.85
@@ -104,11 +106,13 @@ def _device(name: str) -> torch.device:
 
 def _dtype(asked: str, of_checkpoint: str, device: torch.device) -> torch.dtype:
     if asked != "auto":
-        return getattr(torch, asked)
+        return _TORCH_DTYPES[asked]
     if of_checkpoint == "float16" and device.type == "cpu":
-        logger.warning("The checkpoint is float16, which CPUs are slow at: running in bfloat16. --dtype overrides")
+        logger.warning(
+            "The checkpoint is float16, which CPUs are slow at: running in bfloat16. --dtype overrides"
+        )
         return torch.bfloat16
-    return getattr(torch, of_checkpoint)
+    return _TORCH_DTYPES[of_checkpoint]
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

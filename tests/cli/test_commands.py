@@ -20,7 +20,13 @@ def test_help_names_every_command_and_option() -> None:
     for command in ("generate", "bench"):
         assert command in alignedserve("--help").stdout
     text = alignedserve("bench", "engine", "--help").stdout
-    for flag in ("--max-num-seqs", "--kv-cache-memory-bytes", "--attention-backend", "[default: 256]", "per KV block"):
+    for flag in (
+        "--max-num-seqs",
+        "--kv-cache-memory-bytes",
+        "--attention-backend",
+        "[default: 256]",
+        "per KV block",
+    ):
         assert flag in text
 
 
@@ -41,7 +47,10 @@ def test_bench_engine_prints_one_json_line(tiny_model: Callable[[str], Path], tm
 
 
 def test_what_a_user_got_wrong_is_one_line(tmp_path: Path) -> None:
-    for words in (["generate", str(tmp_path), "-p", "x"], ["bench", "engine", "no-such-model", "--dtype", "int3"]):
+    for words in (
+        ["generate", str(tmp_path), "-p", "x"],
+        ["bench", "engine", "no-such-model", "--dtype", "int3"],
+    ):
         done = alignedserve(*words)
         assert done.returncode == 1
         assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
