@@ -2,8 +2,8 @@
 
     python -m benchmarks.cpu_kernels [--threads N] [--seconds S] [SCENARIO ...]
 
-Every time is the median over repetitions. GFLOP/s count multiplications and additions of unpadded values, GB/s
-weights and KV, read once per operation. Peaks are the machine's, for the shares: measure your own.
+Every time is the median over repetitions. GFLOP/s count multiplications and additions of unpadded values,
+GB/s weights and KV, read once per operation. Peaks are the machine's, for the shares: measure your own.
 """
 
 from __future__ import annotations
