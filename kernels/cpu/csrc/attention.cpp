@@ -1,11 +1,17 @@
 // Causal attention over the paged cache, for prefill chunks and decodes alike.
 //
 // A task is a run of query tokens of one sequence and some KV heads; its rows are, for each KV head, those tokens
-// times the query heads that share it. Keys are walked in tiles of kTileKeys at multiples of kTileKeys, whatever the block size
-// and wherever the task begins, with the usual running maximum and sum. A tile that is masked for a row leaves its
-// maximum, sum and output bit for bit as they were (the maximum starts at a finite value, so that exp2 of the
-// difference is exactly 1, and masked weights are exactly 0). So a row's result depends on its own position and keys
-// only. K tiles are transposed and V tiles interleaved into the layout of tile.h.
+// times the query heads that share it. Keys are walked in tiles of kTileKeys at multiples of kTileKeys, whatever the
+// block size and wherever the task begins, with the usual running maximum and sum. A tile that is masked for a row
+// leaves its maximum, sum and output bit for bit as they were (the maximum starts at a finite value, so that exp2 of
+// the difference is exactly 1, and masked weights are exactly 0). So a row's result depends on its own position and
+// keys only. K tiles are transposed and V tiles interleaved into the layout of tile.h.
+//
+// Measured per tile of 64 keys, head_dim 64, Zen 5: 60 rows of a prefill 11500 cycles (the multiplications alone: 7700),
+// 3 rows of a decode 1600 from the caches, half of it packing, 3800 from memory. There a core is held up by the number
+// of lines it can have outstanding (about 20 GB/s; scattered pieces are nothing for the hardware's prefetcher). Tried
+// without gain: fetching whole tiles in address order, other cache levels, huge pages, fetching every other line or
+// during the multiplications, and fetching KV during the linear layers before, which lose as much as this gains.
 
 #include <algorithm>
 #include <limits>

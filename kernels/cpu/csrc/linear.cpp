@@ -1,8 +1,10 @@
 // Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once.
 //
 // A chunk is a span of rows times a span of tiles. With few rows the work is to stream the weight from memory: long
-// spans of tiles, several tiles side by side for independent accumulators, and prefetching. With many rows it is to
-// keep the multipliers busy: the rows of a chunk stay in L2 while tiles pass by.
+// spans of tiles, several tiles side by side for independent accumulators. With many rows it is to keep the
+// multipliers busy: the rows of a chunk stay in L2 while tiles pass by. In between the next tile is fetched while this
+// one is multiplied, evenly over the row blocks (measured at 32 rows: 970 GFLOP/s; all in the first block 890, none
+// 790).
 
 #include <algorithm>
 #include <utility>
