@@ -7,7 +7,7 @@
 // the difference is exactly 1, and masked weights are exactly 0). So a row's result depends on its own position and
 // keys only. K tiles are transposed and V tiles interleaved into the layout of tile.h.
 //
-// Measured per tile of 64 keys, head_dim 64, Zen 5: 60 rows of a prefill 11500 cycles (the multiplications alone: 7700),
+// Measured per tile of 64 keys, head_dim 64, Zen 5: 60 rows of a prefill 11500 cycles (multiplications alone: 7700),
 // 3 rows of a decode 1600 from the caches, half of it packing, 3800 from memory. There a core is held up by the number
 // of lines it can have outstanding (about 20 GB/s; scattered pieces are nothing for the hardware's prefetcher). Tried
 // without gain: fetching whole tiles in address order, other cache levels, huge pages, fetching every other line or
