@@ -1,9 +1,9 @@
 """Times the CPU kernels on the shape of a 125M Llama in bfloat16: whole forwards, and each kind of operation.
 
-    python -m benchmarks.cpu_kernels [--threads N] [--seconds S] [--peak-gflops F] [--peak-gbs B] [SCENARIO ...]
+    python -m benchmarks.cpu_kernels [--threads N] [--seconds S] [SCENARIO ...]
 
-Every time is the median over repetitions; GFLOP/s counts multiplications and additions of real (unpadded) values,
-GB/s counts weights and KV read once per operation. Peaks are per machine, for the column of shares: measure your own.
+Every time is the median over repetitions. GFLOP/s count multiplications and additions of unpadded values,
+GB/s weights and KV, read once per operation. Peaks are the machine's, for the shares: measure your own.
 """
 
 from __future__ import annotations

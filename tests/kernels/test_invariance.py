@@ -39,7 +39,8 @@ class Engine:
         filled = [Chunk(IDS[start:end], start, self.blocks(owner)) for owner, start, end in chunks]
         fill_step(self.step, filled, self.block_size)
         hidden = self.model.forward().clone()
-        logits = [self.model.logits(rows).clone() for rows in torch.arange(len(hidden)).int().split(64)]
+        rows = torch.arange(len(hidden), dtype=torch.int32)
+        logits = [self.model.logits(some).clone() for some in torch.split(rows, 64)]
         return hidden, torch.cat(logits) if logits else hidden
 
     def keys_and_values(self, owner: int, length: int) -> torch.Tensor:

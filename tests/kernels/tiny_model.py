@@ -124,14 +124,15 @@ def fill_step(step: StepInputs, chunks: list[Chunk], block_size: int) -> None:
     step.num_seqs = len(chunks)
     token = 0
     for seq, chunk in enumerate(chunks):
+        blocks = torch.tensor(chunk.blocks, dtype=torch.int32)
+        positions = torch.arange(chunk.start, chunk.start + len(chunk.ids))
+        tokens = slice(token, token + len(chunk.ids))
+        step.token_ids[tokens] = torch.tensor(chunk.ids, dtype=torch.int32)
+        step.positions[tokens] = positions
+        step.slots[tokens] = blocks[positions // block_size] * block_size + positions % block_size
         step.query_start[seq] = token
-        step.block_table[seq, : len(chunk.blocks)] = torch.tensor(chunk.blocks, dtype=torch.int32)
-        for i, id_ in enumerate(chunk.ids):
-            position = chunk.start + i
-            step.token_ids[token] = id_
-            step.positions[token] = position
-            step.slots[token] = chunk.blocks[position // block_size] * block_size + position % block_size
-            token += 1
         step.context_len[seq] = chunk.start + len(chunk.ids)
+        step.block_table[seq, : len(blocks)] = blocks
+        token = tokens.stop
     step.query_start[len(chunks)] = token
     step.num_tokens = token

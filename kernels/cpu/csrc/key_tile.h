@@ -60,44 +60,51 @@ inline void pack_keys(const KeyRows<T>& rows, const KeyRows<T>& ahead, int64_t h
   }
 }
 
-// The values of one word: of one key.
-static ALWAYS_INLINE void pack_value_word(const float* const* rows, int64_t column, int64_t count, char* to) {
+// Up to 32 values of each key in a word: the first `count`.
+struct ValueColumns {
+  int64_t first, count;
+};
+
+// Of one key.
+static ALWAYS_INLINE void pack_value_word(const float* const* keys, ValueColumns columns, char* to) {
   for (int v = 0; v < kTileVectors; ++v) {
-    const int64_t left = count - v * kLanes;
-    store(reinterpret_cast<float*>(to) + v * kLanes, left > 0 ? load_up_to(rows[0] + column + v * kLanes, left) : f32x16{});
+    const int64_t left = columns.count - v * kLanes;
+    const f32x16 values = left > 0 ? load_up_to(keys[0] + columns.first + v * kLanes, left) : f32x16{};
+    store(reinterpret_cast<float*>(to) + v * kLanes, values);
   }
 }
 
-// The values of one word: of two keys, interleaved.
-static ALWAYS_INLINE void pack_value_word(const bf16* const* rows, int64_t column, int64_t count, char* to) {
+// Of two keys, interleaved.
+static ALWAYS_INLINE void pack_value_word(const bf16* const* keys, ValueColumns columns, char* to) {
 #if defined(__AVX512BW__)
-  const __mmask32 valid = count >= kTileColumns ? ~0u : (1u << count) - 1;
-  const __m512i even = _mm512_maskz_loadu_epi16(valid, rows[0] + column);
-  const __m512i odd = _mm512_maskz_loadu_epi16(valid, rows[1] + column);
   alignas(64) static const uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                                 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
   const __m512i low = _mm512_load_si512(kLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const __mmask32 valid = columns.count == kTileColumns ? ~0u : (1u << columns.count) - 1;
+  const __m512i even = _mm512_maskz_loadu_epi16(valid, keys[0] + columns.first);
+  const __m512i odd = _mm512_maskz_loadu_epi16(valid, keys[1] + columns.first);
   _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, low, odd));
   _mm512_storeu_si512(to + 64, _mm512_permutex2var_epi16(even, high, odd));
 #else
   uint16_t pairs[kTileColumns][2] = {};
-  for (int64_t i = 0; i < std::min<int64_t>(count, kTileColumns); ++i) {
-    pairs[i][0] = rows[0][column + i].bits;
-    pairs[i][1] = rows[1][column + i].bits;
+  for (int64_t i = 0; i < columns.count; ++i) {
+    pairs[i][0] = keys[0][columns.first + i].bits;
+    pairs[i][1] = keys[1][columns.first + i].bits;
   }
   std::memcpy(to, pairs, sizeof pairs);
 #endif
 }
 
 // [32 values at a time][word along keys][value]; keys from rows.count on, up to a whole word, are zeros.
+// Fetches `ahead`.
 template <class T>
 inline void pack_values(const KeyRows<T>& rows, const KeyRows<T>& ahead, int64_t head_dim, char* tiles) {
-  constexpr int64_t kLineValues = kLineBytes / sizeof(T);
-  for (int first = 0; first < rows.count; first += kWordValues<T>) {
-    for (int i = first; i < first + kWordValues<T>; ++i)
-      for (int64_t column = 0; column < head_dim; column += kLineValues) __builtin_prefetch(ahead.values[i] + column);
-    char* to = tiles + first / kWordValues<T> * kStepBytes;
-    for (int64_t column = 0; column < head_dim; column += kTileColumns, to += words<T>(kTileKeys) * kStepBytes)
-      pack_value_word(rows.values + first, column, head_dim - column, to);
+  for (int64_t column = 0; column < head_dim; column += kTileColumns, tiles += words<T>(kTileKeys) * kStepBytes) {
+    const ValueColumns columns{column, std::min<int64_t>(kTileColumns, head_dim - column)};
+    char* to = tiles;
+    for (int key = 0; key < rows.count; key += kWordValues<T>, to += kStepBytes) {
+      for (int i = key; i < key + kWordValues<T>; ++i) __builtin_prefetch(ahead.values[i] + column);
+      pack_value_word(rows.values + key, columns, to);
+    }
   }
 }

@@ -1,8 +1,10 @@
 // Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once.
 //
 // A chunk is a span of rows times a span of tiles. With few rows the work is to stream the weight from memory: long
-// spans of tiles, several tiles side by side for independent accumulators, and prefetching. With many rows it is to
-// keep the multipliers busy: the rows of a chunk stay in L2 while tiles pass by.
+// spans of tiles, several tiles side by side for independent accumulators. With many rows it is to keep the
+// multipliers busy: the rows of a chunk stay in L2 while tiles pass by. In between the next tile is fetched while this
+// one is multiplied, evenly over the row blocks (measured at 32 rows: 970 GFLOP/s; all in the first block 890, none
+// 790).
 
 #include <algorithm>
 #include <utility>
@@ -16,7 +18,6 @@ namespace {
 constexpr int64_t kRowBytesInL2 = 384 << 10;
 constexpr int64_t kWeightBytesPerChunk = 192 << 10;
 constexpr int64_t kChunksPerThread = 4;
-constexpr int64_t kPrefetchBytes = 4096;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -55,35 +56,40 @@ ALWAYS_INLINE void write_out(const LinearOp& op, int64_t row, int64_t column, f3
   store_up_to(static_cast<Out*>(op.out) + row * op.out_stride + column, value, left);
 }
 
-template <class T, class Out, Activation ACTIVATION, int ROWS>
-ALWAYS_INLINE void finish_tile(const LinearOp& op, int64_t row, int64_t tile, const f32x16 (*acc)[kTileVectors],
-                               int64_t acc_stride) {
+// The sums of a block of rows and a tile: row r's vectors begin at sums[r * stride].
+struct Sums {
+  const f32x16* first;
+  int64_t stride;
+};
+
+template <class T, class Out, Activation ACTIVATION>
+ALWAYS_INLINE void finish_tile(const LinearOp& op, int64_t row, int rows, int64_t tile, Sums sums) {
   f32x16 bias[kTileVectors] = {};
   for (int v = 0; op.bias && v < kTileVectors; ++v) bias[v] = load(op.bias + tile * kTileColumns + v * kLanes);
-  for (int r = 0; r < ROWS; ++r) {
-    const f32x16* value = acc[r * acc_stride];
+  for (int r = 0; r < rows; ++r) {
+    const f32x16* sum = sums.first + r * sums.stride;
     if constexpr (ACTIVATION == Activation::SiluGated) {
-      write_out<T, Out>(op, row + r, tile * kLanes, silu(value[0] + bias[0]) * (value[1] + bias[1]));
+      write_out<T, Out>(op, row + r, tile * kLanes, silu(sum[0] + bias[0]) * (sum[1] + bias[1]));
     } else {
       for (int v = 0; v < kTileVectors; ++v)
-        write_out<T, Out>(op, row + r, tile * kTileColumns + v * kLanes, activate<ACTIVATION>(value[v] + bias[v]));
+        write_out<T, Out>(op, row + r, tile * kTileColumns + v * kLanes, activate<ACTIVATION>(sum[v] + bias[v]));
     }
   }
 }
 
-template <class T, class Out, int ROWS>
-void finish(const LinearOp& op, int64_t row, int64_t tile, const f32x16 (*acc)[kTileVectors], int64_t acc_stride) {
+template <class T, class Out>
+__attribute__((noinline)) void finish(const LinearOp& op, int64_t row, int rows, int64_t tile, Sums sums) {
   switch (op.activation) {
     case Activation::None:
-      return finish_tile<T, Out, Activation::None, ROWS>(op, row, tile, acc, acc_stride);
+      return finish_tile<T, Out, Activation::None>(op, row, rows, tile, sums);
     case Activation::Relu:
-      return finish_tile<T, Out, Activation::Relu, ROWS>(op, row, tile, acc, acc_stride);
+      return finish_tile<T, Out, Activation::Relu>(op, row, rows, tile, sums);
     case Activation::Gelu:
-      return finish_tile<T, Out, Activation::Gelu, ROWS>(op, row, tile, acc, acc_stride);
+      return finish_tile<T, Out, Activation::Gelu>(op, row, rows, tile, sums);
     case Activation::GeluTanh:
-      return finish_tile<T, Out, Activation::GeluTanh, ROWS>(op, row, tile, acc, acc_stride);
+      return finish_tile<T, Out, Activation::GeluTanh>(op, row, rows, tile, sums);
     case Activation::SiluGated:
-      return finish_tile<T, Out, Activation::SiluGated, ROWS>(op, row, tile, acc, acc_stride);
+      return finish_tile<T, Out, Activation::SiluGated>(op, row, rows, tile, sums);
   }
 }
 
@@ -94,12 +100,14 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
   const char* weight = static_cast<const char*>(op.weight) + tile * steps * kStepBytes;
   f32x16 acc[ROWS][TILES * kTileVectors] = {};
   dot<T, ROWS, TILES>(x, op.x_stride * sizeof(T), weight, steps * kStepBytes, steps, acc, prefetch);
+  f32x16 sums[ROWS][TILES * kTileVectors];
+  std::memcpy(sums, acc, sizeof sums);
   for (int t = 0; t < TILES; ++t) {
-    const auto* sums = reinterpret_cast<const f32x16(*)[kTileVectors]>(&acc[0][t * kTileVectors]);
+    const Sums of_tile{&sums[0][t * kTileVectors], TILES * kTileVectors};
     if (op.float32_out)
-      finish<T, float, ROWS>(op, row, tile + t, sums, TILES);
+      finish<T, float>(op, row, ROWS, tile + t, of_tile);
     else
-      finish<T, T, ROWS>(op, row, tile + t, sums, TILES);
+      finish<T, T>(op, row, ROWS, tile + t, of_tile);
   }
 }
 
@@ -111,15 +119,14 @@ constexpr Block block_of(int rows, std::integer_sequence<int, ROWS...>) {
   return blocks[rows - 1];
 }
 
-// Few rows: several tiles at a time, for more accumulators than the multiplier's latency.
+// Few rows: several tiles at a time, for more accumulators than the multiplier's latency. The tiles are consecutive
+// streams that the hardware fetches best by itself (measured: 96 GB/s; with prefetches 82).
 template <class T>
 void stream(const LinearOp& op, int rows, int64_t row, int64_t tile, int64_t end) {
-  const int64_t tile_bytes = words<T>(op.in_features) * kStepBytes;
-  const char* weight = static_cast<const char*>(op.weight);
   const Block wide = rows == 1 ? block<T, 1, 4> : rows == 2 ? block<T, 2, 4> : block<T, 3, 4>;
   const Block narrow = rows == 1 ? block<T, 1, 1> : rows == 2 ? block<T, 2, 1> : block<T, 3, 1>;
-  for (; tile + 4 <= end; tile += 4) wide(op, row, tile, {weight + (tile + 4) * tile_bytes, 32});
-  for (; tile < end; ++tile) narrow(op, row, tile, {weight + tile * tile_bytes + kPrefetchBytes, 8});
+  for (; tile + 4 <= end; tile += 4) wide(op, row, tile, {nullptr, 0});
+  for (; tile < end; ++tile) narrow(op, row, tile, {nullptr, 0});
 }
 
 template <class T>
