@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from alignedserve.engine.engine import Engine
 from tests import tiny_models
+
+# torch's threads spin while they wait for each other: on a machine where another process has one of the cores, tiny
+# operations on two threads take a hundred times as long as on one. What threads change is tested in tests/kernels.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,16 @@ class Layers:
     def parameter(self, name: str, *shape: int) -> torch.Tensor:
         return self._ops.parameter(self._weights.take(name, shape))
 
+    def embedding_and_head(
+        self, name: str, vocab_size: int, width: int, is_tied: bool
+    ) -> tuple[torch.Tensor | Linear, Linear]:
+        """The table that tokens come in by and the layer they leave by; one and the same where they are tied."""
+        if is_tied:
+            head = self.linear([name], [vocab_size], width)
+            return head, head
+        head = self.linear(["lm_head"], [vocab_size], width)
+        return self.parameter(f"{name}.weight", vocab_size, width), head
+
     def linear(
         self,
         names: list[str],

@@ -31,12 +31,10 @@ class Llama:
         self._ops = ops
         layers = Layers(weights, ops)
         rope = rope_table(config.rope or RopeConfig(), config.head_dim, max_model_len).to(ops.device)
-        self._embedding = layers.parameter("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         # The largest tensors first, while there is most room for the copy that is being made.
-        if config.tie_word_embeddings:
-            self._lm_head = ops.linear_weight([self._embedding])
-        else:
-            self._lm_head = layers.linear(["lm_head"], [config.vocab_size], config.hidden_size)
+        self._embedding, self._lm_head = layers.embedding_and_head(
+            "model.embed_tokens", config.vocab_size, config.hidden_size, config.tie_word_embeddings
+        )
         self._layers = [_decoder_layer(config, layers, index, rope) for index in range(config.num_layers)]
         self._final_norm = layers.parameter("model.norm.weight", config.hidden_size)
 

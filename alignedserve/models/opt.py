@@ -37,7 +37,9 @@ class Opt:
         self._ops = ops
         layers = Layers(weights, ops)
         hidden, narrow = config.hidden_size, config.embedding_dim or config.hidden_size
-        self._embedding = layers.parameter("model.decoder.embed_tokens.weight", config.vocab_size, narrow)
+        self._embedding, self._lm_head = layers.embedding_and_head(
+            "model.decoder.embed_tokens", config.vocab_size, narrow, config.tie_word_embeddings
+        )
         self._positions = layers.parameter(
             "model.decoder.embed_positions.weight", config.max_position + POSITION_OFFSET, hidden
         )
@@ -48,10 +50,6 @@ class Opt:
         self._layers = [_decoder_layer(config, layers, index) for index in range(config.num_layers)]
         has_final_norm = config.norm_before and config.final_norm
         self._final_norm = _norm(config, layers, "model.decoder.final_layer_norm") if has_final_norm else None
-        if config.tie_word_embeddings:
-            self._lm_head = ops.linear_weight([self._embedding])
-        else:
-            self._lm_head = layers.linear(["lm_head"], [config.vocab_size], narrow)
 
     def forward(self, step: StepInputs) -> Value:
         ops = self._ops

@@ -29,7 +29,7 @@ class ActivationCode(IntEnum):
 class EmbedOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("table", "ids", "add_to", "out")),
-        *((name, c_int64) for name in ("width", "offset", "add_stride", "out_stride")),
+        *((name, c_int64) for name in ("width", "offset", "add_stride", "out_stride", "tile_bytes")),
     ]
 
 

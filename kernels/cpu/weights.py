@@ -26,6 +26,11 @@ class PackedWeight:
     activation: ActivationCode
     dtype: torch.dtype
 
+    @property
+    def tile_bytes(self) -> int:
+        """Of 32 columns: a row of the unpacked weight is a column here."""
+        return _num_steps(self.in_features, self.dtype) * TILE_COLUMNS * _WORD_BYTES
+
 
 @dataclass(frozen=True)
 class _Placement:
@@ -53,8 +58,7 @@ def pack(
     widths = [part.shape[0] for part in parts]
     num_columns = 2 * -(-widths[0] // 16) * 16 if is_gated else sum(widths)
     num_tiles = -(-num_columns // TILE_COLUMNS)
-    word_values = _WORD_BYTES // dtype.itemsize
-    steps = -(-in_features // word_values)
+    steps = _num_steps(in_features, dtype)
     tiles = arena.allocate(num_tiles * steps * TILE_COLUMNS * _WORD_BYTES)
     bias = torch.zeros(num_tiles * TILE_COLUMNS) if biases is not None else None
     for i, part in enumerate(parts):
@@ -67,6 +71,10 @@ def pack(
             bias[placement.columns(widths[i])] = biases[i].to(dtype).float()
     out_features = widths[0] if is_gated else sum(widths)
     return PackedWeight(tiles, bias, in_features, out_features, activation, dtype)
+
+
+def _num_steps(in_features: int, dtype: torch.dtype) -> int:
+    return -(-in_features // (_WORD_BYTES // dtype.itemsize))
 
 
 def _pack_part(part: torch.Tensor, placement: _Placement, tiles: torch.Tensor) -> None:

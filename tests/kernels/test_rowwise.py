@@ -46,15 +46,16 @@ def test_layer_norm(dtype: torch.dtype, width: int, with_weight: bool, with_bias
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [7, 48])
-def test_embed_adds_two_tables(dtype: torch.dtype, width: int) -> None:
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_embed_adds_two_tables(dtype: torch.dtype, width: int, is_tied: bool) -> None:
     step = StepInputs(20, 1, 1)
     step.num_tokens = 11
-    step.token_ids[:11] = torch.arange(11) * 3 % 10
+    step.token_ids[:11] = torch.arange(11) * 7 % 40
     step.positions[:11] = torch.arange(11)
-    words, places = randn(10, width, dtype=torch.bfloat16), randn(13, width, seed=1, dtype=torch.bfloat16)
+    words, places = randn(40, width, dtype=torch.bfloat16), randn(13, width, seed=1, dtype=torch.bfloat16)
 
     def run(ops: Ops) -> torch.Tensor:
-        tables = ops.parameter(words), ops.parameter(places)
+        tables = ops.linear_weight([words]) if is_tied else ops.parameter(words), ops.parameter(places)
         head = ops.linear_weight([torch.ones(1, width)])
         model = ops.compile(
             lambda s: ops.embed(tables[1], s.positions, offset=2, add_to=ops.embed(tables[0], s.token_ids)),

@@ -81,9 +81,12 @@ class Ops(ABC):
 
     @abstractmethod
     def embed(
-        self, table: torch.Tensor, ids: torch.Tensor, offset: int = 0, add_to: Value | None = None
+        self, table: torch.Tensor | Linear, ids: torch.Tensor, offset: int = 0, add_to: Value | None = None
     ) -> Value:
-        """table[ids + offset], plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`."""
+        """table[ids + offset], plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
+
+        The table may be the weight of a linear layer (no activation): tied embeddings are kept once.
+        """
 
     @abstractmethod
     def rms_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value: ...

@@ -56,15 +56,24 @@ class CpuOps(Ops):
         self._cache = cache
 
     def embed(
-        self, table: torch.Tensor, ids: torch.Tensor, offset: int = 0, add_to: Value | None = None
+        self,
+        table: torch.Tensor | PackedWeight,
+        ids: torch.Tensor,
+        offset: int = 0,
+        add_to: Value | None = None,
     ) -> Value:
-        self._check_parameter("table", table, (None, None))
         step = self._recorded_step()
         if ids.data_ptr() not in (step.token_ids.data_ptr(), step.positions.data_ptr()):
             raise ValueError("ids must be the token_ids or the positions of the StepInputs given to compile")
-        out = self._value(table.shape[1])
+        if isinstance(table, PackedWeight):
+            rows, width, tile_bytes = table.tiles, table.in_features, table.tile_bytes
+        else:
+            self._check_parameter("table", table, (None, None))
+            rows, width, tile_bytes = table, table.shape[1], 0
+        out = self._value(width)
         args = EmbedOp(
-            table=table.data_ptr(),
+            table=rows.data_ptr(),
+            tile_bytes=tile_bytes,
             ids=ids.data_ptr(),
             out=out.pointer,
             width=out.width,

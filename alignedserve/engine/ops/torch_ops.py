@@ -47,9 +47,15 @@ class TorchOps(Ops):
         self._cache = cache
 
     def embed(
-        self, table: torch.Tensor, ids: torch.Tensor, offset: int = 0, add_to: torch.Tensor | None = None
+        self,
+        table: torch.Tensor | TorchLinear,
+        ids: torch.Tensor,
+        offset: int = 0,
+        add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        rows = table[ids[: self._running().num_tokens].long() + offset]
+        rows = (table.weight if isinstance(table, TorchLinear) else table)[
+            ids[: self._running().num_tokens].long() + offset
+        ]
         return rows if add_to is None else add_to + rows
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

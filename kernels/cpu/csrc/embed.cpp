@@ -1,24 +1,37 @@
 // Embedding lookup. Rows of the table, optionally added to another value (learned positions).
+//
+// A table that is also the output layer's weight is kept once, in that layer's tiles: a row is a column there.
+
+#include <algorithm>
 
 #include "ops.h"
 #include "rows.h"
+#include "tile.h"
 
 int64_t embed_chunks(const EmbedOp&, const Step& step) { return row_chunks(step.num_rows); }
 
+static void copy_column(const char* tiles, int64_t tile_bytes, int64_t column, int64_t num_bytes, char* to) {
+  const char* from = tiles + column / kTileColumns * tile_bytes + column % kTileColumns * kWordBytes;
+  for (int64_t i = 0; i < num_bytes; i += kWordBytes, from += kStepBytes)
+    std::memcpy(to + i, from, std::min<int64_t>(kWordBytes, num_bytes - i));
+}
+
 template <class T>
 static void embed_rows(const EmbedOp& op, RowRange rows) {
-  const T* table = static_cast<const T*>(op.table);
+  const char* table = static_cast<const char*>(op.table);
+  const int64_t row_bytes = op.width * sizeof(T);
   for (int64_t row = rows.begin; row < rows.end; ++row) {
-    const T* from = table + (op.ids[row] + op.offset) * op.width;
+    const int64_t id = op.ids[row] + op.offset;
     T* to = static_cast<T*>(op.out) + row * op.out_stride;
-    if (!op.add_to) {
-      std::memcpy(to, from, op.width * sizeof(T));
-      continue;
-    }
+    if (op.tile_bytes)
+      copy_column(table, op.tile_bytes, id, row_bytes, reinterpret_cast<char*>(to));
+    else
+      std::memcpy(to, table + id * row_bytes, row_bytes);
+    if (!op.add_to) continue;
     const T* add = static_cast<const T*>(op.add_to) + row * op.add_stride;
     for (int64_t i = 0; i < op.width; i += kLanes) {
       const int64_t left = op.width - i;
-      store_up_to(to + i, load_up_to(from + i, left) + load_up_to(add + i, left), left);
+      store_up_to(to + i, load_up_to(to + i, left) + load_up_to(add + i, left), left);
     }
   }
 }

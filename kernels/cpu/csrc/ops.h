@@ -28,6 +28,8 @@ struct EmbedOp {
   const void* add_to;
   void* out;
   int64_t width, offset, add_stride, out_stride;
+  // 0: the table's rows lie one after another. Else it is a linear layer's weight, in tiles of so many bytes.
+  int64_t tile_bytes;
 };
 
 struct NormOp {
