@@ -1,0 +1,255 @@
+"""Trains the demo model from nothing: `python -m alignedserve.demo.train --out DIR`.
+
+Three lengths of rows take turns, one per step: short questions, longer answers and lists, and long lists. The
+long lists begin once the short ones have had time to be learned. The loss is on answers only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from alignedserve.demo.batches import Batch, Conversation, Encoder, Rows, Source, one_per_row, pack
+from alignedserve.demo.muon import Muon
+from alignedserve.demo.network import Llama, Shape, document_mask
+from alignedserve.demo.tasks import TASKS, Example
+from alignedserve.demo.tokenizer import build_tokenizer, save_tokenizer
+from alignedserve.demo.vocabulary import END, PAD
+
+SHORT, MIDDLE, LONG = Rows(36, 128), Rows(16, 288), Rows(4, 1184)
+NUM_EVALUATED_AT_ONCE = 16
+SHOW_EVERY = 50
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train."""
+
+    # optimizer steps, of about 4,600 tokens each
+    steps: int = 3600
+    # learning rates at their height, of the matrices and of everything else
+    matrix_lr: float = 0.015
+    other_lr: float = 0.002
+    # shares of the steps: rising, and falling to nothing
+    warm_up: float = 0.01
+    decay: float = 0.5
+    # share of the steps before the first long list, and of long and middle rows thereafter
+    long_from: float = 0.2
+    long_share: float = 0.12
+    middle_share: float = 0.3
+    seed: int = 0
+    # steps between two looks at the held-out examples, and how many of each task
+    evaluate_every: int = 300
+    num_evaluated: int = 20
+    num_evaluated_at_end: int = 400
+
+
+class Trainer:
+    def __init__(self, settings: Settings, out: Path) -> None:
+        torch.manual_seed(settings.seed)
+        self.settings = settings
+        self._out = out
+        self._tokenizer = build_tokenizer()
+        self._encoder = Encoder(self._tokenizer)
+        self._rng = random.Random(settings.seed)
+        self._source = Source(self._encoder, self._rng)
+        self.model = Llama(Shape(self._tokenizer.get_vocab_size()))
+        matrices = [weight for weight in self.model.model.layers.parameters() if weight.dim() == 2]
+        taken = {id(weight) for weight in matrices}
+        others = [weight for weight in self.model.parameters() if id(weight) not in taken]
+        self._muon = Muon(matrices)
+        self._adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
+        self._loss: Callable[[Batch], Tensor] = torch.compile(self._plain_loss, dynamic=False)
+        self.num_tokens = 0
+
+    def _plain_loss(self, batch: Batch) -> Tensor:
+        tokens, documents, weights = batch.tokens, batch.documents, batch.weights
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = self.model.logits(self.model.hidden(tokens, document_mask(documents)))
+        losses = F.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none"
+        )
+        kept = weights[:, :-1].flatten()
+        return (losses * kept).sum() / kept.sum()
+
+    def _batch(self, progress: float) -> Batch:
+        settings, kind = self.settings, self._rng.random()
+        if progress >= settings.long_from and kind < settings.long_share:
+            longest = 150 if progress > 2 * settings.long_from else 60
+            return pack(lambda: self._long(longest), LONG, self._encoder.pad)
+        if kind < settings.long_share + settings.middle_share:
+            return pack(self._middle, MIDDLE, self._encoder.pad)
+        return pack(self._short, SHORT, self._encoder.pad)
+
+    def _short(self) -> Conversation:
+        return self._fitting(self._source.short, SHORT)
+
+    def _middle(self) -> Conversation:
+        return self._fitting(self._source.lengthy if self._rng.random() < 0.7 else self._source.short, MIDDLE)
+
+    def _long(self, longest: int) -> Conversation:
+        if self._rng.random() < 0.3:
+            return self._middle()
+        return self._fitting(lambda: self._source.picks(20, longest, self._rng.randint(4, 12)), LONG)
+
+    def _fitting(self, draw: Callable[[], Conversation], rows: Rows) -> Conversation:
+        while True:
+            conversation = draw()
+            if len(conversation.tokens) <= rows.length:
+                return conversation
+
+    def step(self, number: int) -> Tensor:
+        progress = number / self.settings.steps
+        batch = self._batch(progress)
+        self.num_tokens += int((batch.documents > 0).sum())
+        loss = self._loss(batch)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        rate = min(1.0, (progress + 1e-4) / self.settings.warm_up, (1 - progress) / self.settings.decay)
+        self._muon.step(self.settings.matrix_lr * rate)
+        for group in self._adam.param_groups:
+            group["lr"] = self.settings.other_lr * rate
+        self._adam.step()
+        self.model.zero_grad()
+        return loss.detach()
+
+    @torch.no_grad()
+    def accuracy(self, examples: list[Example]) -> float:
+        """Greedy decoding gives an answer exactly when its every token is the likeliest after those before."""
+        conversations = [self._source.example(example) for example in examples]
+        conversations.sort(key=lambda conversation: len(conversation.tokens))
+        num_right = 0
+        for start in range(0, len(conversations), NUM_EVALUATED_AT_ONCE):
+            some = conversations[start : start + NUM_EVALUATED_AT_ONCE]
+            batch = one_per_row(some, self._encoder.pad)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                hidden = self.model.hidden(batch.tokens, document_mask(batch.documents))
+                guesses = self.model.logits(hidden)[:, :-1].argmax(-1)
+            wrong = (guesses != batch.tokens[:, 1:]) & (batch.weights[:, :-1] > 0)
+            num_right += int((~wrong.any(1)).sum())
+        return num_right / len(examples)
+
+    def evaluate(self, num: int, seed: int = 12345) -> dict[str, float]:
+        """Share of held-out prompts answered exactly, per task."""
+        rng = random.Random(seed)
+        return {
+            name: self.accuracy([task.generate(rng, held_out=True) for _ in range(num)])
+            for name, task in TASKS.items()
+        }
+
+    def save(self) -> None:
+        """Writes what transformers loads; the weights are rounded to the precision they were trained in."""
+        self._out.mkdir(parents=True, exist_ok=True)
+        weights = {name: weight.detach().bfloat16() for name, weight in self.model.state_dict().items()}
+        save_file(weights, self._out / "model.safetensors", metadata={"format": "pt"})
+        save_tokenizer(self._tokenizer, self._out, self.model.shape.max_position)
+        write_configs(self._out, self.model.shape, self._tokenizer)
+
+
+def write_configs(out: Path, shape: Shape, tokenizer: Tokenizer) -> None:
+    special = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.token_to_id(END),
+        "pad_token_id": tokenizer.token_to_id(PAD),
+    }
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_position,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": "bfloat16",
+        **special,
+    }
+    _write_json(out / "config.json", config)
+    _write_json(
+        out / "generation_config.json", {"do_sample": False, "max_length": shape.max_position, **special}
+    )
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def machine() -> dict[str, str | int]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def show(step: int, loss: float, rate: float, accuracy: dict[str, float]) -> None:
+    tasks = " ".join(f"{name} {100 * share:.0f}" for name, share in accuracy.items())
+    print(f"step {step}  loss {loss:.4f}  {rate:.0f} tokens/s  held-out %: {tasks}", flush=True)
+
+
+def train(settings: Settings, out: Path) -> None:
+    torch.set_num_threads(2)
+    trainer, began = Trainer(settings, out), time.monotonic()
+    for number in range(settings.steps):
+        loss = trainer.step(number)
+        if (number + 1) % SHOW_EVERY == 0:
+            print(f"step {number + 1}  loss {float(loss):.4f}  {time.monotonic() - began:.0f} s", flush=True)
+        if (number + 1) % settings.evaluate_every == 0:
+            rate = trainer.num_tokens / (time.monotonic() - began)
+            show(number + 1, float(loss), rate, trainer.evaluate(settings.num_evaluated))
+            trainer.save()
+    trainer.save()
+    seconds = time.monotonic() - began
+    accuracy = trainer.evaluate(settings.num_evaluated_at_end)
+    show(settings.steps, float(loss), trainer.num_tokens / seconds, accuracy)
+    record = {
+        "held_out_accuracy": accuracy,
+        "held_out_prompts_per_task": settings.num_evaluated_at_end,
+        "parameters": sum(weight.numel() for weight in trainer.model.parameters()),
+        "tokens_seen": trainer.num_tokens,
+        "seconds": round(seconds),
+        "tokens_per_second": round(trainer.num_tokens / seconds),
+        "machine": machine(),
+        "settings": asdict(settings),
+    }
+    _write_json(out / "training.json", record)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder that the model is written to")
+    for setting in fields(Settings):
+        kind = type(setting.default)
+        parser.add_argument(f"--{setting.name.replace('_', '-')}", type=kind, default=setting.default)
+    options = vars(parser.parse_args())
+    out = options.pop("out")
+    train(Settings(**options), out)
+
+
+if __name__ == "__main__":
+    main()
