@@ -19,14 +19,16 @@ from alignedserve.demo.words import pronounceable
 WEIGHTS = {
     "add": 6.0,
     "subtract": 6.0,
-    "reverse": 5.0,
+    "reverse": 4.0,
     "repeat": 3.0,
     "spell": 1.5,
-    "count": 1.0,
+    "count": 1.5,
     "alphabet": 1.0,
-    "days": 0.4,
-    "months": 0.4,
+    "days": 0.8,
+    "months": 0.8,
 }
+# when to stop is what takes longest to learn of a long answer
+MIN_END_WEIGHT = 0.4
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant. Spell the word, do the list.")
 
 
@@ -65,8 +67,9 @@ class Encoder:
         asked = [self._user, *self._ids(prompt), self._end, self._assistant]
         answered = [*self._ids(answer), self._end]
         into.tokens += asked + answered
-        # a long answer counts more than a short one, but not in proportion: its tokens are easier
-        into.weights += [0.0] * len(asked) + [len(answered) ** -0.5] * len(answered)
+        # a long answer counts for more than a short one, but not in proportion: most of its tokens are easy
+        each = len(answered) ** -0.5
+        into.weights += [0.0] * len(asked) + [each] * (len(answered) - 1) + [max(each, MIN_END_WEIGHT)]
 
 
 class Source:

@@ -36,7 +36,7 @@ class Answerer:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
     def answer(self, examples: Sequence[Example]) -> list[Answered]:
@@ -51,7 +51,6 @@ class Answerer:
             [[{"role": "user", "content": example.prompt}] for example in examples],
             add_generation_prompt=True,
             padding=True,
-            padding_side="left",
             return_tensors="pt",
             return_dict=True,
         )

@@ -53,7 +53,7 @@ class Settings:
     middle_share: float = 0.3
     seed: int = 0
     # steps between two looks at the held-out examples, and how many of each task
-    evaluate_every: int = 300
+    evaluate_every: int = 400
     num_evaluated: int = 20
     num_evaluated_at_end: int = 400
 
@@ -129,7 +129,7 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self, examples: list[Example]) -> float:
-        """Greedy decoding gives an answer exactly when its every token is the likeliest after those before."""
+        """Greedy decoding gives an answer exactly when each of its tokens is the likeliest at its place."""
         conversations = [self._source.example(example) for example in examples]
         conversations.sort(key=lambda conversation: len(conversation.tokens))
         num_right = 0
