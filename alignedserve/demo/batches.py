@@ -105,10 +105,9 @@ class Source:
         conversation = self._opened()
         words = tasks.numbered_list(self._rng, self._rng.randint(min_items, max_items))
         phrasings = TASKS["pick"].phrasings
-        for _ in range(num_questions):
-            question = tasks.pick_question(words, self._rng.randint(1, len(words)))
-            if tasks.is_held_out("pick", question.key):
-                continue
+        questions = (tasks.pick_question(words, number) for number in range(1, len(words) + 1))
+        allowed = [question for question in questions if not tasks.is_held_out("pick", question.key)]
+        for question in self._rng.choices(allowed, k=num_questions):
             prompt = self._rng.choice(phrasings).format(**question.fields)
             self._encoder.turn(conversation, prompt, question.answer)
             phrasings = PICK_FOLLOW_UPS

@@ -40,7 +40,7 @@ class Settings:
     """How to train."""
 
     # optimizer steps, of about 4,600 tokens each
-    steps: int = 3600
+    steps: int = 3200
     # learning rates at their height, of the matrices and of everything else
     matrix_lr: float = 0.015
     other_lr: float = 0.002
