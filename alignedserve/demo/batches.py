@@ -17,18 +17,21 @@ from alignedserve.demo.words import pronounceable
 
 # how often each task is asked: the ones that take longest to learn most often
 WEIGHTS = {
-    "add": 6.0,
-    "subtract": 6.0,
-    "reverse": 4.0,
-    "repeat": 3.0,
-    "spell": 1.5,
-    "count": 1.5,
-    "alphabet": 1.0,
+    "add": 5.0,
+    "subtract": 5.0,
+    "pick": 5.0,
+    "reverse": 3.0,
+    "repeat": 2.5,
+    "count": 2.0,
+    "count_down": 1.5,
+    "spell": 1.0,
+    "alphabet": 0.8,
+    "alphabet_back": 0.8,
     "days": 0.8,
     "months": 0.8,
 }
 # when to stop is what takes longest to learn of a long answer
-MIN_END_WEIGHT = 0.4
+MIN_END_WEIGHT = 0.3
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant. Spell the word, do the list.")
 
 
@@ -89,15 +92,17 @@ class Source:
         conversation = self._opened()
         for _ in range(1 if self._rng.random() < 0.8 else self._rng.randint(2, 4)):
             name = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            if name == "pick":
+                return self.picks(3, 9, self._rng.randint(1, 5))
             example = TASKS[name].generate(self._rng)
             self._encoder.turn(conversation, example.prompt, example.answer)
         return conversation
 
     def lengthy(self) -> Conversation:
         """What rarely fits a short row: counting, repeating, a short list."""
-        name = self._rng.choices(("count", "repeat", "pick"), (2, 4, 5))[0]
+        name = self._rng.choices(("count", "count_down", "repeat", "pick"), (2, 2, 2, 5))[0]
         if name == "pick":
-            return self.picks(5, 20, self._rng.randint(1, 6))
+            return self.picks(5, 20, self._rng.randint(2, 8))
         return self.example(TASKS[name].generate(self._rng))
 
     def picks(self, min_items: int, max_items: int, num_questions: int) -> Conversation:

@@ -13,7 +13,7 @@
 | alphabet | List the letters from c to f.        | c, d, e, f          | 2 x letters                 |
 | pick     | 1 sun, 2 fox, 3 elm. What is word 2? | 2 fox               | digits + letters + 2        |
 
-Counting and the alphabet run backwards where the first is above the last; days and months wrap around.
+`count_down` and `alphabet_back` are the same backwards; days and months wrap around.
 What a task asks, apart from its phrasing, is its key. A twentieth of the keys is held out by their hash: the
 model has never been trained on them, whatever the phrasing.
 """
@@ -31,7 +31,7 @@ from alignedserve.demo.words import any_word
 
 MAX_NUMBER = 999
 MAX_COUNT_LEN = 60
-MAX_REPEATS = 20
+MAX_REPEATS = 12
 MAX_PICK_ITEMS = 150
 # tokens of a pick's list; with the question and the chat template a prompt stays below 1,100
 MAX_LIST_TOKENS = 1040
@@ -92,13 +92,14 @@ def expected_output_len(example: Example) -> int:
     return num_tokens(example.answer) + 1
 
 
-def _ask_count(rng: random.Random) -> Question:
-    length = rng.randint(1, MAX_COUNT_LEN)
-    low = rng.randint(0, rng.choice((20, 150, MAX_NUMBER + 1 - length)))
-    numbers = [str(number) for number in range(low, low + length)]
-    if rng.random() < 0.4:
-        numbers.reverse()
-    return Question({"a": numbers[0], "b": numbers[-1]}, ", ".join(numbers))
+def _ask_count(step: int) -> Callable[[random.Random], Question]:
+    def ask(rng: random.Random) -> Question:
+        length = rng.randint(1, rng.choice((15, MAX_COUNT_LEN)))
+        low = rng.randint(0, rng.choice((20, 150, MAX_NUMBER + 1 - length)))
+        numbers = [str(number) for number in range(low, low + length)][::step]
+        return Question({"a": numbers[0], "b": numbers[-1]}, ", ".join(numbers))
+
+    return ask
 
 
 def _ask_repeat(rng: random.Random) -> Question:
@@ -139,11 +140,13 @@ def _ask_subtract(rng: random.Random) -> Question:
     return Question({"a": str(a), "b": str(b)}, f"{a} - {b} = {a - b}")
 
 
-def _ask_alphabet(rng: random.Random) -> Question:
-    first, last = rng.randrange(26), rng.randrange(26)
-    step = 1 if first <= last else -1
-    letters = [ascii_lowercase[place] for place in range(first, last + step, step)]
-    return Question({"a": letters[0], "b": letters[-1]}, ", ".join(letters))
+def _ask_alphabet(step: int) -> Callable[[random.Random], Question]:
+    def ask(rng: random.Random) -> Question:
+        first, last = sorted((rng.randrange(26), rng.randrange(26)))
+        letters = ascii_lowercase[first : last + 1][::step]
+        return Question({"a": letters[0], "b": letters[-1]}, ", ".join(letters))
+
+    return ask
 
 
 def numbered_list(rng: random.Random, num_items: int) -> list[str]:
@@ -183,7 +186,16 @@ TASKS: dict[str, Task] = {
                 "List the numbers from {a} to {b}.",
                 "Write every number from {a} to {b}.",
             ),
-            _ask_count,
+            _ask_count(1),
+        ),
+        Task(
+            "count_down",
+            (
+                "Count down from {a} to {b}.",
+                "Please count backwards from {a} to {b}.",
+                "List the numbers backwards from {a} to {b}.",
+            ),
+            _ask_count(-1),
         ),
         Task(
             "repeat",
@@ -220,7 +232,7 @@ TASKS: dict[str, Task] = {
             (
                 "List the days from {a} to {b}.",
                 "Name the days of the week from {a} to {b}.",
-                "Which days go from {a} to {b}?",
+                "Say the days from {a} to {b}.",
             ),
             _ask_cycle(DAYS),
         ),
@@ -229,7 +241,7 @@ TASKS: dict[str, Task] = {
             (
                 "List the months from {a} to {b}.",
                 "Name the months of the year from {a} to {b}.",
-                "Which months go from {a} to {b}?",
+                "Say the months from {a} to {b}.",
             ),
             _ask_cycle(MONTHS),
         ),
@@ -255,7 +267,15 @@ TASKS: dict[str, Task] = {
                 "Say the alphabet from {a} to {b}.",
                 "Write every letter from {a} to {b}.",
             ),
-            _ask_alphabet,
+            _ask_alphabet(1),
+        ),
+        Task(
+            "alphabet_back",
+            (
+                "List the letters backwards from {a} to {b}.",
+                "Say the alphabet backwards from {a} to {b}.",
+            ),
+            _ask_alphabet(-1),
         ),
         Task(
             "pick",

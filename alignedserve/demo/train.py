@@ -40,20 +40,21 @@ class Settings:
     """How to train."""
 
     # optimizer steps, of about 4,600 tokens each
-    steps: int = 3200
+    steps: int = 3000
     # learning rates at their height, of the matrices and of everything else
     matrix_lr: float = 0.015
     other_lr: float = 0.002
     # shares of the steps: rising, and falling to nothing
     warm_up: float = 0.01
     decay: float = 0.5
-    # share of the steps before the first long list, and of long and middle rows thereafter
-    long_from: float = 0.2
-    long_share: float = 0.12
+    # share of the steps before the first middle and the first long rows, and of these rows thereafter
+    middle_from: float = 0.12
+    long_from: float = 0.3
+    long_share: float = 0.14
     middle_share: float = 0.3
     seed: int = 0
     # steps between two looks at the held-out examples, and how many of each task
-    evaluate_every: int = 400
+    evaluate_every: int = 300
     num_evaluated: int = 20
     num_evaluated_at_end: int = 400
 
@@ -89,9 +90,9 @@ class Trainer:
     def _batch(self, progress: float) -> Batch:
         settings, kind = self.settings, self._rng.random()
         if progress >= settings.long_from and kind < settings.long_share:
-            longest = 150 if progress > 2 * settings.long_from else 60
+            longest = 150 if progress > 1.5 * settings.long_from else 60
             return pack(lambda: self._long(longest), LONG, self._encoder.pad)
-        if kind < settings.long_share + settings.middle_share:
+        if progress >= settings.middle_from and kind < settings.long_share + settings.middle_share:
             return pack(self._middle, MIDDLE, self._encoder.pad)
         return pack(self._short, SHORT, self._encoder.pad)
 

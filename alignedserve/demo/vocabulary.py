@@ -37,9 +37,9 @@ OPENERS = (
     "Write You"
 )
 WORDS = (
-    "Tell What Which alphabet and are assistant backwards count days do every from go helpful in is letter "
-    "letters list me minus months much number numbers of plus repeat spell the this times to week word year "
-    "you"
+    "Tell What Which alphabet and are assistant backwards count days do down every from helpful in is letter "
+    "letters list me minus months much number numbers of plus repeat spell the this times to week word "
+    "year you"
 )
 PIECES: tuple[str, ...] = (
     *JOINTS,

@@ -21,7 +21,9 @@ def fields_of(example: tasks.Example) -> dict[str, str]:
 
 
 def test_all_tasks_are_there() -> None:
-    assert " ".join(TASKS) == "count repeat spell reverse days months add subtract alphabet pick"
+    assert " ".join(TASKS) == (
+        "count count_down repeat spell reverse days months add subtract alphabet alphabet_back pick"
+    )
 
 
 def test_count_answers() -> None:
