@@ -11,14 +11,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from alignedserve.demo import tasks
-from alignedserve.demo.tasks import PICK_FOLLOW_UPS, TASKS, Example
+from alignedserve.demo.tasks import PICK_FOLLOW_UPS, TASKS, Example, Question
 from alignedserve.demo.vocabulary import ASSISTANT, END, PAD, SYSTEM, USER
 from alignedserve.demo.words import pronounceable
 
 # how often each task is asked: the ones that take longest to learn most often
 WEIGHTS = {
-    "add": 5.0,
-    "subtract": 5.0,
+    "add": 7.0,
+    "subtract": 7.0,
     "pick": 5.0,
     "reverse": 3.0,
     "repeat": 2.5,
@@ -107,11 +107,12 @@ class Source:
 
     def picks(self, min_items: int, max_items: int, num_questions: int) -> Conversation:
         """A list, and several questions about it: reading the list is what costs."""
-        conversation = self._opened()
-        words = tasks.numbered_list(self._rng, self._rng.randint(min_items, max_items))
+        conversation, allowed = self._opened(), list[Question]()
+        while not allowed:
+            words = tasks.numbered_list(self._rng, self._rng.randint(min_items, max_items))
+            questions = (tasks.pick_question(words, number) for number in range(1, len(words) + 1))
+            allowed = [question for question in questions if not tasks.is_held_out("pick", question.key)]
         phrasings = TASKS["pick"].phrasings
-        questions = (tasks.pick_question(words, number) for number in range(1, len(words) + 1))
-        allowed = [question for question in questions if not tasks.is_held_out("pick", question.key)]
         for question in self._rng.choices(allowed, k=num_questions):
             prompt = self._rng.choice(phrasings).format(**question.fields)
             self._encoder.turn(conversation, prompt, question.answer)
