@@ -17,21 +17,21 @@ from alignedserve.demo.words import pronounceable
 
 # how often each task is asked: the ones that take longest to learn most often
 WEIGHTS = {
-    "add": 7.0,
+    "add": 8.0,
     "subtract": 7.0,
-    "pick": 5.0,
-    "reverse": 3.0,
-    "repeat": 2.5,
-    "count": 2.0,
-    "count_down": 1.5,
-    "spell": 1.0,
+    "reverse": 4.0,
+    "repeat": 3.0,
+    "count": 2.5,
+    "pick": 2.5,
+    "count_down": 2.0,
+    "spell": 0.8,
     "alphabet": 0.8,
-    "alphabet_back": 0.8,
+    "alphabet_back": 0.6,
     "days": 0.8,
     "months": 0.8,
 }
 # when to stop is what takes longest to learn of a long answer
-MIN_END_WEIGHT = 0.3
+MIN_END_WEIGHT = 0.5
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant. Spell the word, do the list.")
 
 
@@ -93,7 +93,7 @@ class Source:
         for _ in range(1 if self._rng.random() < 0.8 else self._rng.randint(2, 4)):
             name = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             if name == "pick":
-                return self.picks(3, 9, self._rng.randint(1, 5))
+                return self.picks(3, 8, self._rng.randint(1, 4))
             example = TASKS[name].generate(self._rng)
             self._encoder.turn(conversation, example.prompt, example.answer)
         return conversation

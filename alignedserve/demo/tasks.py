@@ -9,7 +9,7 @@
 | days     | List the days from Friday to Sunday. | Friday, ... Sunday  | 2 x days                    |
 | months   | List the months from May to July.    | May, June, July     | 2 x months                  |
 | add      | What is 12 + 30?                     | 12 + 30 = 42        | digits + 3                  |
-| subtract | What is 12 - 30?                     | 12 - 30 = -18       | digits and minus + 3        |
+| subtract | What is 30 - 12?                     | 30 - 12 = 18        | digits + 3                  |
 | alphabet | List the letters from c to f.        | c, d, e, f          | 2 x letters                 |
 | pick     | 1 sun, 2 fox, 3 elm. What is word 2? | 2 fox               | digits + letters + 2        |
 
@@ -94,7 +94,7 @@ def expected_output_len(example: Example) -> int:
 
 def _ask_count(step: int) -> Callable[[random.Random], Question]:
     def ask(rng: random.Random) -> Question:
-        length = rng.randint(1, rng.choice((15, MAX_COUNT_LEN)))
+        length = rng.randint(1, rng.choice((4, 10, 25, MAX_COUNT_LEN)))
         low = rng.randint(0, rng.choice((20, 150, MAX_NUMBER + 1 - length)))
         numbers = [str(number) for number in range(low, low + length)][::step]
         return Question({"a": numbers[0], "b": numbers[-1]}, ", ".join(numbers))
@@ -103,7 +103,7 @@ def _ask_count(step: int) -> Callable[[random.Random], Question]:
 
 
 def _ask_repeat(rng: random.Random) -> Question:
-    word, times = any_word(rng), rng.randint(1, MAX_REPEATS)
+    word, times = any_word(rng), rng.randint(1, rng.choice((3, 6, MAX_REPEATS)))
     return Question({"word": word, "n": str(times)}, ", ".join([word] * times))
 
 
@@ -136,7 +136,7 @@ def _ask_add(rng: random.Random) -> Question:
 
 
 def _ask_subtract(rng: random.Random) -> Question:
-    a, b = _operand(rng), _operand(rng)
+    b, a = sorted((_operand(rng), _operand(rng)))
     return Question({"a": str(a), "b": str(b)}, f"{a} - {b} = {a - b}")
 
 

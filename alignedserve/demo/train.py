@@ -40,18 +40,18 @@ class Settings:
     """How to train."""
 
     # optimizer steps, of about 4,600 tokens each
-    steps: int = 3000
+    steps: int = 4500
     # learning rates at their height, of the matrices and of everything else
-    matrix_lr: float = 0.015
+    matrix_lr: float = 0.012
     other_lr: float = 0.002
     # shares of the steps: rising, and falling to nothing
     warm_up: float = 0.01
-    decay: float = 0.5
+    decay: float = 0.55
     # share of the steps before the first middle and the first long rows, and of these rows thereafter
-    middle_from: float = 0.12
-    long_from: float = 0.3
-    long_share: float = 0.14
-    middle_share: float = 0.3
+    middle_from: float = 0.1
+    long_from: float = 0.45
+    long_share: float = 0.08
+    middle_share: float = 0.25
     seed: int = 0
     # steps between two looks at the held-out examples, and how many of each task
     evaluate_every: int = 300
