@@ -11,27 +11,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from alignedserve.demo import tasks
+from alignedserve.demo.recipe import Stage
 from alignedserve.demo.tasks import PICK_FOLLOW_UPS, TASKS, Example, Question
 from alignedserve.demo.vocabulary import ASSISTANT, END, PAD, SYSTEM, USER
 from alignedserve.demo.words import pronounceable
 
-# how often each task is asked: the ones that take longest to learn most often
-WEIGHTS = {
-    "add": 8.0,
-    "subtract": 7.0,
-    "reverse": 4.0,
-    "repeat": 3.0,
-    "count": 2.5,
-    "pick": 2.5,
-    "count_down": 2.0,
-    "spell": 0.8,
-    "alphabet": 0.8,
-    "alphabet_back": 0.6,
-    "days": 0.8,
-    "months": 0.8,
-}
-# when to stop is what takes longest to learn of a long answer
-MIN_END_WEIGHT = 0.5
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant. Spell the word, do the list.")
 
 
@@ -66,36 +50,41 @@ class Encoder:
         into.tokens += tokens
         into.weights += [0.0] * len(tokens)
 
-    def turn(self, into: Conversation, prompt: str, answer: str) -> None:
+    def turn(self, into: Conversation, prompt: str, answer: str, min_end_weight: float = 0.0) -> None:
         asked = [self._user, *self._ids(prompt), self._end, self._assistant]
         answered = [*self._ids(answer), self._end]
         into.tokens += asked + answered
         # a long answer counts for more than a short one, but not in proportion: most of its tokens are easy
         each = len(answered) ** -0.5
-        into.weights += [0.0] * len(asked) + [each] * (len(answered) - 1) + [max(each, MIN_END_WEIGHT)]
+        into.weights += [0.0] * len(asked) + [each] * (len(answered) - 1) + [max(each, min_end_weight)]
 
 
 class Source:
-    """Draws conversations for one length of row."""
+    """Draws a stage's conversations."""
 
-    def __init__(self, encoder: Encoder, rng: random.Random) -> None:
+    def __init__(self, encoder: Encoder, stage: Stage, rng: random.Random) -> None:
         self._encoder = encoder
+        self._names, self._weights = list(stage.weights), list(stage.weights.values())
+        self._min_end_weight = stage.min_end_weight
         self._rng = rng
 
-    def example(self, example: Example) -> Conversation:
+    def _ask(self, into: Conversation, prompt: str, answer: str) -> None:
+        self._encoder.turn(into, prompt, answer, self._min_end_weight)
+
+    def _single(self, example: Example) -> Conversation:
         conversation = Conversation()
-        self._encoder.turn(conversation, example.prompt, example.answer)
+        self._ask(conversation, example.prompt, example.answer)
         return conversation
 
     def short(self) -> Conversation:
         """One question most of the time, otherwise a few in a row."""
         conversation = self._opened()
         for _ in range(1 if self._rng.random() < 0.8 else self._rng.randint(2, 4)):
-            name = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            name = self._rng.choices(self._names, self._weights)[0]
             if name == "pick":
                 return self.picks(3, 8, self._rng.randint(1, 4))
             example = TASKS[name].generate(self._rng)
-            self._encoder.turn(conversation, example.prompt, example.answer)
+            self._ask(conversation, example.prompt, example.answer)
         return conversation
 
     def lengthy(self) -> Conversation:
@@ -103,7 +92,7 @@ class Source:
         name = self._rng.choices(("count", "count_down", "repeat", "pick"), (2, 2, 2, 5))[0]
         if name == "pick":
             return self.picks(5, 20, self._rng.randint(2, 8))
-        return self.example(TASKS[name].generate(self._rng))
+        return self._single(TASKS[name].generate(self._rng))
 
     def picks(self, min_items: int, max_items: int, num_questions: int) -> Conversation:
         """A list, and several questions about it: reading the list is what costs."""
@@ -115,7 +104,7 @@ class Source:
         phrasings = TASKS["pick"].phrasings
         for question in self._rng.choices(allowed, k=num_questions):
             prompt = self._rng.choice(phrasings).format(**question.fields)
-            self._encoder.turn(conversation, prompt, question.answer)
+            self._ask(conversation, prompt, question.answer)
             phrasings = PICK_FOLLOW_UPS
         return conversation
 

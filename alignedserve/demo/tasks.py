@@ -13,7 +13,7 @@
 | alphabet | List the letters from c to f.        | c, d, e, f          | 2 x letters                 |
 | pick     | 1 sun, 2 fox, 3 elm. What is word 2? | 2 fox               | digits + letters + 2        |
 
-`count_down` and `alphabet_back` are the same backwards; days and months wrap around.
+The `_down` and `_back` tasks are the same backwards; days and months wrap around.
 What a task asks, apart from its phrasing, is its key. A twentieth of the keys is held out by their hash: the
 model has never been trained on them, whatever the phrasing.
 """
@@ -117,10 +117,10 @@ def _ask_reverse(rng: random.Random) -> Question:
     return Question({"word": word}, word[::-1])
 
 
-def _ask_cycle(names: tuple[str, ...]) -> Callable[[random.Random], Question]:
+def _ask_cycle(names: tuple[str, ...], step: int) -> Callable[[random.Random], Question]:
     def ask(rng: random.Random) -> Question:
         start, length = rng.randrange(len(names)), rng.randint(1, len(names))
-        chosen = [names[(start + step) % len(names)] for step in range(length)]
+        chosen = [names[(start + step * place) % len(names)] for place in range(length)]
         return Question({"a": chosen[0], "b": chosen[-1]}, ", ".join(chosen))
 
     return ask
@@ -234,7 +234,12 @@ TASKS: dict[str, Task] = {
                 "Name the days of the week from {a} to {b}.",
                 "Say the days from {a} to {b}.",
             ),
-            _ask_cycle(DAYS),
+            _ask_cycle(DAYS, 1),
+        ),
+        Task(
+            "days_back",
+            ("List the days backwards from {a} to {b}.", "Say the days backwards from {a} to {b}."),
+            _ask_cycle(DAYS, -1),
         ),
         Task(
             "months",
@@ -243,7 +248,12 @@ TASKS: dict[str, Task] = {
                 "Name the months of the year from {a} to {b}.",
                 "Say the months from {a} to {b}.",
             ),
-            _ask_cycle(MONTHS),
+            _ask_cycle(MONTHS, 1),
+        ),
+        Task(
+            "months_back",
+            ("List the months backwards from {a} to {b}.", "Say the months backwards from {a} to {b}."),
+            _ask_cycle(MONTHS, -1),
         ),
         Task(
             "add",

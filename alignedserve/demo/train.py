@@ -13,19 +13,20 @@ import platform
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from alignedserve.demo.batches import Batch, Conversation, Encoder, Rows, Source, one_per_row, pack
 from alignedserve.demo.muon import Muon
 from alignedserve.demo.network import Llama, Shape, document_mask
+from alignedserve.demo.recipe import STAGES, Stage
 from alignedserve.demo.tasks import TASKS, Example
 from alignedserve.demo.tokenizer import build_tokenizer, save_tokenizer
 from alignedserve.demo.vocabulary import END, PAD
@@ -33,49 +34,37 @@ from alignedserve.demo.vocabulary import END, PAD
 SHORT, MIDDLE, LONG = Rows(36, 128), Rows(16, 288), Rows(4, 1184)
 NUM_EVALUATED_AT_ONCE = 16
 SHOW_EVERY = 50
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train."""
-
-    # optimizer steps, of about 4,600 tokens each
-    steps: int = 4500
-    # learning rates at their height, of the matrices and of everything else
-    matrix_lr: float = 0.012
-    other_lr: float = 0.002
-    # shares of the steps: rising, and falling to nothing
-    warm_up: float = 0.01
-    decay: float = 0.55
-    # share of the steps before the first middle and the first long rows, and of these rows thereafter
-    middle_from: float = 0.1
-    long_from: float = 0.45
-    long_share: float = 0.08
-    middle_share: float = 0.25
-    seed: int = 0
-    # steps between two looks at the held-out examples, and how many of each task
-    evaluate_every: int = 300
-    num_evaluated: int = 20
-    num_evaluated_at_end: int = 400
+# steps between two looks at the held-out examples, and how many of each task
+EVALUATE_EVERY = 300
+NUM_EVALUATED = 20
+NUM_EVALUATED_AT_END = 400
 
 
 class Trainer:
-    def __init__(self, settings: Settings, out: Path) -> None:
-        torch.manual_seed(settings.seed)
-        self.settings = settings
+    """Trains one model through a stage after the other."""
+
+    def __init__(self, out: Path) -> None:
+        torch.manual_seed(0)
         self._out = out
         self._tokenizer = build_tokenizer()
         self._encoder = Encoder(self._tokenizer)
-        self._rng = random.Random(settings.seed)
-        self._source = Source(self._encoder, self._rng)
         self.model = Llama(Shape(self._tokenizer.get_vocab_size()))
+        self._loss: Callable[[Batch], Tensor] = torch.compile(self._plain_loss, dynamic=False)
+
+    def begin(self, stage: Stage) -> None:
+        self.stage = stage
+        self.num_tokens = 0
+        self._rng = random.Random(stage.seed)
+        self._source = Source(self._encoder, stage, self._rng)
         matrices = [weight for weight in self.model.model.layers.parameters() if weight.dim() == 2]
         taken = {id(weight) for weight in matrices}
         others = [weight for weight in self.model.parameters() if id(weight) not in taken]
         self._muon = Muon(matrices)
         self._adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
-        self._loss: Callable[[Batch], Tensor] = torch.compile(self._plain_loss, dynamic=False)
-        self.num_tokens = 0
+
+    def load(self, folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        self.model.load_state_dict({name: weight.float() for name, weight in weights.items()})
 
     def _plain_loss(self, batch: Batch) -> Tensor:
         tokens, documents, weights = batch.tokens, batch.documents, batch.weights
@@ -88,11 +77,11 @@ class Trainer:
         return (losses * kept).sum() / kept.sum()
 
     def _batch(self, progress: float) -> Batch:
-        settings, kind = self.settings, self._rng.random()
-        if progress >= settings.long_from and kind < settings.long_share:
-            longest = 150 if progress > 1.5 * settings.long_from else 60
+        stage, kind = self.stage, self._rng.random()
+        if progress >= stage.long_from and kind < stage.long_share:
+            longest = 150 if progress > stage.longest_from else 60
             return pack(lambda: self._long(longest), LONG, self._encoder.pad)
-        if progress >= settings.middle_from and kind < settings.long_share + settings.middle_share:
+        if progress >= stage.middle_from and kind < stage.long_share + stage.middle_share:
             return pack(self._middle, MIDDLE, self._encoder.pad)
         return pack(self._short, SHORT, self._encoder.pad)
 
@@ -114,16 +103,16 @@ class Trainer:
                 return conversation
 
     def step(self, number: int) -> Tensor:
-        progress = number / self.settings.steps
+        progress = number / self.stage.steps
         batch = self._batch(progress)
         self.num_tokens += int((batch.documents > 0).sum())
         loss = self._loss(batch)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        rate = min(1.0, (progress + 1e-4) / self.settings.warm_up, (1 - progress) / self.settings.decay)
-        self._muon.step(self.settings.matrix_lr * rate)
+        rate = min(1.0, (progress + 1e-4) / self.stage.warm_up, (1 - progress) / self.stage.decay)
+        self._muon.step(self.stage.matrix_lr * rate)
         for group in self._adam.param_groups:
-            group["lr"] = self.settings.other_lr * rate
+            group["lr"] = self.stage.other_lr * rate
         self._adam.step()
         self.model.zero_grad()
         return loss.detach()
@@ -131,7 +120,9 @@ class Trainer:
     @torch.no_grad()
     def accuracy(self, examples: list[Example]) -> float:
         """Greedy decoding gives an answer exactly when each of its tokens is the likeliest at its place."""
-        conversations = [self._source.example(example) for example in examples]
+        conversations = [Conversation() for _ in examples]
+        for conversation, example in zip(conversations, examples, strict=True):
+            self._encoder.turn(conversation, example.prompt, example.answer)
         conversations.sort(key=lambda conversation: len(conversation.tokens))
         num_right = 0
         for start in range(0, len(conversations), NUM_EVALUATED_AT_ONCE):
@@ -208,48 +199,64 @@ def machine() -> dict[str, str | int]:
     }
 
 
-def show(step: int, loss: float, rate: float, accuracy: dict[str, float]) -> None:
-    tasks = " ".join(f"{name} {100 * share:.0f}" for name, share in accuracy.items())
-    print(f"step {step}  loss {loss:.4f}  {rate:.0f} tokens/s  held-out %: {tasks}", flush=True)
+def show(accuracy: dict[str, float]) -> None:
+    tasks = " ".join(f"{name} {100 * share:.1f}" for name, share in accuracy.items())
+    print(f"held-out %: {tasks}", flush=True)
 
 
-def train(settings: Settings, out: Path) -> None:
-    torch.set_num_threads(2)
-    trainer, began = Trainer(settings, out), time.monotonic()
-    for number in range(settings.steps):
-        loss = trainer.step(number)
-        if (number + 1) % SHOW_EVERY == 0:
-            print(f"step {number + 1}  loss {float(loss):.4f}  {time.monotonic() - began:.0f} s", flush=True)
-        if (number + 1) % settings.evaluate_every == 0:
-            rate = trainer.num_tokens / (time.monotonic() - began)
-            show(number + 1, float(loss), rate, trainer.evaluate(settings.num_evaluated))
+def train_stage(trainer: Trainer, stage: Stage) -> dict[str, Any]:
+    trainer.begin(stage)
+    began = time.monotonic()
+    for number in range(1, stage.steps + 1):
+        loss = trainer.step(number - 1)
+        if number % SHOW_EVERY == 0:
+            print(
+                f"{stage.name} {number}  loss {float(loss):.4f}  {time.monotonic() - began:.0f} s", flush=True
+            )
+        if number % EVALUATE_EVERY == 0:
+            show(trainer.evaluate(NUM_EVALUATED))
             trainer.save()
     trainer.save()
     seconds = time.monotonic() - began
-    accuracy = trainer.evaluate(settings.num_evaluated_at_end)
-    show(settings.steps, float(loss), trainer.num_tokens / seconds, accuracy)
-    record = {
-        "held_out_accuracy": accuracy,
-        "held_out_prompts_per_task": settings.num_evaluated_at_end,
-        "parameters": sum(weight.numel() for weight in trainer.model.parameters()),
+    return {
         "tokens_seen": trainer.num_tokens,
         "seconds": round(seconds),
         "tokens_per_second": round(trainer.num_tokens / seconds),
-        "machine": machine(),
-        "settings": asdict(settings),
+        **asdict(stage),
     }
-    _write_json(out / "training.json", record)
+
+
+def train(out: Path, start: Path | None) -> None:
+    """Goes through both stages, or, from the folder of a finished first one, through the second."""
+    torch.set_num_threads(2)
+    trainer, records = Trainer(out), list[dict[str, Any]]()
+    if start is not None:
+        trainer.load(start)
+        records = json.loads((start / "training.json").read_text())["stages"]
+    for stage in STAGES[len(records) :]:
+        records.append(train_stage(trainer, stage))
+        # the next stage begins with the weights as they are stored
+        trainer.load(out)
+        accuracy = trainer.evaluate(NUM_EVALUATED_AT_END)
+        show(accuracy)
+        record = {
+            "held_out_accuracy": accuracy,
+            "held_out_prompts_per_task": NUM_EVALUATED_AT_END,
+            "parameters": sum(weight.numel() for weight in trainer.model.parameters()),
+            "tokens_seen": sum(stage["tokens_seen"] for stage in records),
+            "seconds": sum(stage["seconds"] for stage in records),
+            "machine": machine(),
+            "stages": records,
+        }
+        _write_json(out / "training.json", record)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder that the model is written to")
-    for setting in fields(Settings):
-        kind = type(setting.default)
-        parser.add_argument(f"--{setting.name.replace('_', '-')}", type=kind, default=setting.default)
-    options = vars(parser.parse_args())
-    out = options.pop("out")
-    train(Settings(**options), out)
+    parser.add_argument("--start", type=Path, help="folder with the result of an earlier stage")
+    options = parser.parse_args()
+    train(options.out, options.start)
 
 
 if __name__ == "__main__":
