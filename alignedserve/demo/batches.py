@@ -1,0 +1,169 @@
+"""Training rows: conversations packed end to end into rows of one length, each seeing only itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from alignedserve.demo import tasks
+from alignedserve.demo.recipe import Stage
+from alignedserve.demo.tasks import PICK_FOLLOW_UPS, TASKS, Example, Question
+from alignedserve.demo.vocabulary import ASSISTANT, END, PAD, SYSTEM, USER
+from alignedserve.demo.words import pronounceable
+
+SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant. Spell the word, do the list.")
+
+
+@dataclass
+class Conversation:
+    """Tokens and, for each, how much predicting it counts."""
+
+    tokens: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+
+class Encoder:
+    """Turns messages into the tokens of the chat template."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.pad = self._id(PAD)
+        self._system, self._user = self._id(SYSTEM), self._id(USER)
+        self._assistant, self._end = self._id(ASSISTANT), self._id(END)
+
+    def _id(self, token: str) -> int:
+        place = self._tokenizer.token_to_id(token)
+        if place is None:
+            raise ValueError(f"the tokenizer has no {token}")
+        return int(place)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)
+
+    def system(self, into: Conversation, text: str) -> None:
+        tokens = [self._system, *self._ids(text), self._end]
+        into.tokens += tokens
+        into.weights += [0.0] * len(tokens)
+
+    def turn(self, into: Conversation, prompt: str, answer: str, min_end_weight: float = 0.0) -> None:
+        asked = [self._user, *self._ids(prompt), self._end, self._assistant]
+        answered = [*self._ids(answer), self._end]
+        into.tokens += asked + answered
+        # a long answer counts for more than a short one, but not in proportion: most of its tokens are easy
+        each = len(answered) ** -0.5
+        into.weights += [0.0] * len(asked) + [each] * (len(answered) - 1) + [max(each, min_end_weight)]
+
+
+class Source:
+    """Draws a stage's conversations."""
+
+    def __init__(self, encoder: Encoder, stage: Stage, rng: random.Random) -> None:
+        self._encoder = encoder
+        self._names, self._weights = list(stage.weights), list(stage.weights.values())
+        self._min_end_weight = stage.min_end_weight
+        self._rng = rng
+
+    def _ask(self, into: Conversation, prompt: str, answer: str) -> None:
+        self._encoder.turn(into, prompt, answer, self._min_end_weight)
+
+    def _single(self, example: Example) -> Conversation:
+        conversation = Conversation()
+        self._ask(conversation, example.prompt, example.answer)
+        return conversation
+
+    def short(self) -> Conversation:
+        """One question most of the time, otherwise a few in a row."""
+        conversation = self._opened()
+        for _ in range(1 if self._rng.random() < 0.8 else self._rng.randint(2, 4)):
+            name = self._rng.choices(self._names, self._weights)[0]
+            if name == "pick":
+                return self.picks(3, 8, self._rng.randint(1, 4))
+            example = TASKS[name].generate(self._rng)
+            self._ask(conversation, example.prompt, example.answer)
+        return conversation
+
+    def lengthy(self) -> Conversation:
+        """What rarely fits a short row: counting, repeating, a short list."""
+        name = self._rng.choices(("count", "count_down", "repeat", "pick"), (2, 2, 2, 5))[0]
+        if name == "pick":
+            return self.picks(5, 20, self._rng.randint(2, 8))
+        return self._single(TASKS[name].generate(self._rng))
+
+    def picks(self, min_items: int, max_items: int, num_questions: int) -> Conversation:
+        """A list, and several questions about it: reading the list is what costs."""
+        conversation, allowed = self._opened(), list[Question]()
+        while not allowed:
+            words = tasks.numbered_list(self._rng, self._rng.randint(min_items, max_items))
+            questions = (tasks.pick_question(words, number) for number in range(1, len(words) + 1))
+            allowed = [question for question in questions if not tasks.is_held_out("pick", question.key)]
+        phrasings = TASKS["pick"].phrasings
+        for question in self._rng.choices(allowed, k=num_questions):
+            prompt = self._rng.choice(phrasings).format(**question.fields)
+            self._ask(conversation, prompt, question.answer)
+            phrasings = PICK_FOLLOW_UPS
+        return conversation
+
+    def _opened(self) -> Conversation:
+        conversation = Conversation()
+        if self._rng.random() < 0.1:
+            made_up = " ".join(pronounceable(self._rng, self._rng.randint(1, 9)) for _ in range(5))
+            self._encoder.system(conversation, self._rng.choice((*SYSTEM_PROMPTS, made_up)))
+        return conversation
+
+
+@dataclass(frozen=True)
+class Batch:
+    tokens: Tensor
+    # which conversation of its row a token belongs to; 0 for padding
+    documents: Tensor
+    # how much predicting the next token counts
+    weights: Tensor
+
+    @classmethod
+    def empty(cls, rows: Rows, pad: int) -> Batch:
+        size = (rows.num, rows.length)
+        return cls(torch.full(size, pad), torch.zeros(size, dtype=torch.long), torch.zeros(size))
+
+    def place(self, row: int, start: int, document: int, conversation: Conversation) -> None:
+        stop = start + len(conversation.tokens)
+        self.tokens[row, start:stop] = torch.tensor(conversation.tokens)
+        self.documents[row, start:stop] = document
+        # position i predicts token i + 1
+        self.weights[row, start : stop - 1] = torch.tensor(conversation.weights[1:])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The size of a batch."""
+
+    num: int
+    length: int
+
+
+def pack(draw: Callable[[], Conversation], rows: Rows, pad: int) -> Batch:
+    """Fills rows first-fit until several conversations have found no room."""
+    batch = Batch.empty(rows, pad)
+    used, counts, num_misses = [0] * rows.num, [0] * rows.num, 0
+    while num_misses < 6:
+        conversation = draw()
+        size = len(conversation.tokens)
+        row = next((row for row in range(rows.num) if used[row] + size <= rows.length), None)
+        if row is None:
+            num_misses += 1
+            continue
+        counts[row] += 1
+        batch.place(row, used[row], counts[row], conversation)
+        used[row] += size
+    return batch
+
+
+def one_per_row(conversations: list[Conversation], pad: int) -> Batch:
+    batch = Batch.empty(Rows(len(conversations), max(len(each.tokens) for each in conversations)), pad)
+    for row, conversation in enumerate(conversations):
+        batch.place(row, 0, 1, conversation)
+    return batch
