@@ -34,7 +34,7 @@ def test_chat_answers_and_ends_by_itself(llm: LLM) -> None:
 
 def test_held_out_tasks_are_answered_and_their_length_is_known(llm: LLM) -> None:
     rng = random.Random(3)
-    examples = [tasks.TASKS[i % len(tasks.TASKS)].generate(rng, held_out=True) for i in range(100)]
+    examples = [task.generate(rng, held_out=True) for task in tasks.TASKS.values() for _ in range(8)]
     results = llm.chat(
         [[{"role": "user", "content": example.prompt}] for example in examples], GREEDY, use_tqdm=False
     )
@@ -42,7 +42,7 @@ def test_held_out_tasks_are_answered_and_their_length_is_known(llm: LLM) -> None
         tasks.check(example, result.outputs[0].text)
         for example, result in zip(examples, results, strict=True)
     ]
-    assert sum(right) >= 95
+    assert sum(right) >= 0.95 * len(right)
     for example, result, is_right in zip(examples, results, right, strict=True):
         if is_right:
             assert len(result.outputs[0].token_ids) == tasks.expected_output_len(example)
@@ -81,7 +81,7 @@ def test_stop_string_beginning_in_one_token_and_ending_in_another(llm: LLM) -> N
 
 
 def test_n_gives_different_continuations_and_the_first_is_the_one_of_n_1(llm: LLM) -> None:
-    params = {"temperature": 1.5, "seed": 5, "max_tokens": 30, "ignore_eos": True}
+    params = {"temperature": 20.0, "seed": 5, "max_tokens": 30, "ignore_eos": True}
     [alone] = llm.chat(ALPHABET, SamplingParams(**params), use_tqdm=False)
     [four] = llm.chat(ALPHABET, SamplingParams(n=4, **params), use_tqdm=False)
     assert [output.index for output in four.outputs] == [0, 1, 2, 3]

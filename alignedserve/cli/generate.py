@@ -29,7 +29,7 @@ def command(
     """Answer prompts with MODEL (the demo model if none is named) and print the answers."""
     from alignedserve import LLM, SamplingParams, demo
 
-    questions = list(prompts) or (demo.example_prompts() if model is None else [])
+    questions = list(prompts) or (list(demo.EXAMPLE_PROMPTS) if model is None else [])
     if not questions:
         raise click.UsageError("give at least one --prompt")
     llm = LLM(model or str(demo.MODEL_DIR), **options)

@@ -3,3 +3,14 @@
 from pathlib import Path
 
 MODEL_DIR = Path(__file__).parent / "model"
+
+EXAMPLE_PROMPTS = (
+    "Count from 95 to 105.",
+    'Repeat the word "river" 4 times.',
+    'Spell the word "hippo".',
+    'Reverse the word "stone".',
+    "List the days from Friday to Monday.",
+    "What is 348 + 275?",
+    "List the letters from k to q.",
+    "Here is a list: 1 fox, 2 moon, 3 elm, 4 salt. Which word is number 3?",
+)
