@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from alignedserve.demo import tasks
 
 from alignedserve import LLM, SamplingParams, demo
+from alignedserve.demo import tasks
 from alignedserve.types import InvalidRequest
 from tests.tiny_models import CONFIGS
 
