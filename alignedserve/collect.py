@@ -8,8 +8,8 @@ from alignedserve.engine.engine import TokenOutput
 from alignedserve.engine.logprobs import TokenLogprobs
 from alignedserve.outputs import CompletionOutput, Logprob, PositionLogprobs
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.stop import StopStrings
-from alignedserve.tokenizer import Tokenizer
+from alignedserve.text.stop import StopStrings
+from alignedserve.text.tokenizer import Tokenizer
 
 
 class SequenceCollector:

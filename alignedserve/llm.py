@@ -19,7 +19,7 @@ from alignedserve.engine.noise import child_seed
 from alignedserve.engine.validate import check_request
 from alignedserve.outputs import CompletionOutput, RequestOutput
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
-from alignedserve.tokenizer import Tokenizer
+from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest, RequestId
 from alignedserve.vllm_options import without_vllm_options
 

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from alignedserve.chat_template import ChatTemplates, Message
-from alignedserve.detokenizer import DetokenizerTables, IncrementalDetokenizer
-from alignedserve.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from alignedserve.text.chat_template import ChatTemplates, Message
+from alignedserve.text.detokenizer import DetokenizerTables, IncrementalDetokenizer
+from alignedserve.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 __all__ = ["IncrementalDetokenizer", "Tokenizer"]
 

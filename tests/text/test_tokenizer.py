@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import transformers
 
-from alignedserve.tokenizer import Tokenizer
-from tests.tokenizers_for_tests import (
+from alignedserve.text.tokenizer import Tokenizer
+from tests.text.tokenizers_for_tests import (
     CHATML,
     LLAMA3,
     WRITERS,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.tokenizer import IncrementalDetokenizer, Tokenizer
-from tests.tokenizers_for_tests import (
+from alignedserve.text.tokenizer import IncrementalDetokenizer, Tokenizer
+from tests.text.tokenizers_for_tests import (
     WRITERS,
     byte_fallback_json,
     byte_level_json,

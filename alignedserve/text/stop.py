@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.tokenizer import IncrementalDetokenizer, Tokenizer
+from alignedserve.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
 class StopStrings:
