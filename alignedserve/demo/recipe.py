@@ -1,4 +1,4 @@
-"""How the demo model is trained, in two stages: learning the tasks, then getting the rest right."""
+"""How the demo model is trained, in three stages: learning the tasks, getting the rest right, and days and months."""
 
 from __future__ import annotations
 
@@ -94,4 +94,36 @@ POLISH = Stage(
     seed=1,
 )
 
-STAGES = (LEARN, POLISH)
+FINISH = Stage(
+    name="finish",
+    steps=900,
+    weights={
+        "subtract": 4.0,
+        "add": 4.0,
+        "repeat": 6.0,
+        "count": 3.0,
+        "count_down": 3.0,
+        "pick": 6.0,
+        "reverse": 2.0,
+        "spell": 2.0,
+        "alphabet": 1.0,
+        "alphabet_back": 1.0,
+        "days": 3.0,
+        "days_back": 3.0,
+        "months": 2.0,
+        "months_back": 2.0,
+    },
+    min_end_weight=0.15,
+    matrix_lr=0.004,
+    other_lr=0.0005,
+    warm_up=0.05,
+    decay=0.95,
+    middle_from=0.0,
+    long_from=0.0,
+    longest_from=0.0,
+    middle_share=0.25,
+    long_share=0.16,
+    seed=2,
+)
+
+STAGES = (LEARN, POLISH, FINISH)

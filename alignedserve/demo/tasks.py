@@ -15,7 +15,8 @@
 
 The `_down` and `_back` tasks are the same backwards; days and months wrap around.
 What a task asks, apart from its phrasing, is its key. A twentieth of the keys is held out by their hash: the
-model has never been trained on them, whatever the phrasing.
+model has never been trained on them, whatever the phrasing. Days and months have too few keys for that (there are
+49 pairs of days): of these, a twentieth of the prompts is held out, a pair in one phrasing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ MAX_PICK_ITEMS = 150
 # tokens of a pick's list; with the question and the chat template a prompt stays below 1,100
 MAX_LIST_TOKENS = 1040
 HELD_OUT_ONE_IN = 20
-# chosen so that even the 49 pairs of days have a few on the held-out side
 HELD_OUT_SALT = 2
 
 
@@ -66,13 +66,20 @@ class Task:
     name: str
     phrasings: tuple[str, ...]
     ask: Callable[[random.Random], Question]
+    # what is held out: keys, or (where there are few keys) a key in one phrasing
+    holds_out_prompts: bool = False
 
     def generate(self, rng: random.Random, held_out: bool = False) -> Example:
         """The next example of the asked-for side of the split."""
         while True:
-            question = self.ask(rng)
-            if is_held_out(self.name, question.key) == held_out:
-                return self.example(question, rng.choice(self.phrasings))
+            question, phrasing = self.ask(rng), rng.choice(self.phrasings)
+            if self.is_held_out(question, phrasing) == held_out:
+                return self.example(question, phrasing)
+
+    def is_held_out(self, question: Question, phrasing: str) -> bool:
+        return is_held_out(
+            self.name, f"{question.key}|{phrasing}" if self.holds_out_prompts else question.key
+        )
 
     def example(self, question: Question, phrasing: str) -> Example:
         return Example(self.name, phrasing.format(**question.fields), question.answer, question.key)
@@ -235,11 +242,17 @@ TASKS: dict[str, Task] = {
                 "Say the days from {a} to {b}.",
             ),
             _ask_cycle(DAYS, 1),
+            holds_out_prompts=True,
         ),
         Task(
             "days_back",
-            ("List the days backwards from {a} to {b}.", "Say the days backwards from {a} to {b}."),
+            (
+                "List the days backwards from {a} to {b}.",
+                "Name the days of the week backwards from {a} to {b}.",
+                "Say the days backwards from {a} to {b}.",
+            ),
             _ask_cycle(DAYS, -1),
+            holds_out_prompts=True,
         ),
         Task(
             "months",
@@ -249,11 +262,17 @@ TASKS: dict[str, Task] = {
                 "Say the months from {a} to {b}.",
             ),
             _ask_cycle(MONTHS, 1),
+            holds_out_prompts=True,
         ),
         Task(
             "months_back",
-            ("List the months backwards from {a} to {b}.", "Say the months backwards from {a} to {b}."),
+            (
+                "List the months backwards from {a} to {b}.",
+                "Name the months of the year backwards from {a} to {b}.",
+                "Say the months backwards from {a} to {b}.",
+            ),
             _ask_cycle(MONTHS, -1),
+            holds_out_prompts=True,
         ),
         Task(
             "add",

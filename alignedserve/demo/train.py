@@ -227,7 +227,7 @@ def train_stage(trainer: Trainer, stage: Stage) -> dict[str, Any]:
 
 
 def train(out: Path, start: Path | None) -> None:
-    """Goes through both stages, or, from the folder of a finished first one, through the second."""
+    """Goes through all stages, or, from the folder of a finished one, through those after it."""
     torch.set_num_threads(2)
     trainer, records = Trainer(out), list[dict[str, Any]]()
     if start is not None:

@@ -12,6 +12,18 @@ from alignedserve.demo.vocabulary import num_tokens
 CHAT_TOKENS = 3
 
 
+DAYS_HELD_OUT = {
+    "List the days from Saturday to Tuesday.",
+    "List the days from Thursday to Thursday.",
+    "List the days from Wednesday to Sunday.",
+    "Name the days of the week from Friday to Monday.",
+    "Name the days of the week from Saturday to Thursday.",
+    "Name the days of the week from Sunday to Thursday.",
+    "Say the days from Thursday to Sunday.",
+}
+SUMS_HELD_OUT = [9, 52, 60, 62, 104, 124, 168]
+
+
 def examples(name: str, num: int, held_out: bool = False) -> list[tasks.Example]:
     rng = random.Random(7)
     return [TASKS[name].generate(rng, held_out) for _ in range(num)]
@@ -93,21 +105,17 @@ def test_long_lists_come_near_a_thousand_tokens() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_sides_of_the_split_do_not_meet(name: str) -> None:
-    asked = {example.key for example in examples(name, 200)}
-    held_out = {example.key for example in examples(name, 30, held_out=True)}
-    assert not asked & held_out
-    assert all(is_held_out(name, key) for key in held_out)
+    trained, held_out = examples(name, 500), examples(name, 30, held_out=True)
+    assert not {example.prompt for example in trained} & {example.prompt for example in held_out}
+    if not TASKS[name].holds_out_prompts:
+        assert not {example.key for example in trained} & {example.key for example in held_out}
 
 
 def test_the_split_is_what_the_model_was_trained_with() -> None:
-    days = sorted(f"{a}-{b}" for a in tasks.DAYS for b in tasks.DAYS if is_held_out("days", f"a={a}|b={b}"))
-    assert days == [
-        "Friday-Saturday",
-        "Friday-Wednesday",
-        "Saturday-Friday",
-        "Thursday-Monday",
-        "Tuesday-Saturday",
-    ]
+    held_out = {example.prompt for example in examples("days", 300, held_out=True)}
+    assert held_out == DAYS_HELD_OUT
+    sums = [a for a in range(200) if is_held_out("add", f"a={a}|b=7")]
+    assert sums == SUMS_HELD_OUT
 
 
 @pytest.mark.parametrize("name", ["count", "repeat", "spell", "reverse", "add", "subtract", "pick"])
