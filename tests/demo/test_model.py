@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -45,8 +43,3 @@ def test_chat_template() -> None:
         add_generation_prompt=True,
     )
     assert templated == chat_text(messages) + "<|assistant|>"
-
-
-def test_evaluating_needs_the_folder() -> None:
-    with pytest.raises(OSError):
-        Answerer(Path("no-such-folder"), torch.float32)
