@@ -45,14 +45,16 @@ class BatchTable:
         request.output.append(token)
         self._last_token[request.row] = token
 
-    def fill(self, step: StepInputs, work: Work) -> None:
-        """Writes the step that computes `work`, one sequence for each entry, in order."""
-        if all(count == 1 and request.output for request, count in work):
-            self._fill_decodes(step, work)
-        else:
-            self._fill_chunks(step, work)
+    def fill(self, step: StepInputs, work: Work) -> np.ndarray:
+        """Writes the step that computes `work`, one sequence for each entry, in order.
 
-    def _fill_decodes(self, step: StepInputs, work: Work) -> None:
+        Returns where each entry's outputs end among the step's.
+        """
+        if all(count == 1 and request.output for request, count in work):
+            return self._fill_decodes(step, work)
+        return self._fill_chunks(step, work)
+
+    def _fill_decodes(self, step: StepInputs, work: Work) -> np.ndarray:
         """The common case of `_fill_chunks`: every request computes the token it sampled last."""
         num, host = len(work), step.host
         rows = np.fromiter((request.row for request, _ in work), dtype=np.intp, count=num)
@@ -65,10 +67,13 @@ class BatchTable:
         host.context_len[:num] = positions + 1
         num_columns = int(block.max()) + 1
         host.block_table[:num, :num_columns] = self._blocks[rows, :num_columns]
-        step.commit(num, num)
+        host.outputs[:num] = np.arange(num)
+        step.commit(num, num, num)
+        return host.query_start[1 : num + 1]
 
-    def _fill_chunks(self, step: StepInputs, work: Work) -> None:
-        host, start = step.host, 0
+    def _fill_chunks(self, step: StepInputs, work: Work) -> np.ndarray:
+        host, start, num_outputs = step.host, 0, 0
+        output_ends = np.empty(len(work), dtype=np.int32)
         host.query_start[0] = 0
         for index, (request, count) in enumerate(work):
             first, end = request.num_computed, start + count
@@ -81,5 +86,10 @@ class BatchTable:
             host.query_start[index + 1] = end
             host.context_len[index] = first + count
             host.block_table[index, : request.num_blocks] = blocks
+            wanted = request.num_outputs(count)
+            host.outputs[num_outputs : num_outputs + wanted] = np.arange(end - wanted, end)
+            num_outputs += wanted
+            output_ends[index] = num_outputs
             start = end
-        step.commit(start, len(work))
+        step.commit(start, len(work), num_outputs)
+        return output_ends

@@ -50,6 +50,15 @@ class Request:
         """Tokens whose KV is still to be computed: the prompt's rest, or the token sampled last."""
         return len(self.prompt) + len(self.output) - self.num_computed
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the next tokens to be computed predict prompt tokens that logprobs were asked for."""
+        return self.params.prompt_logprobs is not None and self.num_computed < len(self.prompt) - 1
+
+    def num_outputs(self, count: int) -> int:
+        """Of how many of the next `count` tokens, the last ones, hidden states are wanted."""
+        return count if self.wants_prompt_logprobs else int(count == self.num_pending)
+
     def tokens(self, start: int, end: int) -> np.ndarray:
         num_prompt = len(self.prompt)
         if end <= num_prompt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from alignedserve.engine.batch import BatchTable, Work
@@ -32,24 +33,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, table: BatchTable, work: Work) -> IterationResult:
-        table.fill(self._step, work)
+        ends = table.fill(self._step, work)
         self._model.forward()
-        prompt_logprobs = self._prompt_logprobs(work)
+        prompt_logprobs = self._prompt_logprobs(work, ends)
         due = [i for i, (request, count) in enumerate(work) if count == request.num_pending]
         requests = [work[i][0] for i in due]
         if not due:
             return IterationResult([], Sampled([]), prompt_logprobs)
-        ends = torch.from_numpy(self._step.host.query_start[1 : len(work) + 1] - 1)
-        rows = ends if len(due) == len(work) else ends[due]
+        rows = torch.from_numpy(ends[due] - 1)
         sampled = self._sampler.sample(self._model.logits(rows.to(self._step.token_ids.device)), requests)
         return IterationResult(requests, sampled, prompt_logprobs)
 
-    def _prompt_logprobs(self, work: Work) -> dict[Request, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, work: Work, ends: np.ndarray) -> dict[Request, list[TokenLogprobs]]:
         found: dict[Request, list[TokenLogprobs]] = {}
-        for index, (request, count) in enumerate(work):
-            wants = request.params.prompt_logprobs is not None
-            if wants and request.num_computed < len(request.prompt) - 1:
-                found[request] = self._chunk_logprobs(request, int(self._step.host.query_start[index]), count)
+        for (request, count), end in zip(work, ends.tolist(), strict=True):
+            if request.wants_prompt_logprobs:
+                found[request] = self._chunk_logprobs(request, end - count, count)
         return found
 
     def _chunk_logprobs(self, request: Request, first_row: int, count: int) -> list[TokenLogprobs]:

@@ -16,7 +16,7 @@ class Model(Protocol):
     config: ModelConfig
 
     def forward(self, step: StepInputs) -> Value:
-        """Hidden states of the step's tokens."""
+        """Hidden states of the step's outputs."""
         ...
 
     def logits(self, hidden: Value) -> Value:

@@ -52,6 +52,8 @@ class Llama:
 
     def _attend(self, layer: DecoderLayer, x: Value) -> Value:
         qkv = self._ops.linear(self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps), layer.qkv)
+        if layer.attention.outputs_only:
+            x = self._ops.outputs(x)
         return self._ops.linear(self._ops.attention(qkv, layer.attention), layer.attention_out, residual=x)
 
     def _mlp(self, layer: DecoderLayer, x: Value) -> Value:
@@ -84,6 +86,7 @@ def _decoder_layer(config: ModelConfig, layers: Layers, index: int, rope: torch.
             q_norm=q_norm,
             k_norm=k_norm,
             norm_eps=config.norm_eps,
+            outputs_only=index == config.num_layers - 1,
         ),
         attention_out=layers.linear(
             [f"{prefix}.self_attn.o_proj"], [hidden], q_size, bias=config.attention_out_bias

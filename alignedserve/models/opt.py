@@ -73,6 +73,8 @@ class Opt:
         ops, before = self._ops, self.config.norm_before
         normed = self._normed(x, layer.attention_norm) if before else x
         attended = ops.attention(ops.linear(normed, layer.qkv), layer.attention)
+        if layer.attention.outputs_only:
+            x = ops.outputs(x)
         x = ops.linear(attended, layer.attention_out, residual=x)
         return x if before else self._normed(x, layer.attention_norm)
 
@@ -109,6 +111,7 @@ def _decoder_layer(config: ModelConfig, layers: Layers, index: int) -> DecoderLa
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
+            outputs_only=index == config.num_layers - 1,
         ),
         attention_out=layers.linear(
             [f"{prefix}.self_attn.out_proj"], [hidden], hidden, bias=config.attention_out_bias

@@ -43,10 +43,14 @@ def _stride(width: int, dtype: torch.dtype) -> int:
 
 
 class Value:
-    """What an operation of a program yields. Its buffer is free again as soon as this object is gone."""
+    """What an operation of a program yields. Its buffer is free again as soon as this object is gone.
 
-    def __init__(self, buffers: Buffers, width: int, dtype: torch.dtype) -> None:
+    It has a row for each token of the step, or (`of_rows`) for each of the step's `rows`.
+    """
+
+    def __init__(self, buffers: Buffers, width: int, dtype: torch.dtype, of_rows: bool) -> None:
         self.buffers = buffers
+        self.of_rows = of_rows
         self.tensor = buffers.allocate(width, dtype)
 
     def __del__(self) -> None:
@@ -73,12 +77,14 @@ class Program:
         # weights, buffers and tables that the ops point to
         self._kept: list[object] = []
 
-    def append(self, kind: OpKind, dtype: torch.dtype, args: ctypes.Structure, keep: list[object]) -> None:
-        op = Op(kind=kind, dtype=DTYPE_CODES[str(dtype).removeprefix("torch.")])
+    def append(
+        self, kind: OpKind, dtype: torch.dtype, args: ctypes.Structure, out: Value, keep: list[object]
+    ) -> None:
+        op = Op(kind=kind, dtype=DTYPE_CODES[str(dtype).removeprefix("torch.")], of_rows=out.of_rows)
         field = "attention" if kind is OpKind.WRITE_KV else kind.name.lower()
         setattr(op.args, field, args)
         self._ops.append(op)
-        self._kept += [kept.tensor if isinstance(kept, Value) else kept for kept in keep]
+        self._kept += [kept.tensor if isinstance(kept, Value) else kept for kept in [*keep, out]]
         self._array = None
 
     @property
@@ -112,4 +118,4 @@ class Program:
         if self._array is None:
             self._array = (Op * len(self._ops))(*self._ops)
         if library().run_program(self._array, len(self._ops), ctypes.addressof(step)) != 0:
-            raise ValueError(f"a program of {len(self._ops)} ops over {step.num_rows} rows is too large")
+            raise ValueError(f"a program of {len(self._ops)} ops over {step.num_tokens} tokens is too large")

@@ -82,12 +82,12 @@ class _AnyOp(Union):
 
 
 class Op(Structure):
-    _fields_ = [("kind", c_int32), ("dtype", c_int32), ("args", _AnyOp)]
+    _fields_ = [("kind", c_int32), ("dtype", c_int32), ("of_rows", c_int32), ("args", _AnyOp)]
 
 
 class Step(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("num_rows", "num_seqs", "block_table_stride")),
+        *((name, c_int64) for name in ("num_tokens", "num_rows", "num_seqs", "block_table_stride")),
         *(
             (name, c_void_p)
             for name in (

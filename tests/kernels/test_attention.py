@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from alignedserve.engine.ops.base import AttentionSpec, Ops
+from alignedserve.engine.ops.base import AttentionSpec, Ops, Value
 from alignedserve.engine.ops.cpu_ops import CpuOps
 from alignedserve.engine.ops.torch_ops import TorchOps
 from alignedserve.engine.step import StepInputs
@@ -119,6 +119,40 @@ def test_an_empty_step_does_nothing(dtype: torch.dtype) -> None:
 def test_unwritten_cache_is_never_read(dtype: torch.dtype) -> None:
     runner = Runner(CpuOps(dtype), one_layer(), 16)
     assert not runner.run(Chunk(IDS[:70], 0, scattered(5))).isnan().any()
+
+
+@pytest.mark.parametrize("name", ["cpu", "torch"])
+def test_the_last_layer_yields_outputs_only(name: str) -> None:
+    """Each sequence's last none, one or all tokens: the rows that the same model yields for all of them."""
+    shape = Shape(num_layers=2)
+    chunks = [Chunk(IDS[:90], 0, scattered(6)), Chunk(IDS[:7], 0, [5]), Chunk(IDS[:3], 0, [70])]
+    rows = []
+    for outputs in (None, [1, 7, 0], [0, 0, 0]):
+        ops: Ops = CpuOps(torch.float32) if name == "cpu" else TorchOps(torch.float32)
+        step = StepInputs(512, 8, 80)
+        model = LlamaLike(ops, shape).compile(step, new_cache(shape, 80, 16, torch.float32, 0.0))
+        fill_step(step, chunks, 16, outputs)
+        rows.append(model.forward().clone())
+    everything, some, none = rows
+    assert len(everything) == 100 and len(none) == 0
+    torch.testing.assert_close(some, everything[89:97])
+
+
+def test_tokens_and_outputs_do_not_mix() -> None:
+    ops = CpuOps(torch.float32)
+    step = StepInputs(8, 1, 4)
+    table, layer = ops.parameter(torch.ones(4, 8)), ops.linear_weight([torch.ones(8, 8)])
+
+    def residual_of_all(step: StepInputs) -> Value:
+        x = ops.embed(table, step.token_ids)
+        return ops.linear(ops.outputs(x), layer, residual=x)
+
+    def outputs_twice(step: StepInputs) -> Value:
+        return ops.outputs(ops.outputs(ops.embed(table, step.token_ids)))
+
+    for forward in (residual_of_all, outputs_twice):
+        with pytest.raises(ValueError, match="outputs only"):
+            ops.compile(forward, lambda x: ops.linear(x, layer), step, 1)
 
 
 def test_wrong_shapes_are_named() -> None:

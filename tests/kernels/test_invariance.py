@@ -34,10 +34,12 @@ class Engine:
         mine = range(owner * self.blocks_per_seq, (owner + 1) * self.blocks_per_seq)
         return list(mine) if owner % 2 else list(reversed(mine))
 
-    def run(self, chunks: list[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chunks (owner, start, end) of the same ids. Hidden states and logits of all tokens."""
+    def run(
+        self, chunks: list[tuple[int, int, int]], outputs: list[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chunks (owner, start, end) of the same ids. Hidden states and logits of the last so many (or all) tokens."""
         filled = [Chunk(IDS[start:end], start, self.blocks(owner)) for owner, start, end in chunks]
-        fill_step(self.step, filled, self.block_size)
+        fill_step(self.step, filled, self.block_size, outputs)
         hidden = self.model.forward().clone()
         rows = torch.arange(len(hidden), dtype=torch.int32)
         logits = [self.model.logits(some).clone() for some in torch.split(rows, 64)]
@@ -63,7 +65,9 @@ EXPECTED = {(name, dtype): in_one_go(SHAPES[name], dtype) for name in SHAPES for
     max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.differing_executors]
 )
 @given(data=st.data())
-def test_chunks_batches_threads_and_blocks(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
+def test_chunks_outputs_batches_threads_and_blocks(
+    name: str, dtype: torch.dtype, data: st.DataObject
+) -> None:
     block_size = data.draw(st.sampled_from([8, 16, 32, 10]), "block size")
     engine = Engine(SHAPES[name], dtype, block_size, data.draw(st.integers(1, 5), "threads"))
     cuts = data.draw(
@@ -80,12 +84,14 @@ def test_chunks_batches_threads_and_blocks(name: str, dtype: torch.dtype, data: 
             st.permutations(ready).flatmap(lambda p: st.integers(1, len(p)).map(lambda n: p[:n]))
         )
         chunks = [(owner, *spans[owner].pop(0)) for owner in batch]
-        got_hidden, got_logits = engine.run(chunks)
+        outputs = [data.draw(st.sampled_from(sorted({0, 1, end - start}))) for _, start, end in chunks]
+        got_hidden, got_logits = engine.run(chunks, outputs)
         row = 0
-        for _, start, end in chunks:
-            assert torch.equal(got_hidden[row : row + end - start], hidden[start:end])
-            assert torch.equal(got_logits[row : row + end - start], logits[start:end])
-            row += end - start
+        for (_, _, end), wanted in zip(chunks, outputs, strict=True):
+            assert torch.equal(got_hidden[row : row + wanted], hidden[end - wanted : end])
+            assert torch.equal(got_logits[row : row + wanted], logits[end - wanted : end])
+            row += wanted
+        assert row == len(got_hidden)
     for owner in range(len(spans)):
         assert torch.equal(engine.keys_and_values(owner, LENGTH), kv)
 

@@ -61,6 +61,7 @@ class LlamaLike:
                 rope=None if rope is None else rope.to(ops.device),
                 q_norm=norm_weight(s.head_dim) if s.qk_norm else None,
                 k_norm=norm_weight(s.head_dim) if s.qk_norm else None,
+                outputs_only=i == s.num_layers - 1,
             )
             parts = [random(width, s.hidden, scale=2 * s.hidden**-0.5) for width in (q, kv, kv)]
             self.layers.append(
@@ -84,6 +85,8 @@ class LlamaLike:
         x = ops.embed(self.table, step.token_ids)
         for layer in self.layers:
             qkv = ops.linear(ops.rms_norm(x, layer["norm"], 1e-5), layer["qkv"])
+            if layer["spec"].outputs_only:
+                x = ops.outputs(x)
             x = ops.linear(ops.attention(qkv, layer["spec"]), layer["o"], residual=x)
             gated = ops.linear(ops.rms_norm(x, layer["norm2"], 1e-5), layer["gate_up"])
             x = ops.linear(gated, layer["down"], residual=x)
@@ -120,8 +123,12 @@ class Chunk:
     blocks: list[int]
 
 
-def fill_step(step: StepInputs, chunks: list[Chunk], block_size: int) -> None:
+def fill_step(
+    step: StepInputs, chunks: list[Chunk], block_size: int, outputs: list[int] | None = None
+) -> None:
+    """`outputs`: of how many of each chunk's tokens, the last ones; of all by default."""
     step.num_seqs = len(chunks)
+    step.num_outputs = 0
     token = 0
     for seq, chunk in enumerate(chunks):
         blocks = torch.tensor(chunk.blocks, dtype=torch.int32)
@@ -134,5 +141,8 @@ def fill_step(step: StepInputs, chunks: list[Chunk], block_size: int) -> None:
         step.context_len[seq] = chunk.start + len(chunk.ids)
         step.block_table[seq, : len(blocks)] = blocks
         token = tokens.stop
+        wanted = len(chunk.ids) if outputs is None else outputs[seq]
+        step.outputs[step.num_outputs : step.num_outputs + wanted] = torch.arange(token - wanted, token)
+        step.num_outputs += wanted
     step.query_start[len(chunks)] = token
     step.num_tokens = token

@@ -44,6 +44,8 @@ class AttentionSpec:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     norm_eps: float = 1e-6
+    # the last layer: nobody asks for other rows of its result
+    outputs_only: bool = False
 
 
 # A backend's own handle on a value or a weight. To a model these are opaque.
@@ -105,8 +107,12 @@ class Ops(ABC):
         """Norm and rotate q and k, write k and v into the cache at the step's slots, attend causally.
 
         `qkv` is [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads.
-        Returns [tokens, num_heads * head_dim].
+        Returns [tokens, num_heads * head_dim], or [outputs, ...] if `spec.outputs_only`.
         """
+
+    @abstractmethod
+    def outputs(self, x: Value) -> Value:
+        """The rows of the step's outputs: [tokens, width] to [outputs, width]. What follows works on those alone."""
 
     @abstractmethod
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,13 +136,14 @@ class Ops(ABC):
         step: StepInputs,
         max_rows: int,
     ) -> CompiledModel:
-        """Makes `forward` (the step's tokens to hidden states) and `logits` (some rows of them to logits) runnable."""
+        """Makes `forward` (the step's tokens to hidden states of its outputs) and `logits` (rows of those to logits)
+        runnable."""
 
 
 class CompiledModel(ABC):
     @abstractmethod
     def forward(self) -> torch.Tensor:
-        """Runs the step that the StepInputs hold. Returns hidden states, [num_tokens, hidden].
+        """Runs the step that the StepInputs hold. Returns hidden states, [num_outputs, hidden].
 
         The result is overwritten by the next call.
         """

@@ -45,9 +45,10 @@ class CpuModel(CompiledModel):
                 f"num_tokens and num_seqs must be at most {step.max_tokens} and {step.max_seqs}, "
                 f"not {step.num_tokens} and {step.num_seqs}"
             )
-        self._struct.num_rows, self._struct.num_seqs = step.num_tokens, step.num_seqs
+        self._struct.num_tokens, self._struct.num_seqs = step.num_tokens, step.num_seqs
+        self._struct.num_rows, self._struct.rows = step.num_outputs, step.outputs.data_ptr()
         self._run(self._forward)
-        return self._hidden.tensor[: step.num_tokens]
+        return self._hidden.tensor[: step.num_outputs if self._hidden.of_rows else step.num_tokens]
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         if (
@@ -67,10 +68,12 @@ class CpuModel(CompiledModel):
 
     def profile(self, rows: torch.Tensor) -> list[tuple[Op, float]]:
         """Runs the step and the logits of `rows`; every operation and its seconds."""
+        timed: list[tuple[Op, float]] = []
         self.forward()
-        timed = list(zip(self._forward.ops, self._forward.profile(self._struct), strict=True))
+        timed += zip(self._forward.ops, self._forward.profile(self._struct), strict=True)
         self.logits(rows)
-        return timed + list(zip(self._logits.ops, self._logits.profile(self._struct), strict=True))
+        timed += zip(self._logits.ops, self._logits.profile(self._struct), strict=True)
+        return timed
 
     def _run(self, program: Program) -> None:
         self._struct.num_threads = self._num_threads or torch.get_num_threads()
@@ -78,7 +81,7 @@ class CpuModel(CompiledModel):
 
 
 def _check_step(step: StepInputs) -> None:
-    for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_table"):
+    for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_table", "outputs"):
         tensor = getattr(step, name)
         if tensor.dtype != torch.int32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
             raise ValueError(

@@ -70,7 +70,7 @@ class CpuOps(Ops):
         else:
             self._check_parameter("table", table, (None, None))
             rows, width, tile_bytes = table, table.shape[1], 0
-        out = self._value(width)
+        out = self._value(width, of_rows=False)
         args = EmbedOp(
             table=rows.data_ptr(),
             tile_bytes=tile_bytes,
@@ -81,9 +81,10 @@ class CpuOps(Ops):
             out_stride=out.stride,
         )
         if add_to is not None:
+            _check_same_rows("add_to", add_to, out)
             _check_width("add_to", add_to, out.width)
             args.add_to, args.add_stride = add_to.pointer, add_to.stride
-        self._program.append(OpKind.EMBED, self.dtype, args, [table, ids, add_to, out])
+        self._program.append(OpKind.EMBED, self.dtype, args, out, [table, ids, add_to])
         return out
 
     def rms_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value:
@@ -100,7 +101,7 @@ class CpuOps(Ops):
         self._recorded_step()
         self._check_parameter("weight", weight, (x.width,))
         self._check_parameter("bias", bias, (x.width,))
-        out = self._value(x.width)
+        out = self._value(x.width, x.of_rows)
         args = NormOp(
             x=x.pointer,
             weight=_pointer(weight),
@@ -112,7 +113,7 @@ class CpuOps(Ops):
             eps=eps,
             centred=centred,
         )
-        self._program.append(OpKind.NORM, self.dtype, args, [x, weight, bias, out])
+        self._program.append(OpKind.NORM, self.dtype, args, out, [x, weight, bias])
         return out
 
     def linear(self, x: Value, weight: PackedWeight, residual: Value | None = None) -> Value:
@@ -122,7 +123,7 @@ class CpuOps(Ops):
             raise ValueError(f"weight must be {self.dtype}, not {weight.dtype}")
         if residual is not None and weight.activation is not ActivationCode.NONE:
             raise ValueError("a linear layer has an activation or a residual, not both")
-        out = self._value(weight.out_features)
+        out = self._value(weight.out_features, x.of_rows)
         args = LinearOp(
             x=x.pointer,
             weight=weight.tiles.data_ptr(),
@@ -135,20 +136,27 @@ class CpuOps(Ops):
             activation=weight.activation,
         )
         if residual is not None:
+            _check_same_rows("residual", residual, out)
             _check_width("residual", residual, out.width)
             args.residual, args.residual_stride = residual.pointer, residual.stride
-        self._program.append(OpKind.LINEAR, self.dtype, args, [x, weight, residual, out])
+        self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
         return out
+
+    def outputs(self, x: Value) -> Value:
+        self._recorded_step()
+        _check_of_tokens("x", x)
+        return self._gather(x)
 
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
         cache = self._checked_cache(spec)
+        _check_of_tokens("qkv", qkv)
         _check_width("qkv", qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
         self._check_parameter("q_norm", spec.q_norm, (spec.head_dim,))
         self._check_parameter("k_norm", spec.k_norm, (spec.head_dim,))
         rope = spec.rope
         if rope is not None:
             _check_tensor("rope", rope, torch.float32, (None, spec.head_dim))
-        out = self._value(spec.num_heads * spec.head_dim)
+        out = self._value(spec.num_heads * spec.head_dim, spec.outputs_only)
         args = AttentionOp(
             qkv=qkv.pointer,
             out=out.pointer,
@@ -168,9 +176,9 @@ class CpuOps(Ops):
             scale=spec.scale,
             eps=spec.norm_eps,
         )
-        keep = [qkv, cache, rope, spec.q_norm, spec.k_norm, out]
-        self._program.append(OpKind.WRITE_KV, self.dtype, args, keep)
-        self._program.append(OpKind.ATTENTION, self.dtype, args, keep)
+        keep = [qkv, cache, rope, spec.q_norm, spec.k_norm]
+        self._program.append(OpKind.WRITE_KV, self.dtype, args, out, keep)
+        self._program.append(OpKind.ATTENTION, self.dtype, args, out, keep)
         return out
 
     def _checked_cache(self, spec: AttentionSpec) -> torch.Tensor:
@@ -225,13 +233,13 @@ class CpuOps(Ops):
         self._buffers = Buffers(num_rows)
 
     def _gather(self, x: Value) -> Value:
-        out = self._value(x.width)
+        out = self._value(x.width, of_rows=True)
         args = GatherOp(x=x.pointer, out=out.pointer, width=x.width, x_stride=x.stride, out_stride=out.stride)
-        self._program.append(OpKind.GATHER, self.dtype, args, [x, out])
+        self._program.append(OpKind.GATHER, self.dtype, args, out, [x])
         return out
 
-    def _value(self, width: int) -> Value:
-        return Value(self._buffers, width, self.dtype)
+    def _value(self, width: int, of_rows: bool) -> Value:
+        return Value(self._buffers, width, self.dtype, of_rows)
 
     def _recorded_step(self) -> StepInputs:
         if self._step is None:
@@ -247,6 +255,16 @@ class CpuOps(Ops):
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _check_of_tokens(name: str, value: Value) -> None:
+    if value.of_rows:
+        raise ValueError(f"{name} must have a row for each token of the step, not for outputs only")
+
+
+def _check_same_rows(name: str, value: Value, out: Value) -> None:
+    if value.of_rows != out.of_rows:
+        raise ValueError(f"{name} must have the same rows as the result: all tokens, or outputs only")
 
 
 def _check_width(name: str, value: Value, width: int) -> None:

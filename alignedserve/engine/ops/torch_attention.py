@@ -32,7 +32,8 @@ def paged_attention(
         blocks = step.block_table[seq, : -(-context_len // cache.shape[3])].long()
         context = [c[blocks].flatten(0, 1)[:context_len] for c in (keys, values)]
         out[tokens] = attend(q[tokens], context[0], context[1], positions[tokens], spec)
-    return out.flatten(1)
+    out = out.flatten(1)
+    return step.output_rows(out) if spec.outputs_only else out
 
 
 def head_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

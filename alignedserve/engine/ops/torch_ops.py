@@ -79,6 +79,9 @@ class TorchOps(Ops):
             raise ValueError("bind_cache comes before attention")
         return paged_attention(qkv, self._cache, self._running(), spec)
 
+    def outputs(self, x: torch.Tensor) -> torch.Tensor:
+        return self._running().output_rows(x)
+
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = logits.max(dim=-1)
         return best.indices, ~best.values.isfinite()

@@ -211,8 +211,8 @@ void write_result(const Task<T>& task, int64_t kv_head) {
   const AttentionOp& op = task.op;
   for (int64_t row = 0; row < task.num_rows; ++row) {
     const float sum = horizontal_sum(load(task.sums + row * kLanes));
-    const int64_t token = task.queries.first_token + row / task.group;
-    T* out = static_cast<T*>(op.out) + token * op.out_stride +
+    const int64_t out_row = task.queries.first_row + row / task.group;
+    T* out = static_cast<T*>(op.out) + out_row * op.out_stride +
              (kv_head * task.group + row % task.group) * op.head_dim;
     for (int64_t i = 0; i < op.head_dim; i += kLanes)
       store_up_to(out + i, load(task.out + row * task.padded_dim + i) / sum, op.head_dim - i);

@@ -15,30 +15,49 @@ void cut(const TokenBlock& whole, int64_t size, std::vector<TokenBlock>& out) {
   for (int64_t done = 0; done < whole.num_tokens; done += size) {
     TokenBlock part = whole;
     part.first_token += done;
+    part.first_row += done;
     part.num_tokens = std::min(size, whole.num_tokens - done);
     out.push_back(part);
   }
 }
 
+TokenBlock tokens_of(const Step& step, int64_t seq, int64_t num_kv_heads) {
+  const int64_t first = step.query_start[seq];
+  return {seq, first, first, step.query_start[seq + 1] - first, 0, num_kv_heads};
+}
+
+// Those of a sequence's tokens that step.rows names, from its entry `row` on.
+TokenBlock rows_of(const Step& step, const TokenBlock& all, int64_t row) {
+  const int32_t* begin = step.rows + row;
+  const int32_t* end = std::lower_bound(begin, step.rows + step.num_rows, int32_t(all.first_token + all.num_tokens));
+  return {all.seq, begin < end ? *begin : all.first_token, row, end - begin, 0, all.num_heads};
+}
+
 }  // namespace
 
-void make_attention_plan(const Step& step, int64_t num_heads, int64_t num_kv_heads, AttentionPlan& plan) {
-  const int64_t group = num_heads / num_kv_heads;
+void make_attention_plan(const Step& step, AttentionPlan& plan) {
+  const int64_t num_kv_heads = plan.num_kv_heads, group = plan.num_heads / num_kv_heads;
   const int64_t tokens_per_task = std::max<int64_t>(1, kRowsPerTask / group);
   const bool many = step.num_seqs >= step.num_threads * kTasksPerThread;
-  plan.num_heads = num_heads;
-  plan.num_kv_heads = num_kv_heads;
   plan.queries.clear();
   plan.writes.clear();
+  int64_t row = 0;
   for (int64_t seq = 0; seq < step.num_seqs; ++seq) {
-    const int64_t begin = step.query_start[seq], num_tokens = step.query_start[seq + 1] - begin;
-    if (num_tokens == 0) continue;
+    const TokenBlock all = tokens_of(step, seq, num_kv_heads);
+    const TokenBlock wanted = plan.of_rows ? rows_of(step, all, row) : all;
+    row += wanted.num_tokens;
     // A token's KV heads lie side by side in memory, so a task takes as many as keep its rows few; unless that would
     // leave threads without tasks.
-    const int64_t heads = many ? std::clamp<int64_t>(kRowsPerTask / (group * num_tokens), 1, num_kv_heads) : 1;
-    for (int64_t head = 0; head < num_kv_heads; head += heads)
-      cut({seq, begin, num_tokens, head, std::min(heads, num_kv_heads - head)}, tokens_per_task, plan.queries);
-    if (num_tokens > tokens_per_task) cut({seq, begin, num_tokens, 0, num_kv_heads}, kTokensPerWrite, plan.writes);
+    const int64_t rows = std::max<int64_t>(1, group * wanted.num_tokens);
+    const int64_t heads = many ? std::clamp<int64_t>(kRowsPerTask / rows, 1, num_kv_heads) : 1;
+    for (int64_t head = 0; head < num_kv_heads; head += heads) {
+      TokenBlock of_heads = wanted;
+      of_heads.first_head = head;
+      of_heads.num_heads = std::min(heads, num_kv_heads - head);
+      cut(of_heads, tokens_per_task, plan.queries);
+    }
+    const bool one_task_writes = wanted.num_tokens == all.num_tokens && all.num_tokens <= tokens_per_task;
+    if (!one_task_writes) cut(all, kTokensPerWrite, plan.writes);
   }
   const auto cost = [&](const TokenBlock& q) {
     return q.num_heads * q.num_tokens * int64_t(step.positions[q.first_token + q.num_tokens - 1] + 1);

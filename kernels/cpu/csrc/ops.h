@@ -81,6 +81,8 @@ struct GatherOp {
 struct Op {
   OpKind kind;
   Dtype dtype;
+  // 1: its result has a row for each of step.rows; 0: for each token
+  int32_t of_rows;
   union {
     EmbedOp embed;
     NormOp norm;
@@ -92,6 +94,7 @@ struct Op {
 
 // One run of a program: StepInputs' buffers and what their first so many entries are.
 struct Step {
+  int64_t num_tokens;
   int64_t num_rows;
   int64_t num_seqs;
   int64_t block_table_stride;
@@ -100,26 +103,29 @@ struct Step {
   const int32_t* query_start;
   const int32_t* context_len;
   const int32_t* block_table;
+  // what gather picks; in the program of the forward: tokens, ascending, and of each sequence a run
   const int32_t* rows;
   // if not null: receives the clock at the end of each op
   int64_t* ended_ns;
   int32_t num_threads;
 };
 
-// Some tokens of a sequence, and some of the KV heads.
+// Some tokens of a sequence, and some of the KV heads. Results go to rows from first_row on.
 struct TokenBlock {
-  int64_t seq, first_token, num_tokens, first_head, num_heads;
+  int64_t seq, first_token, first_row, num_tokens, first_head, num_heads;
 };
 
-// What attention does in this step; the same for all layers with as many heads.
+// What attention does in this step; the same for all layers with as many heads and rows.
 struct AttentionPlan {
   int64_t num_heads, num_kv_heads;
+  bool of_rows;
   std::vector<TokenBlock> queries;
   // tokens whose K and V are written before any attention begins (those of the other sequences: by their only task)
   std::vector<TokenBlock> writes;
 };
 
-void make_attention_plan(const Step& step, int64_t num_heads, int64_t num_kv_heads, AttentionPlan& plan);
+// Fills in the plan's blocks.
+void make_attention_plan(const Step& step, AttentionPlan& plan);
 
 int64_t embed_chunks(const EmbedOp& op, const Step& step);
 int64_t norm_chunks(const NormOp& op, const Step& step);

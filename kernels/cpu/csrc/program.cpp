@@ -10,19 +10,28 @@ namespace {
 
 struct Run {
   const Op* ops;
-  const Step* step;
+  // [0]: what an op sees whose rows are the step's tokens, [1]: one whose rows are step.rows
+  Step steps[2];
   std::vector<PhaseSpec> phases;
-  // by number of heads; a deque, because ops hold on to its elements
+  // a deque, because ops hold on to its elements
   std::deque<AttentionPlan> plans;
   size_t num_plans = 0;
   std::vector<const AttentionPlan*> plan_of_op;
 
-  const AttentionPlan& plan(const AttentionOp& op) {
+  const Step& step(const Op& op) const { return steps[op.of_rows]; }
+
+  const AttentionPlan& plan(const Op& op) {
+    const AttentionOp& wanted = op.attention;
     for (size_t i = 0; i < num_plans; ++i)
-      if (plans[i].num_heads == op.num_heads && plans[i].num_kv_heads == op.num_kv_heads) return plans[i];
+      if (plans[i].num_heads == wanted.num_heads && plans[i].num_kv_heads == wanted.num_kv_heads &&
+          plans[i].of_rows == bool(op.of_rows))
+        return plans[i];
     if (num_plans == plans.size()) plans.emplace_back();
     AttentionPlan& made = plans[num_plans++];
-    make_attention_plan(*step, op.num_heads, op.num_kv_heads, made);
+    made.num_heads = wanted.num_heads;
+    made.num_kv_heads = wanted.num_kv_heads;
+    made.of_rows = op.of_rows;
+    make_attention_plan(step(op), made);
     return made;
   }
 
@@ -31,18 +40,18 @@ struct Run {
     const Op& op = ops[i];
     switch (op.kind) {
       case OpKind::Embed:
-        return embed_chunks(op.embed, *step);
+        return embed_chunks(op.embed, step(op));
       case OpKind::Norm:
-        return norm_chunks(op.norm, *step);
+        return norm_chunks(op.norm, step(op));
       case OpKind::Linear:
-        return linear_chunks(op.linear, op.dtype, *step);
+        return linear_chunks(op.linear, op.dtype, step(op));
       case OpKind::Gather:
-        return gather_chunks(op.gather, *step);
+        return gather_chunks(op.gather, step(op));
       case OpKind::WriteKv:
-        plan_of_op[i] = &plan(op.attention);
+        plan_of_op[i] = &plan(op);
         return int64_t(plan_of_op[i]->writes.size());
       case OpKind::Attention:
-        plan_of_op[i] = &plan(op.attention);
+        plan_of_op[i] = &plan(op);
         return int64_t(plan_of_op[i]->queries.size());
     }
     return -1;
@@ -52,19 +61,20 @@ struct Run {
 void run_chunk(const void* context, int i, int64_t chunk) {
   const Run& run = *static_cast<const Run*>(context);
   const Op& op = run.ops[i];
+  const Step& step = run.step(op);
   switch (op.kind) {
     case OpKind::Embed:
-      return embed(op.embed, op.dtype, *run.step, chunk);
+      return embed(op.embed, op.dtype, step, chunk);
     case OpKind::Norm:
-      return norm(op.norm, op.dtype, *run.step, chunk);
+      return norm(op.norm, op.dtype, step, chunk);
     case OpKind::Linear:
-      return linear(op.linear, op.dtype, *run.step, chunk);
+      return linear(op.linear, op.dtype, step, chunk);
     case OpKind::Gather:
-      return gather(op.gather, op.dtype, *run.step, chunk);
+      return gather(op.gather, op.dtype, step, chunk);
     case OpKind::WriteKv:
-      return write_kv(op.attention, op.dtype, *run.step, *run.plan_of_op[i], chunk);
+      return write_kv(op.attention, op.dtype, step, *run.plan_of_op[i], chunk);
     case OpKind::Attention:
-      return attention(op.attention, op.dtype, *run.step, *run.plan_of_op[i], chunk);
+      return attention(op.attention, op.dtype, step, *run.plan_of_op[i], chunk);
   }
 }
 
@@ -74,7 +84,8 @@ int32_t run_program(const Op* ops, int32_t num_ops, const Step* step) {
   // kept by the calling thread, so that a step allocates nothing
   static thread_local Run run;
   run.ops = ops;
-  run.step = step;
+  run.steps[0] = run.steps[1] = *step;
+  run.steps[0].num_rows = step->num_tokens;
   run.num_plans = 0;
   run.phases.resize(num_ops);
   run.plan_of_op.resize(num_ops);
