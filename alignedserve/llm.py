@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import count
+from threading import Lock
 from typing import Any, cast
 
 from tqdm import tqdm
@@ -75,6 +76,8 @@ class LLM:
             self._tokenizer = Tokenizer.from_directory(tokenizer)
         self._seeds = random.Random(self.config.seed)
         self._ids = count()
+        # one generate call at a time: the engine's events are for whoever takes a step
+        self._running = Lock()
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
@@ -156,7 +159,7 @@ class LLM:
 
     def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
         owners: dict[RequestId, tuple[_Job, SequenceCollector]] = {}
-        with _progress(len(jobs), use_tqdm) as bar, self._aborting(owners):
+        with self._running, _progress(len(jobs), use_tqdm) as bar, self._aborting(owners):
             for job in jobs:
                 self._submit(job, owners)
             while owners:
@@ -212,6 +215,11 @@ def _params_for(
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    for item in params:
+        if not isinstance(item, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params holds {item!r}: must be a SamplingParams, or one per prompt"
+            )
     if len(params) != len(prompts):
         raise InvalidRequest(
             f"sampling_params: {len(params)} given for {len(prompts)} prompts; one or one each"
