@@ -158,6 +158,29 @@ def test_an_end_token_outside_the_vocabulary_harms_no_one(tiny_model: Directory,
     assert produced == greedy(tiny_model(FAMILY))[3][:8]
 
 
+@pytest.fixture
+def default_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+LOGITS_BUFFER = pytest.mark.xfail(strict=True, reason="kernels/cpu/program.py: logits have the default dtype")
+
+
+@pytest.mark.parametrize("family", ["llama3-rope", "opt"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=LOGITS_BUFFER)])
+def test_torchs_default_dtype_changes_nothing(
+    tiny_model: Directory, family: str, backend: str, request: pytest.FixtureRequest
+) -> None:
+    """Scripts set it, for the models that they load with transformers."""
+    directory = tiny_model(family)
+    expected = tokens(run(make_engine(directory, attention_backend=backend), prompts(), mixed_params()))
+    request.getfixturevalue("default_float64")
+    other = make_engine(directory, attention_backend=backend)
+    assert tokens(run(other, prompts(), mixed_params())) == expected
+
+
 def test_length_ends_at_max_tokens_and_at_the_models_length(engine: Engine) -> None:
     [events] = run(engine, [prompts()[1]], greedy_params(3))
     assert (len(events), events[-1].finish_reason) == (3, "length")
