@@ -159,7 +159,7 @@ class LLM:
 
     def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
         owners: dict[RequestId, tuple[_Job, SequenceCollector]] = {}
-        with self._running, _progress(len(jobs), use_tqdm) as bar, self._aborting(owners):
+        with self._running, _progress(len(jobs), use_tqdm) as bar, self._emptying():
             for job in jobs:
                 self._submit(job, owners)
             while owners:
@@ -181,13 +181,13 @@ class LLM:
             owners[request_id] = job, sequence
 
     @contextmanager
-    def _aborting(self, owners: dict[RequestId, Any]) -> Iterator[None]:
-        """Whatever ends a call early, a ctrl-C included, nothing of it stays in the engine."""
+    def _emptying(self) -> Iterator[None]:
+        """Whatever ends a call early, a ctrl-C in the middle of a step too, nothing of it stays in the engine."""
         try:
             yield
-        finally:
-            for request_id in owners:
-                self.engine.abort(request_id)
+        except BaseException:
+            self.engine.reset()
+            raise
 
 
 def _token_ids(prompt: Any) -> list[int]:

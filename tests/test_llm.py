@@ -136,6 +136,21 @@ def test_an_interrupted_call_leaves_nothing(llm: LLM, monkeypatch: pytest.Monkey
     llm.engine.check_idle()
 
 
+@pytest.mark.parametrize(("owner", "method"), [("_table", "enter"), ("_table", "leave"), ("_blocks", "free")])
+def test_an_interrupt_halfway_through_a_move_leaves_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, owner: str, method: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(getattr(llm.engine, owner), method, interrupt)
+        llm.chat([ALPHABET] * 5, GREEDY, use_tqdm=False)
+    llm.engine.check_idle()
+    [result] = llm.chat(ALPHABET, GREEDY, use_tqdm=False)
+    assert result.outputs[0].text == "c, d, e, f, g, h"
+
+
 def test_calls_from_several_threads_wait_for_each_other(llm: LLM) -> None:
     with ThreadPoolExecutor(4) as threads:
         calls = [threads.submit(llm.chat, [ALPHABET] * 3, GREEDY, use_tqdm=False) for _ in range(8)]

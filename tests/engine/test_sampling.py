@@ -178,7 +178,10 @@ def test_torchs_default_dtype_changes_nothing(
     expected = tokens(run(make_engine(directory, attention_backend=backend), prompts(), mixed_params()))
     request.getfixturevalue("default_float64")
     other = make_engine(directory, attention_backend=backend)
-    assert tokens(run(other, prompts(), mixed_params())) == expected
+    try:
+        assert tokens(run(other, prompts(), mixed_params())) == expected
+    finally:
+        other.reset()
 
 
 def test_length_ends_at_max_tokens_and_at_the_models_length(engine: Engine) -> None:
