@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import count
+from threading import Lock
 from typing import Any, cast
 
 from tqdm import tqdm
@@ -75,6 +76,8 @@ class LLM:
             self._tokenizer = Tokenizer.from_directory(tokenizer)
         self._seeds = random.Random(self.config.seed)
         self._ids = count()
+        # one generate call at a time: the engine's events are for whoever takes a step
+        self._running = Lock()
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
@@ -156,7 +159,7 @@ class LLM:
 
     def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
         owners: dict[RequestId, tuple[_Job, SequenceCollector]] = {}
-        with _progress(len(jobs), use_tqdm) as bar, self._aborting(owners):
+        with self._running, _progress(len(jobs), use_tqdm) as bar, self._emptying():
             for job in jobs:
                 self._submit(job, owners)
             while owners:
@@ -178,13 +181,13 @@ class LLM:
             owners[request_id] = job, sequence
 
     @contextmanager
-    def _aborting(self, owners: dict[RequestId, Any]) -> Iterator[None]:
-        """Whatever ends a call early, a ctrl-C included, nothing of it stays in the engine."""
+    def _emptying(self) -> Iterator[None]:
+        """Whatever ends a call early, a ctrl-C in the middle of a step too, nothing of it stays in the engine."""
         try:
             yield
-        finally:
-            for request_id in owners:
-                self.engine.abort(request_id)
+        except BaseException:
+            self.engine.reset()
+            raise
 
 
 def _token_ids(prompt: Any) -> list[int]:
@@ -212,6 +215,11 @@ def _params_for(
 ) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    for item in params:
+        if not isinstance(item, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params holds {item!r}: must be a SamplingParams, or one per prompt"
+            )
     if len(params) != len(prompts):
         raise InvalidRequest(
             f"sampling_params: {len(params)} given for {len(prompts)} prompts; one or one each"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from alignedserve.types import InvalidRequest
@@ -55,11 +55,12 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
 
-    stop_strings: list[str] = field(init=False, repr=False, default_factory=list)
-
     def __post_init__(self) -> None:
-        self.stop_strings = _stop_strings(self.stop)
-        self.stop_token_ids = list(self.stop_token_ids or [])
+        _check_stop_strings(self.stop_strings)
+        self.stop_token_ids = _as_list("stop_token_ids", self.stop_token_ids)
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name}={getattr(self, name)!r}: must be True or False")
         for name, (kind, low, high, allowed) in _LIMITS.items():
             _check_number(name, getattr(self, name), kind, low, high, allowed)
         if self.temperature < 1e-5:
@@ -70,11 +71,17 @@ class SamplingParams:
             )
         if self.stop_strings and not self.detokenize:
             raise InvalidRequest(f"stop={self.stop!r}: needs detokenize=True")
+        if not isinstance(self.logit_bias, dict | None):
+            raise InvalidRequest(f"logit_bias={self.logit_bias!r}: must be a dict from token ids to numbers")
         for token, bias in (self.logit_bias or {}).items():
             _check_number("logit_bias key", token, int, 0, math.inf, "a token id, at least 0")
             _check_number(f"logit_bias[{token}]", bias, float, -100, 100, "a number from -100 to 100")
         for token in self.stop_token_ids:
             _check_number("stop_token_ids", token, int, 0, math.inf, "token ids, at least 0")
+
+    @property
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else _as_list("stop", self.stop)
 
     @property
     def is_greedy(self) -> bool:
@@ -97,7 +104,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SamplingParams:
-        known = {f.name for f in fields(cls) if f.init}
+        known = {f.name for f in fields(cls)}
         for name in values:
             if name not in known:
                 raise InvalidRequest(f"{name}: unknown sampling parameter; known: {', '.join(sorted(known))}")
@@ -120,6 +127,7 @@ _LIMITS: dict[str, tuple[type, float, float, str]] = {
     "logprobs": (int, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}"),
     "prompt_logprobs": (int, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}"),
 }
+_FLAGS = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
 _MAY_BE_NONE = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
 
 
@@ -132,11 +140,16 @@ def _check_number(name: str, value: Any, kind: type, low: float, high: float, al
         raise InvalidRequest(f"{name}={value!r}: must be {allowed}")
 
 
-def _stop_strings(stop: str | Sequence[str] | None) -> list[str]:
-    strings = [stop] if isinstance(stop, str) else list(stop or [])
+def _as_list(name: str, values: Sequence[Any] | None) -> list[Any]:
+    try:
+        return [] if values is None else list(values)
+    except TypeError:
+        raise InvalidRequest(f"{name}={values!r}: must be a list") from None
+
+
+def _check_stop_strings(strings: list[str]) -> None:
     if len(strings) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"stop: {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
     for text in strings:
         if not isinstance(text, str) or not text:
             raise InvalidRequest(f"stop={text!r}: must be a non-empty string")
-    return strings

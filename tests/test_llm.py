@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,9 @@ def test_a_bad_prompt_is_named_and_nothing_has_run(llm: LLM) -> None:
         with pytest.raises(InvalidRequest, match=rf"prompts\[1\].*{words}"):
             llm.generate(["hello", bad, "hello"], GREEDY, use_tqdm=False)  # type: ignore[list-item]
         llm.engine.check_idle()
+    for params in ({"temperature": 0}, [None], "greedy"):
+        with pytest.raises(InvalidRequest, match="sampling_params holds .* must be a SamplingParams"):
+            llm.generate("x", params)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="2 given for 1"):
         llm.generate(["x"], [GREEDY, GREEDY])
     with pytest.raises(ValueError, match="messages"):
@@ -130,6 +134,35 @@ def test_an_interrupted_call_leaves_nothing(llm: LLM, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         llm.chat([ALPHABET] * 5, GREEDY, use_tqdm=False)
     llm.engine.check_idle()
+
+
+@pytest.mark.parametrize(("owner", "method"), [("_table", "enter"), ("_table", "leave"), ("_blocks", "free")])
+def test_an_interrupt_halfway_through_a_move_leaves_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, owner: str, method: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(getattr(llm.engine, owner), method, interrupt)
+        llm.chat([ALPHABET] * 5, GREEDY, use_tqdm=False)
+    llm.engine.check_idle()
+    [result] = llm.chat(ALPHABET, GREEDY, use_tqdm=False)
+    assert result.outputs[0].text == "c, d, e, f, g, h"
+
+
+def test_calls_from_several_threads_wait_for_each_other(llm: LLM) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(llm.chat, [ALPHABET] * 3, GREEDY, use_tqdm=False) for _ in range(8)]
+    texts = {result.outputs[0].text for call in calls for result in call.result()}
+    assert texts == {"c, d, e, f, g, h"}
+
+
+def test_parameters_may_be_changed_before_they_are_used(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=99)
+    params.stop = ["f"]
+    [result] = llm.chat(ALPHABET, params, use_tqdm=False)
+    assert result.outputs[0].text == "c, d, e, "
 
 
 def test_options_of_vllm_scripts_are_understood() -> None:

@@ -16,6 +16,8 @@ from alignedserve.cli.options import engine_options
 if TYPE_CHECKING:
     from alignedserve import LLM
 
+AT_LEAST_ONE = click.IntRange(min=1)
+
 
 @click.group("bench")
 def command() -> None:
@@ -24,11 +26,13 @@ def command() -> None:
 
 @command.command("engine")
 @click.argument("model")
-@click.option("--num-prompts", default=32, show_default=True)
-@click.option("--input-len", default=128, show_default=True, help="prompt tokens")
-@click.option("--output-len", default=128, show_default=True, help="output tokens")
+@click.option("--num-prompts", type=AT_LEAST_ONE, default=32, show_default=True)
+@click.option("--input-len", type=AT_LEAST_ONE, default=128, show_default=True, help="prompt tokens")
+@click.option("--output-len", type=AT_LEAST_ONE, default=128, show_default=True, help="output tokens")
 @click.option("--mix", help="long=SHARE:TOKENS, e.g. long=0.125:2048: some prompts are longer")
-@click.option("--runs", default=3, show_default=True, help="measured runs, after one to warm up")
+@click.option(
+    "--runs", type=AT_LEAST_ONE, default=3, show_default=True, help="measured runs, after one to warm up"
+)
 @click.option("--out", type=click.Path(dir_okay=False), help="append the JSON line to this file too")
 @engine_options
 def engine(
@@ -66,6 +70,8 @@ def prompt_lengths(num_prompts: int, input_len: int, mix: str | None) -> list[in
             share, length = float(parts[0]), int(parts[1])
         except (ValueError, IndexError):
             raise ValueError(f"mix={mix!r}: must look like long=0.125:2048") from None
+        if not 0 <= share <= 1:
+            raise ValueError(f"mix={mix!r}: the share must be from 0 to 1")
     num_long = round(num_prompts * share)
     return [length] * num_long + [input_len] * (num_prompts - num_long)
 

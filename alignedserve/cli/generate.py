@@ -35,8 +35,12 @@ def command(
     llm = LLM(model or str(demo.MODEL_DIR), **options)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     if chat or (chat is None and llm.get_tokenizer().has_chat_template):
-        results = llm.chat([[{"role": "user", "content": text}] for text in questions], params)
+        conversations = [[{"role": "user", "content": text}] for text in questions]
+        results = llm.chat(conversations, params, llm.config.use_tqdm)
     else:
-        results = llm.generate(questions, params)
+        results = llm.generate(questions, params, llm.config.use_tqdm)
     for question, result in zip(questions, results, strict=True):
         click.echo(f"{click.style(question, bold=True)}\n{result.outputs[0].text}\n")
+    errors = [str(result.outputs[0].error) for result in results if result.outputs[0].error]
+    if errors:
+        raise click.ClickException("\n".join(errors))

@@ -19,7 +19,11 @@ class BatchTable:
         self._blocks = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self._last_token = np.zeros(max_num_seqs, dtype=np.int32)
-        self._free_rows = list(reversed(range(max_num_seqs)))
+        self.reset()
+
+    def reset(self) -> None:
+        """Every row is free, whoever had it."""
+        self._free_rows = list(reversed(range(len(self._last_token))))
 
     def enter(self, request: Request) -> None:
         row = request.row = self._free_rows.pop()

@@ -8,8 +8,12 @@ from alignedserve.types import BlockId, RequestId
 class BlockManager:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.reset()
+
+    def reset(self) -> None:
+        """Every block is free, whoever held it."""
         # a stack: the block freed last is used next, while it is still in a cache
-        self._free = [BlockId(block) for block in reversed(range(num_blocks))]
+        self._free = [BlockId(block) for block in reversed(range(self.num_blocks))]
         self._held: dict[RequestId, list[BlockId]] = {}
 
     @property

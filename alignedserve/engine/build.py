@@ -85,9 +85,15 @@ def _assemble(
         blocks=blocks,
         cache=cache,
         table=BatchTable(max_seqs, max_blocks_per_seq, form.block_size),
-        vocabulary=Vocabulary(model.config.vocab_size, frozenset(model.config.eos_token_ids)),
+        vocabulary=_vocabulary(model.config),
         max_model_len=max_model_len,
     )
+
+
+def _vocabulary(config: ModelConfig) -> Vocabulary:
+    # configs name end tokens that the model does not have: it never says them
+    eos_token_ids = frozenset(token for token in config.eos_token_ids if token < config.vocab_size)
+    return Vocabulary(config.vocab_size, eos_token_ids)
 
 
 def _device(name: str) -> torch.device:

@@ -97,6 +97,14 @@ class Engine:
         self._release(request)
         return True
 
+    def reset(self) -> None:
+        """Ends all requests, also where an exception in the middle of a step has left them half moved."""
+        self._requests.clear()
+        self._queues = Queues()
+        self._blocks.reset()
+        self._cache.reset()
+        self._table.reset()
+
     @property
     def num_unfinished(self) -> int:
         return len(self._requests)

@@ -59,6 +59,10 @@ class KVCache:
         """Forgets a saved copy; safe to repeat."""
         self._saved.pop(owner, None)
 
+    def reset(self) -> None:
+        """Forgets all saved copies."""
+        self._saved.clear()
+
     @property
     def num_saved_blocks(self) -> int:
         return sum(map(len, self._saved.values()))

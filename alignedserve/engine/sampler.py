@@ -79,7 +79,8 @@ def edit(logits: torch.Tensor, request: Request) -> None:
     params = request.params
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
-        logits[ids] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+        biases = list(params.logit_bias.values())
+        logits[ids] += torch.tensor(biases, dtype=torch.float32, device=logits.device)
     if len(request.output) < params.min_tokens and request.stop_token_ids:
         logits[torch.tensor(list(request.stop_token_ids), device=logits.device)] = MINUS_INFINITY
     if params.has_penalties:

@@ -17,7 +17,7 @@ NUM_CANDIDATES = 1024
 def truncate(logits: torch.Tensor, params: SamplingParams) -> None:
     logits /= params.temperature
     if params.min_p > 0:
-        _drop_below(logits, logits.max() + torch.log(torch.tensor(params.min_p)))
+        _drop_below(logits, logits.max() + torch.log(torch.tensor(params.min_p, dtype=torch.float32)))
     if 0 < params.top_k < len(logits):
         _drop_below(logits, logits.topk(params.top_k).values[-1])
     if params.top_p < 1:

@@ -35,7 +35,8 @@ class DummySource:
     def _fill(self, flat: torch.Tensor, name: str) -> None:
         # on the CPU in float32 whatever the target, so that every device gets the same numbers
         block = (
-            torch.randn(min(len(flat), BLOCK_LENGTH), generator=self._generator(name)) * STANDARD_DEVIATION
+            torch.randn(min(len(flat), BLOCK_LENGTH), generator=self._generator(name), dtype=torch.float32)
+            * STANDARD_DEVIATION
         )
         block = block.to(flat.device, flat.dtype)
         for start in range(0, len(flat), BLOCK_LENGTH):

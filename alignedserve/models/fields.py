@@ -12,11 +12,15 @@ from typing import Any
 def read_json_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a JSON {type(value).__name__}; must be an object")
     return value
+
+
+# Kernels count in 32 bits.
+MAX_SIZE = 2**31 - 1
 
 
 class Fields:
@@ -39,8 +43,8 @@ class Fields:
 
     def size(self, key: str, default: int | None = None) -> int:
         value = self._or_default(key, default)
-        if type(value) is not int or value < 1:
-            raise self.error(key, "a positive integer")
+        if type(value) is not int or not 1 <= value <= MAX_SIZE:
+            raise self.error(key, f"a positive integer, at most {MAX_SIZE}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:

@@ -40,7 +40,7 @@ def _family(fields: Fields) -> Family:
         # files written by hand often carry the model type alone
         by_model_type = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
         names = [by_model_type.get(str(fields.get("model_type")), str(fields.get("model_type")))]
-    known = [name for name in names if name in FAMILIES] if isinstance(names, list) else []
+    known = [name for name in names if str(name) in FAMILIES] if isinstance(names, list) else []
     if not known:
         raise ValueError(
             f"{fields.where}: architectures is {names!r}, which is not supported; "

@@ -94,14 +94,12 @@ class SafetensorsFile:
                 f"{self.path} is truncated: its header ends at {data_begin}, the file at {size} bytes"
             )
         try:
-            header = json.loads(self._map[LENGTH_BYTES:data_begin])
-            entries = {
-                name: self._entry(name, fields, data_begin)
-                for name, fields in header.items()
-                if name != "__metadata__"
-            }
-        except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+            header = json.loads(self._map[LENGTH_BYTES:data_begin]).items()
+        except (ValueError, RecursionError, AttributeError) as error:
             raise ValueError(f"{self.path}: its header is not a JSON object: {error}") from error
+        entries = {
+            name: self._entry(name, fields, data_begin) for name, fields in header if name != "__metadata__"
+        }
         self._check_layout(entries, data_begin, size)
         return entries
 
@@ -109,7 +107,7 @@ class SafetensorsFile:
         try:
             shape, (begin, end) = fields["shape"], fields["data_offsets"]
             numbers = [begin, end, *shape]
-            dtype = fields["dtype"]
+            dtype = str(fields["dtype"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{self.path}: header entry {name} is {fields!r}; must have dtype, shape and data_offsets"

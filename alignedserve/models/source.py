@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def resolve_model(model: str | Path, load_format: str = "auto", revision: str | 
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format is {load_format!r}; must be one of {', '.join(LOAD_FORMATS)}")
     name, is_dummy = str(model), load_format == "dummy"
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if path.exists() and not path.is_dir():
         raise ValueError(f"model is {name!r}, which is a file; must be the directory of a model")
     if not path.is_dir() and name in PRESETS:

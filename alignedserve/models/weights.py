@@ -64,11 +64,10 @@ class SafetensorsSource:
         self._drop_read()
         stored_name = self._stored_name(name)
         file = self._file_of[stored_name]
+        stored_shape = file.entries[stored_name].shape
+        if stored_shape != tuple(shape):
+            raise ValueError(f"{file.path}: {stored_name} has shape {stored_shape}; must be {tuple(shape)}")
         tensor = file.tensor(stored_name)
-        if tensor.shape != shape:
-            raise ValueError(
-                f"{file.path}: {stored_name} has shape {tuple(tensor.shape)}; must be {tuple(shape)}"
-            )
         self._taken.add(stored_name)
         self._bytes_since_trim += self._num_bytes(stored_name)
         self._bar.update(self._num_bytes(stored_name))
@@ -140,6 +139,10 @@ def _open_files(directory: Path) -> dict[str, SafetensorsFile]:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
         raise index.error("weight_map", "an object from tensor names to file names")
+    for shard in weight_map.values():
+        # an index comes from the network: it must not lead out of its directory
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise ValueError(f"{index_path}: weight_map names the file {shard!r}; must be a plain file name")
     shards = {shard: _open_shard(index_path, shard) for shard in dict.fromkeys(weight_map.values())}
     for name, shard in weight_map.items():
         if name not in shards[shard].entries:
@@ -149,10 +152,7 @@ def _open_files(directory: Path) -> dict[str, SafetensorsFile]:
     return {name: shards[shard] for name, shard in weight_map.items()}
 
 
-def _open_shard(index_path: Path, shard: object) -> SafetensorsFile:
-    # an index comes from the network: it must not lead out of its directory
-    if not isinstance(shard, str) or Path(shard).name != shard:
-        raise ValueError(f"{index_path}: weight_map names the file {shard!r}; must be a plain file name")
+def _open_shard(index_path: Path, shard: str) -> SafetensorsFile:
     path = index_path.parent / shard
     if not path.is_file():
         raise ValueError(f"{path} is missing; {index_path.name} lists it among the checkpoint's files")

@@ -89,7 +89,8 @@ def _compile(template: str) -> jinja2.Template:
     environment.globals["strftime_now"] = _strftime_now
     try:
         return environment.from_string(template)
-    except jinja2.TemplateError as error:
+    except Exception as error:
+        # besides Jinja's own, what Python's compiler says to what Jinja made of it
         raise ValueError(f"the chat template is not valid Jinja: {error}") from error
 
 

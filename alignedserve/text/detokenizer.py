@@ -24,6 +24,8 @@ REPLACEMENT = "\ufffd"
 class Pieces(Protocol):
     def append(self, token_id: int) -> str: ...
 
+    def held_back(self) -> str: ...
+
     def flush(self) -> str: ...
 
 
@@ -45,6 +47,10 @@ class IncrementalDetokenizer:
     def append(self, token_id: int) -> str:
         """The text that this token completes; empty while it is in the middle of a character."""
         return "" if token_id in self._skipped else self._pieces.append(token_id)
+
+    def held_back(self) -> str:
+        """What `flush` would return, without what may be half a character. Changes nothing."""
+        return self._pieces.held_back()
 
     def flush(self) -> str:
         """The text still held back. Nothing may be appended after it."""
@@ -77,6 +83,9 @@ class _BytePieces:
     def append(self, token_id: int) -> str:
         return self._decoder.decode(self._bytes_of[token_id])
 
+    def held_back(self) -> str:
+        return ""
+
     def flush(self) -> str:
         return self._decoder.decode(b"", True)
 
@@ -100,15 +109,22 @@ class _WindowPieces:
         self._pending.append(token_id)
         return "" if is_byte else self._hand_out(is_last=False)
 
+    def held_back(self) -> str:
+        return self._decode().rstrip(REPLACEMENT) if self._pending else ""
+
     def flush(self) -> str:
         return self._hand_out(is_last=True) if self._pending else ""
 
     def _hand_out(self, is_last: bool) -> str:
-        text = self._tables.backend.decode(self._context + self._pending, skip_special_tokens=False)
+        text = self._decode()
         if self._tables.may_end_inside_character and text.endswith(REPLACEMENT) and not is_last:
             return ""
-        known = len(self._tables.texts[self._context[0]]) if self._context else 0
         self._context, self._pending = self._pending[-1:], []
+        return text
+
+    def _decode(self) -> str:
+        text = self._tables.backend.decode(self._context + self._pending, skip_special_tokens=False)
+        known = len(self._tables.texts[self._context[0]]) if self._context else 0
         return text[known:]
 
 

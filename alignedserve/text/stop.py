@@ -13,20 +13,22 @@ class StopStrings:
         self._strings = params.stop_strings
         self._min_tokens = params.min_tokens
         self._keeps_string = params.include_stop_str_in_output
-        self._longest = max(map(len, self._strings))
+        # characters in which every stop string has been looked for
+        self._num_searched = 0
 
     def append(self, token_id: int, num_tokens: int) -> str | None:
         """The stop string that this token completed; `text` then ends there."""
-        new = self._detokenizer.append(token_id)
-        self.text += new
-        if not new or num_tokens <= self._min_tokens:
+        self.text += self._detokenizer.append(token_id)
+        # Text held back is the text if it ends here, and a stop string ends it here.
+        text = self.text + self._detokenizer.held_back()
+        searched, self._num_searched = self._num_searched, max(self._num_searched, len(text))
+        if len(text) <= searched or num_tokens <= self._min_tokens:
             return None
-        # Only a string that ends within the new text can be new.
-        start = max(0, len(self.text) - len(new) - self._longest + 1)
-        found = [(self.text.find(string, start), string) for string in self._strings]
+        # only a string that ends within the new text is new
+        found = [(text.find(string, max(0, searched - len(string) + 1)), string) for string in self._strings]
         hits = [(position, string) for position, string in found if position >= 0]
         if not hits:
             return None
         position, string = min(hits, key=lambda hit: hit[0])
-        self.text = self.text[: position + (len(string) if self._keeps_string else 0)]
+        self.text = text[: position + (len(string) if self._keeps_string else 0)]
         return string

@@ -50,7 +50,10 @@ class Tokenizer:
         return DetokenizerTables(self.backend)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise ValueError("text: must be a string without lone surrogates") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Ids that are not in the vocabulary decode to nothing."""

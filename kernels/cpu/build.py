@@ -61,10 +61,16 @@ def build() -> Path:
     compiler = find_compiler()
     flags = [*FLAGS, _native_flag()]
     path = cache_dir() / f"cpu-kernels-{_fingerprint(compiler, flags)}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
-            os.replace(_compile(compiler, flags, Path(folder)), path)
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+                os.replace(_compile(compiler, flags, Path(folder)), path)
+    except OSError as error:
+        raise BuildFailed(
+            f"the CPU kernels can't be kept in {path.parent}: {error}. "
+            "Name a folder that can be written in $ALIGNEDSERVE_CACHE_DIR"
+        ) from error
     return path
 
 
@@ -100,6 +106,9 @@ def _compile(compiler: str, flags: list[str], folder: Path) -> Path:
         list(threads.map(_run, commands))
     library = folder / "library.so"
     _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
+    with library.open("rb") as file:
+        # or a crash soon after leaves a library under its final name whose contents never reached the disk
+        os.fsync(file)
     return library
 
 

@@ -10,7 +10,7 @@ from kernels.cpu import build, structs
 
 @cache
 def library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(build.build()))
+    loaded = _load()
     structs.declare(loaded)
     for struct, size in ((structs.Op, loaded.size_of_op()), (structs.Step, loaded.size_of_step())):
         if ctypes.sizeof(struct) != size:
@@ -18,3 +18,13 @@ def library() -> ctypes.CDLL:
                 f"{struct.__name__} has {ctypes.sizeof(struct)} bytes in Python, {size} in C++"
             )
     return loaded
+
+
+def _load() -> ctypes.CDLL:
+    path = build.build()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        # not a whole library, whoever cut it off: built again
+        path.unlink(missing_ok=True)
+        return ctypes.CDLL(str(build.build()))

@@ -60,7 +60,7 @@ def pack(
     num_tiles = -(-num_columns // TILE_COLUMNS)
     steps = _num_steps(in_features, dtype)
     tiles = arena.allocate(num_tiles * steps * TILE_COLUMNS * _WORD_BYTES)
-    bias = torch.zeros(num_tiles * TILE_COLUMNS) if biases is not None else None
+    bias = torch.zeros(num_tiles * TILE_COLUMNS, dtype=torch.float32) if biases is not None else None
     for i, part in enumerate(parts):
         # gate and up of 16 outputs share a tile
         placement = (

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from safetensors.torch import load_file, save_file
+
+from alignedserve import demo
 from alignedserve.cli.bench import prompt_lengths, random_prompts
 
 
@@ -54,6 +60,28 @@ def test_what_a_user_got_wrong_is_one_line(tmp_path: Path) -> None:
         done = alignedserve(*words)
         assert done.returncode == 1
         assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_model_of_nan_is_an_error_and_no_empty_answer(tmp_path: Path) -> None:
+    model = shutil.copytree(demo.MODEL_DIR, tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"].fill_(math.nan)
+    save_file(weights, model / "model.safetensors")
+    done = alignedserve("generate", str(model), "-p", "Hello", "--no-use-tqdm")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ") and "NaN" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--num-prompts=0", "--input-len=0", "--output-len=0", "--runs=0"])
+def test_measuring_nothing_is_refused(option: str) -> None:
+    done = alignedserve("bench", "engine", "no-such-model", option)
+    assert done.returncode == 2 and option.split("=")[0] in done.stderr
+
+
+@pytest.mark.parametrize("mix", ["long=2:5", "long=-1:5", "long=nan:5", "long=inf:5", "long=half:5", "5"])
+def test_a_mix_is_a_share_of_the_prompts(mix: str) -> None:
+    with pytest.raises(ValueError, match=mix):
+        prompt_lengths(32, 128, mix)
 
 
 def test_prompts_of_a_mix_are_the_peers() -> None:

@@ -95,6 +95,10 @@ def test_ids_in_parameters_are_held_against_the_vocabulary(engine: Engine, param
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", [1]),
+        ("stop", 5),
+        ("stop_token_ids", 0),
+        ("logit_bias", [1]),
+        ("ignore_eos", "false"),
     ],
 )
 def test_parameters_out_of_range_are_named(name: str, value: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,41 @@ def test_stop_tokens_end_and_min_tokens_hold_them_off(engine: Engine, directory:
     [events] = run(engine, [prompt], greedy_params(30, stop_token_ids=[stop], min_tokens=20))
     [produced] = tokens([events])
     assert stop not in produced[:20] and len(produced) >= 20
+
+
+def test_an_end_token_outside_the_vocabulary_harms_no_one(tiny_model: Directory, tmp_path: Path) -> None:
+    """Fine-tunes keep the generation_config.json of a model with more tokens."""
+    directory = shutil.copytree(tiny_model(FAMILY), tmp_path / "model")
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [VOCAB_SIZE, 2**70]}))
+    params = SamplingParams(temperature=0, max_tokens=8, min_tokens=4)
+    [produced] = tokens(run(make_engine(directory), [prompts()[3]], params))
+    assert produced == greedy(tiny_model(FAMILY))[3][:8]
+
+
+@pytest.fixture
+def default_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+LOGITS_BUFFER = pytest.mark.xfail(strict=True, reason="kernels/cpu/program.py: logits have the default dtype")
+
+
+@pytest.mark.parametrize("family", ["llama3-rope", "opt"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=LOGITS_BUFFER)])
+def test_torchs_default_dtype_changes_nothing(
+    tiny_model: Directory, family: str, backend: str, request: pytest.FixtureRequest
+) -> None:
+    """Scripts set it, for the models that they load with transformers."""
+    directory = tiny_model(family)
+    expected = tokens(run(make_engine(directory, attention_backend=backend), prompts(), mixed_params()))
+    request.getfixturevalue("default_float64")
+    other = make_engine(directory, attention_backend=backend)
+    try:
+        assert tokens(run(other, prompts(), mixed_params())) == expected
+    finally:
+        other.reset()
 
 
 def test_length_ends_at_max_tokens_and_at_the_models_length(engine: Engine) -> None:

@@ -57,3 +57,24 @@ def test_two_processes_may_build_at_once(tmp_path: Path) -> None:
     paths = {process.communicate()[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert [str(path) for path in (tmp_path / "cache").iterdir()] == list(paths)
+
+
+@pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/below"])
+def test_a_cache_that_cannot_be_written_says_what_to_do(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.setenv("ALIGNEDSERVE_CACHE_DIR", folder)
+    with pytest.raises(build.BuildFailed, match=rf"{folder}: .*\$ALIGNEDSERVE_CACHE_DIR"):
+        build.build()
+
+
+def test_a_library_cut_off_is_built_again(tmp_path: Path) -> None:
+    source = tmp_path / "csrc"
+    source.mkdir()
+    (source / "small.cpp").write_text(
+        'extern "C" __attribute__((visibility("default"))) int one() { return 1; }'
+    )
+    code = (
+        "from pathlib import Path; from kernels.cpu import build, library; "
+        f"build.SOURCE_DIR = Path({str(source)!r}); build.build().write_bytes(b''); print(library._load().one())"
+    )
+    process = python(code, ALIGNEDSERVE_CACHE_DIR=str(tmp_path / "cache"))
+    assert process.communicate()[0].strip() == "1"

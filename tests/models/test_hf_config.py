@@ -255,6 +255,8 @@ def test_end_tokens_of_generation_config_are_merged(
         ({"vocab_size": "many"}, ["vocab_size", "'many'", "positive integer"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "0", "positive integer"]),
         ({"num_hidden_layers": True}, ["num_hidden_layers", "True", "positive integer"]),
+        ({"max_position_embeddings": 2**31}, ["max_position_embeddings", str(2**31), str(2**31 - 1)]),
+        ({"architectures": [["LlamaForCausalLM"]]}, ["architectures", "[['LlamaForCausalLM']]"]),
         ({"hidden_size": 250}, ["hidden_size", "250", "multiple of num_attention_heads, which is 32"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads", "3", "divide num_attention_heads", "32"]),
         ({"head_dim": 7}, ["head_dim", "7", "even"]),
@@ -285,6 +287,10 @@ def test_bad_values_are_named(values: dict[str, Any], parts: list[str]) -> None:
         ),
         ({"max_window_layers": -1}, ["max_window_layers", "-1", "at least 0"]),
         ({"use_sliding_window": True, "sliding_window": 0}, ["sliding_window", "0", "positive"]),
+        (
+            {"use_sliding_window": True, "sliding_window": 2**32 + 5},
+            ["sliding_window", "4294967301", "positive"],
+        ),
     ],
 )
 def test_bad_windows_are_named(values: dict[str, Any], parts: list[str]) -> None:
@@ -296,9 +302,10 @@ def test_bad_windows_are_named(values: dict[str, Any], parts: list[str]) -> None
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"{tmp_path} holds no config\.json"):
         load_model_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
-        load_model_config(tmp_path)
+    for text in ("{", "[" * 100_000, "1" * 5000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+            load_model_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match=r"config\.json holds a JSON list; must be an object"):
         load_model_config(tmp_path)

@@ -67,7 +67,9 @@ def test_a_directory_goes_before_a_preset(tmp_path: Path, monkeypatch: pytest.Mo
     assert resolve_model("opt-125m").config.hidden_size == 4
 
 
-@pytest.mark.parametrize("name", ["opt-125", "./nothing", "/nothing", "~/nothing", "a/b/c", "nothing/"])
+@pytest.mark.parametrize(
+    "name", ["opt-125", "./nothing", "/nothing", "~/nothing", "~no-such-user/x", "a/b/c", "nothing/"]
+)
 def test_a_name_that_can_be_nothing_is_reported_with_what_is_allowed(name: str) -> None:
     with pytest.raises(ValueError, match=r"must be an existing directory, .* preset: opt-125m, ") as error:
         resolve_model(name)

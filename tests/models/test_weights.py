@@ -126,6 +126,9 @@ def test_a_missing_or_misshapen_tensor_is_named(tmp_path: Path) -> None:
         source.take("model.nothing", (1,))
     with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(3,\); must be \(4,\)"):
         source.take("model.norm.weight", (4,))
+    write_raw(tmp_path / "model.safetensors", {"x": entry(0, 0, [0, 2**70])}, b"")
+    with pytest.raises(ValueError, match=rf"x has shape \(0, {2**70}\); must be \(1,\)"):
+        open_source(tmp_path).take("x", (1,))
 
 
 def test_an_unsupported_dtype_is_named(tmp_path: Path) -> None:
@@ -170,6 +173,9 @@ def test_a_file_cut_inside_its_header_is_named(tmp_path: Path, size: int) -> Non
             r"header entry a is .* must have dtype, shape and data_off",
         ),
         ({"a": 7}, 0, r"header entry a is 7"),
+        ({"a": {"dtype": [], "shape": [1], "data_offsets": [0, 0]}}, 4, r"has bytes that no tensor owns"),
+        (b"[" * 100_000, 0, r"its header is not a JSON object"),
+        (b'{"a":' + b"1" * 5000 + b"}", 0, r"its header is not a JSON object"),
         ([1], 0, r"its header is not a JSON object"),
         (b"{nonsense", 0, r"its header is not a JSON object"),
     ],
@@ -215,7 +221,7 @@ def test_a_tensor_absent_from_its_shard_is_named(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", 3, None])
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", 3, None, []])
 def test_an_index_may_not_lead_out_of_its_directory(tmp_path: Path, shard: Any) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": shard}}))
     with pytest.raises(ValueError, match=r"weight_map names the file .* must be a plain file name"):

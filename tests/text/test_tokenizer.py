@@ -233,8 +233,11 @@ def test_what_a_template_raises_is_reported(tmp_path: Path) -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
 
 
-def test_a_template_that_is_not_jinja_is_reported(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_directory(write_llama3(tmp_path, chat_template="{% if %}"))
+@pytest.mark.parametrize(
+    "template", ["{% if %}", "{% for x in y %}" * 30 + "{% endfor %}" * 30, "{{" + "(" * 5000]
+)
+def test_a_template_that_is_not_jinja_is_reported(tmp_path: Path, template: str) -> None:
+    tokenizer = Tokenizer.from_directory(write_llama3(tmp_path, chat_template=template))
     with pytest.raises(ValueError, match="the chat template is not valid Jinja"):
         tokenizer.apply_chat_template(CHAT)
 
@@ -244,3 +247,8 @@ def test_messages_must_be_objects_with_a_role(tmp_path: Path, messages: Any) -> 
     tokenizer = Tokenizer.from_directory(write_llama3(tmp_path))
     with pytest.raises(ValueError, match=r"messages .* must be"):
         tokenizer.apply_chat_template(messages)
+
+
+def test_half_a_character_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="text: must be a string without lone surrogates"):
+        Tokenizer.from_directory(write_llama3(tmp_path)).encode("\ud83d")
