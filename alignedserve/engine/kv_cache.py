@@ -1,6 +1,7 @@
 """The bytes of KV blocks: those on the device, and the copies of preempted requests' blocks in host memory.
 
-A block is contiguous over all layers, [layer, k|v, slot, kv_head, head_dim], so that it moves as one copy.
+A block is contiguous over all layers, [layer, k|v, kv_head, slot, head_dim], so that it moves as one copy; a head's
+slots lie together, so that attention reads them in one piece.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class BlockFormat:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
+        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
     def block_bytes(self) -> int:

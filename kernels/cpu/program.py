@@ -96,7 +96,7 @@ class Program:
         last = self._ops[-1]
         if last.kind != OpKind.LINEAR or last.args.linear.out != value.pointer:
             raise ValueError("logits must be what a linear layer yields")
-        out = torch.zeros(value.buffers.num_rows, value.width)
+        out = torch.zeros(value.buffers.num_rows, value.width, dtype=torch.float32)
         last.args.linear.out, last.args.linear.out_stride = out.data_ptr(), out.stride(0)
         last.args.linear.float32_out = 1
         self._kept.append(out)

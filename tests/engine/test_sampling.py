@@ -165,11 +165,8 @@ def default_float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-LOGITS_BUFFER = pytest.mark.xfail(strict=True, reason="kernels/cpu/program.py: logits have the default dtype")
-
-
 @pytest.mark.parametrize("family", ["llama3-rope", "opt"])
-@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=LOGITS_BUFFER)])
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_torchs_default_dtype_changes_nothing(
     tiny_model: Directory, family: str, backend: str, request: pytest.FixtureRequest
 ) -> None:

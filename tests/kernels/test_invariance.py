@@ -46,8 +46,8 @@ class Engine:
         return hidden, torch.cat(logits) if logits else hidden
 
     def keys_and_values(self, owner: int, length: int) -> torch.Tensor:
-        # [block, layer, k|v, slot, ...] to [token, layer, k|v, ...]
-        return self.cache[self.blocks(owner)].permute(0, 3, 1, 2, 4, 5).flatten(0, 1)[:length]
+        # [block, layer, k|v, kv_head, slot, ...] to [token, layer, k|v, kv_head, ...]
+        return self.cache[self.blocks(owner)].permute(0, 4, 1, 2, 3, 5).flatten(0, 1)[:length]
 
 
 def in_one_go(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -110,7 +110,7 @@ def new_cache(
     shape: Shape, num_blocks: int, block_size: int, dtype: torch.dtype, fill: float = float("nan")
 ) -> torch.Tensor:
     """Memory that nobody has written yet may hold anything: NaN by default."""
-    size = (num_blocks, shape.num_layers, 2, block_size, shape.num_kv_heads, shape.head_dim)
+    size = (num_blocks, shape.num_layers, 2, shape.num_kv_heads, block_size, shape.head_dim)
     return torch.full(size, fill, dtype=dtype)
 
 

@@ -76,7 +76,7 @@ class Ops(ABC):
 
     @abstractmethod
     def bind_cache(self, cache: torch.Tensor) -> None:
-        """The KV cache that `attention` reads and writes: [block, layer, k|v, slot, kv_head, head_dim].
+        """The KV cache that `attention` reads and writes: [block, layer, k|v, kv_head, slot, head_dim].
 
         Called once, before `compile`.
         """

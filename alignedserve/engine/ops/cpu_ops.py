@@ -49,7 +49,7 @@ class CpuOps(Ops):
     def bind_cache(self, cache: torch.Tensor) -> None:
         if cache.dim() != 6 or cache.shape[2] != 2 or not cache.is_contiguous():
             raise ValueError(
-                "cache must be contiguous [block, layer, 2, slot, kv_head, head_dim], not "
+                "cache must be contiguous [block, layer, 2, kv_head, slot, head_dim], not "
                 f"{tuple(cache.shape)} with strides {cache.stride()}"
             )
         _check_tensor("cache", cache, self.dtype)
@@ -171,7 +171,7 @@ class CpuOps(Ops):
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            block_size=cache.shape[3],
+            block_size=cache.shape[4],
             window=spec.sliding_window or 0,
             scale=spec.scale,
             eps=spec.norm_eps,
@@ -185,7 +185,7 @@ class CpuOps(Ops):
         self._recorded_step()
         if self._cache is None:
             raise ValueError("bind_cache comes before compile")
-        _, num_layers, _, _, num_kv_heads, head_dim = self._cache.shape
+        _, num_layers, _, num_kv_heads, _, head_dim = self._cache.shape
         if not 0 <= spec.layer < num_layers:
             raise ValueError(f"layer must be below the cache's {num_layers}, not {spec.layer}")
         if (num_kv_heads, head_dim) != (spec.num_kv_heads, spec.head_dim):

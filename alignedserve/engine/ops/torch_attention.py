@@ -20,8 +20,9 @@ def paged_attention(
 
     keys, values = cache[:, spec.layer, 0], cache[:, spec.layer, 1]
     slots = step.slots[:num_tokens].long()
-    block, slot = slots // cache.shape[3], slots % cache.shape[3]
-    keys[block, slot], values[block, slot] = k, v
+    block_size = cache.shape[4]
+    block, slot = slots // block_size, slots % block_size
+    keys[block, :, slot], values[block, :, slot] = k, v
 
     out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
     starts = step.query_start[: step.num_seqs + 1].tolist()
@@ -29,8 +30,8 @@ def paged_attention(
         tokens = slice(starts[seq], starts[seq + 1])
         if tokens.start == tokens.stop:
             continue
-        blocks = step.block_table[seq, : -(-context_len // cache.shape[3])].long()
-        context = [c[blocks].flatten(0, 1)[:context_len] for c in (keys, values)]
+        blocks = step.block_table[seq, : -(-context_len // block_size)].long()
+        context = [c[blocks].transpose(1, 2).flatten(0, 1)[:context_len] for c in (keys, values)]
         out[tokens] = attend(q[tokens], context[0], context[1], positions[tokens], spec)
     out = out.flatten(1)
     return step.output_rows(out) if spec.outputs_only else out

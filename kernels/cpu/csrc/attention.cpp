@@ -7,11 +7,11 @@
 // the difference is exactly 1, and masked weights are exactly 0). So a row's result depends on its own position and
 // keys only. K tiles are transposed and V tiles interleaved into the layout of tile.h.
 //
-// Measured per tile of 64 keys, head_dim 64, Zen 5: 60 rows of a prefill 11500 cycles (multiplications alone: 7700),
-// 3 rows of a decode 1600 from the caches, half of it packing, 3800 from memory. There a core is held up by the number
-// of lines it can have outstanding (about 20 GB/s; scattered pieces are nothing for the hardware's prefetcher). Tried
-// without gain: fetching whole tiles in address order, other cache levels, huge pages, fetching every other line or
-// during the multiplications, and fetching KV during the linear layers before, which lose as much as this gains.
+// Measured on Zen 5, head_dim 64, per tile of 64 keys: 3 rows of a decode 1400 cycles from the caches, half of it
+// packing, 3200 from memory (18 GB/s per core; reading alone: 25). What is fetched ahead has to share L1 with the
+// packed tiles, so it is half a tile: the values while keys are packed, the next keys while values are (a whole tile
+// ahead: 3400). Tried without gain: fetching row by row, other cache levels, huge pages, fetching evenly during all
+// work, and fetching KV during the linear layers before, which lose as much as this gains.
 
 #include <algorithm>
 #include <limits>
@@ -250,7 +250,7 @@ void run_task(const Task<T>& task, const TokenBlock& next) {
       else
         find_rows(task.op, task.step, span_of(task.step, next, 0),
                   first_tile(task.op, task.step.positions[next.first_token]), *ahead);
-      pack_keys(*rows, *ahead, task.head_words, task.keys);
+      pack_keys(*rows, task.head_words, task.keys);
       pack_values(*rows, *ahead, task.op.head_dim, task.values);
       attend_rows(task.of_head(head), blocks, key, std::make_integer_sequence<int, kMaxRows>{});
     }
