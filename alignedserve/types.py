@@ -6,6 +6,14 @@ from typing import NewType
 
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
+# of a block in the pool's segment
+PoolBlockId = NewType("PoolBlockId", int)
+# what a request is to router, pool and instances; 1 .. 2**63 - 1
+RequestKey = NewType("RequestKey", int)
+# "prefill-0"
+InstanceId = NewType("InstanceId", str)
+# one start of one process; later starts have greater ones
+Epoch = NewType("Epoch", int)
 
 
 class InvalidRequest(ValueError):

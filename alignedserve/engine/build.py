@@ -11,7 +11,7 @@ from alignedserve.config import EngineConfig
 from alignedserve.engine.batch import BatchTable
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.kv_cache import BlockFormat, KVCache
+from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.ops import make_ops
 from alignedserve.engine.ops.base import Ops
 from alignedserve.engine.policy import FcfsPolicy, IterationPolicy, Limits
@@ -19,6 +19,7 @@ from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
 from alignedserve.engine.step import StepInputs
 from alignedserve.engine.validate import Vocabulary
+from alignedserve.kv_format import BlockFormat
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
@@ -51,7 +52,7 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
     form = BlockFormat(
-        model_config.num_layers, config.block_size, model_config.num_kv_heads, model_config.head_dim, dtype
+        model_config.num_layers, config.block_size, model_config.num_kv_heads, model_config.head_dim, _name(dtype)
     )
     engine = _assemble(config, model, ops, form, max_model_len, policy)
     return BuiltEngine(engine, model_config, source)
@@ -119,6 +120,10 @@ def _dtype(asked: str, of_checkpoint: str, device: torch.device) -> torch.dtype:
         )
         return torch.bfloat16
     return _TORCH_DTYPES[of_checkpoint]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -1,46 +1,20 @@
-"""The bytes of KV blocks: those on the device, and the copies of preempted requests' blocks in host memory.
-
-A block is contiguous over all layers, [layer, k|v, kv_head, slot, head_dim], so that it moves as one copy; a head's
-slots lie together, so that attention reads them in one piece.
-"""
+"""The bytes of KV blocks: those on the device, and the copies of preempted requests' blocks in host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from alignedserve.kv_format import BlockFormat
 from alignedserve.types import BlockId, RequestId
-
-
-@dataclass(frozen=True)
-class BlockFormat:
-    """What one block holds; two holders exchange blocks only if their formats are equal."""
-
-    num_layers: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
-
-    @property
-    def block_bytes(self) -> int:
-        return self.num_layers * 2 * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-
-    def num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
 
 
 class KVCache:
     def __init__(self, form: BlockFormat, num_blocks: int, device: torch.device) -> None:
         self.format = form
         # Not cleared: nothing reads a slot before it is written. On a CPU, pages cost nothing until then.
-        self.blocks = torch.empty((num_blocks, *form.shape), dtype=form.dtype, device=device)
+        self.blocks = torch.empty((num_blocks, *form.shape), dtype=getattr(torch, form.dtype), device=device)
         self._saved: dict[RequestId, torch.Tensor] = {}
 
     def save(self, owner: RequestId, blocks: Sequence[BlockId]) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.engine.blocks import BlockManager
-from alignedserve.engine.kv_cache import BlockFormat, KVCache
+from alignedserve.engine.kv_cache import KVCache
+from alignedserve.kv_format import BlockFormat
 from alignedserve.types import BlockId, RequestId
 
 A, B = RequestId("a"), RequestId("b")
@@ -41,7 +42,7 @@ def test_leaks_are_told_with_both_numbers() -> None:
 
 
 def test_saved_blocks_come_back_elsewhere_and_the_same() -> None:
-    form = BlockFormat(num_layers=2, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+    form = BlockFormat(num_layers=2, block_size=4, num_kv_heads=2, head_dim=8, dtype="float32")
     cache = KVCache(form, 6, torch.device("cpu"))
     cache.blocks.normal_()
     before = cache.blocks[[1, 4]].clone()
@@ -55,7 +56,7 @@ def test_saved_blocks_come_back_elsewhere_and_the_same() -> None:
 
 
 def test_a_block_is_one_piece_of_memory() -> None:
-    form = BlockFormat(num_layers=3, block_size=16, num_kv_heads=4, head_dim=64, dtype=torch.bfloat16)
+    form = BlockFormat(num_layers=3, block_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
     cache = KVCache(form, 2, torch.device("cpu"))
     assert cache.blocks[0].is_contiguous()
     assert cache.blocks[0].numel() * 2 == form.block_bytes == 3 * 2 * 16 * 4 * 64 * 2

@@ -1,0 +1,299 @@
+"""What crosses a process boundary: small records of ids, ints and bytes, msgpack on the wire.
+
+The router is the hub. Every other process opens one connection to it, says `Hello`, and from then on sends events and
+receives orders; an order is obeyed once, in the order of arrival. New things are sent whole once, then differences.
+Decoding checks every field's type (`msgspec`), in one place: `alignedserve/wire.py`.
+
+Words: a request's `tokens` are its prompt and what it has generated; the KV of the first `num_cached` of them exists;
+`blocks` are ids of blocks in the pool's segment, in the order of the tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Fields may be added at the end, with a default."""
+
+
+# ---- connections ----------------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """First message of every process to the router."""
+
+    # "kvpool", "prefill", "decode", "gateway"
+    role: str
+    instance_id: InstanceId
+    epoch: Epoch
+    pid: int
+    # proves that the sender belongs to this cluster
+    token: str
+    # what has to be the same everywhere: model, dtype, block format, ... A difference is refused by name.
+    fingerprint: dict[str, str]
+    # of an instance: its limits, see InstanceLimits. Of a pool: its blocks.
+    limits: InstanceLimits
+    # of a pool that re-attached to its segment: what is in it
+    inventory: list[Stored] = []
+
+
+class InstanceLimits(Message):
+    num_blocks: int = 0
+    block_size: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_model_len: int = 0
+
+
+class Stored(Message):
+    """A request's KV in the pool."""
+
+    key: RequestKey
+    blocks: list[PoolBlockId]
+    num_tokens: int
+
+
+class Welcome(Message):
+    router_epoch: Epoch
+    # name of the pool's segment and number of its blocks; empty as long as no pool is up
+    segment: str = ""
+
+
+class Refused(Message):
+    """The router closes the connection after this."""
+
+    reason: str
+
+
+# ---- gateway to router ----------------------------------------------------------------------------------------------
+
+
+class Request(Message):
+    """Everything that has to be known to run a request anywhere, at any time, again."""
+
+    # chosen by the gateway; random, so that it stays unique over all gateways and restarts
+    key: RequestKey
+    prompt: list[int]
+    params: SamplingParams
+    # the noise of the request's token k is a function of (seed, k)
+    seed: int
+    # of time.monotonic() on the router's host, or of the simulation
+    arrival_s: float
+    # first token due so long after arrival; None: when it comes
+    ttft_s: float | None = None
+    # each further token due so long after the one before
+    tbt_s: float | None = None
+
+
+class Submit(Message):
+    request: Request
+    # tokens that the client has already (after a router's death): they are not sent again
+    delivered: list[int] = []
+
+
+class Abort(Message):
+    """From a gateway: nobody waits for this request any more. From the router: forget it, whatever its state."""
+
+    key: RequestKey
+
+
+# ---- router to gateway ----------------------------------------------------------------------------------------------
+
+
+class NewTokens(Message):
+    key: RequestKey
+    # the number of output tokens before these: repeated ones are recognised by it
+    first: int
+    tokens: list[int]
+    # the same number as tokens, where asked for: (logprob, rank, {token: logprob}) each
+    logprobs: list[Any] = []
+    # "stop", "length", "abort", "error", or None while it goes on
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+
+
+class Tokens(Message):
+    """What one report brought, all requests of this gateway together."""
+
+    news: list[NewTokens]
+
+
+class Rejected(Message):
+    """The request was not taken."""
+
+    key: RequestKey
+    # "full" (try again), "too_long" (it can never fit), "duplicate"
+    reason: str
+    message: str
+
+
+# ---- router to pool, and back ---------------------------------------------------------------------------------------
+
+
+class Reserve(Message):
+    """Blocks for the KV of `num_tokens` tokens, those that the request has already included. Lapses at a deadline."""
+
+    key: RequestKey
+    num_tokens: int
+
+
+class Reserved(Message):
+    key: RequestKey
+    # all of the request's blocks; None: no room, nothing changed
+    blocks: list[PoolBlockId] | None
+    # spare copies that had to go for it
+    dropped: list[RequestKey] = []
+
+
+class Commit(Message):
+    """The KV of the first `num_tokens` tokens is in the request's blocks, and this is its authoritative copy."""
+
+    key: RequestKey
+    num_tokens: int
+    # admitted to a decode instance by then, if it can be
+    due_s: float
+    # False: keep it, but form no batches with it
+    is_candidate: bool = True
+
+
+class MakeSpare(Message):
+    """The KV lives in a decode instance now: this copy may go when room is needed."""
+
+    keys: list[RequestKey]
+
+
+class Release(Message):
+    keys: list[RequestKey]
+
+
+class FormBatch(Message):
+    decode: InstanceId
+    max_blocks: int
+    min_requests: int
+    max_requests: int
+
+
+class FindNear(Message):
+    """Candidates whose length lies within low .. high, nearest to the middle first."""
+
+    decode: InstanceId
+    low: int
+    high: int
+    max_blocks: int
+    max_requests: int
+
+
+class Candidates(Message):
+    """Answers FormBatch and FindNear. Those named are candidates no longer, until they are committed again."""
+
+    decode: InstanceId
+    keys: list[RequestKey]
+    # True: a batch, to run next; False: requests that belong with the batch running now
+    is_batch: bool
+
+
+# ---- router to instances --------------------------------------------------------------------------------------------
+
+
+class Work(Message):
+    """A request, as an instance needs it to go on with it."""
+
+    request: Request
+    # output so far
+    output: list[int]
+    num_cached: int
+    # pool blocks; those of the cached tokens first
+    blocks: list[PoolBlockId]
+
+
+class Prefill(Message):
+    """Load the cached tokens' KV, compute the rest in chunks, save what is new to the pool, sample a token."""
+
+    works: list[Work]
+
+
+class Stage(Message):
+    """Load the KV of these into the buffer for candidates of a decode instance, from where it will pull them."""
+
+    decode: InstanceId
+    works: list[Work]
+
+
+class Unstage(Message):
+    """Their place in the buffer is free again."""
+
+    keys: list[RequestKey]
+
+
+class Offer(Message):
+    """Candidates of a decode instance: it admits them when it has room, the batch once no candidate request is left."""
+
+    works: list[Work]
+    is_batch: bool
+    # the prefill instance that has staged them; None: fetch them from the pool
+    source: InstanceId | None = None
+
+
+class Withdraw(Message):
+    """Take these back from the candidates; answered by Withdrawn with those that were not admitted before."""
+
+    keys: list[RequestKey]
+
+
+class Evict(Message):
+    """Save the request's KV to these pool blocks (the first `num_saved` tokens are there already), and leave it."""
+
+    key: RequestKey
+    blocks: list[PoolBlockId]
+    num_saved: int
+
+
+# ---- instances to router --------------------------------------------------------------------------------------------
+
+
+class PrefillReport(Message):
+    """What an iteration of a prefill instance did."""
+
+    news: list[NewTokens]
+    # requests whose KV is in the pool entirely, and of how many tokens
+    saved: list[tuple[RequestKey, int]]
+    # requests whose KV is in the buffer
+    staged: list[RequestKey]
+    # (request, computed tokens) of those that go on
+    progress: list[tuple[RequestKey, int]]
+    num_free_blocks: int
+    duration_s: float = 0.0
+
+
+class DecodeReport(Message):
+    """What an iteration of a decode instance did; also sent, without news, when anything below changes between two."""
+
+    news: list[NewTokens]
+    admitted: list[RequestKey]
+    # asks for Evict orders; these requests may stand still until they come
+    wants_evicted: list[RequestKey]
+    # (request, tokens whose KV is in the pool now)
+    evicted: list[tuple[RequestKey, int]]
+    withdrawn: list[RequestKey]
+    num_free_blocks: int
+    num_running: int
+    # of the running batch
+    max_length: int
+    sum_lengths: int
+    duration_s: float = 0.0
+
+
+class Failed(Message):
+    """A transfer did not happen. The request's KV at the source is untouched."""
+
+    key: RequestKey
+    # "load", "save", "pull", "evict"
+    what: str
+    reason: str

@@ -1,0 +1,1 @@
+"""A decode instance: the running batch, and its standing orders."""

@@ -1,0 +1,1 @@
+"""A prefill instance: prompts in, first tokens out, KV into the pool."""

@@ -1,0 +1,1 @@
+"""Decides what runs where: the state machine in the middle of an island."""
