@@ -1,4 +1,4 @@
-"""Everything the router was told, on disk; replayed, it gives the same orders. That is how a scheduling bug is found."""
+"""Everything the router was told, on disk; replayed, it gives the same orders: so scheduling bugs are found."""
 
 from __future__ import annotations
 
