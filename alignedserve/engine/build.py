@@ -27,7 +27,13 @@ from alignedserve.models.source import ModelSource, resolve_model
 
 logger = logging.getLogger(__name__)
 
-_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_TORCH_DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
 
 DEFAULT_CPU_KV_BYTES = 4 * 2**30
 # Share of a GPU's free memory that goes to KV when no size is given.
@@ -47,12 +53,16 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
     device = _device(config.device)
     dtype = _dtype(config.dtype, model_config.dtype, device)
     max_model_len = _max_model_len(config, model_config)
-    ops = make_ops(config.attention_backend, device, dtype)
+    ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim)
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
     form = BlockFormat(
-        model_config.num_layers, config.block_size, model_config.num_kv_heads, model_config.head_dim, _name(dtype)
+        model_config.num_layers,
+        config.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        _name(dtype),
     )
     engine = _assemble(config, model, ops, form, max_model_len, policy)
     return BuiltEngine(engine, model_config, source)
