@@ -105,7 +105,7 @@ class DecodeSchedule:
     # ---- orders -----------------------------------------------------------------------------------------------------
 
     def offer(self, works: Iterable[Work], is_batch: bool, source: InstanceId | None = None) -> None:
-        """Candidates from here on. Those offered as a batch become one, beside an earlier one's rest if there is any."""
+        """Candidates from here on. A batch is one by itself, also beside what is left of an earlier one."""
         self._num_batches += is_batch
         into = self._candidate_batch if is_batch else self._candidates
         for work in works:
