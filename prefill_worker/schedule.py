@@ -169,8 +169,7 @@ class PrefillSchedule:
 
     def check_idle(self) -> None:
         self.check()
-        waiting = (self._prompts_waiting, self._stages_waiting)
-        num_left = sum(map(len, (*waiting, *self._holders)))
+        num_left = len(self._prompts_waiting) + len(self._stages_waiting) + sum(map(len, self._holders))
         if num_left:
             raise RuntimeError(f"idle, but {num_left} requests are left")
 
