@@ -39,7 +39,8 @@ class Hello(Message):
     fingerprint: dict[str, str]
     # of an instance: its limits, see InstanceLimits. Of a pool: its blocks.
     limits: InstanceLimits
-    # of a pool that re-attached to its segment: what is in it
+    # of a pool: its segment, and what was in it when it re-attached
+    segment: str = ""
     inventory: list[Stored] = []
 
 
@@ -61,8 +62,12 @@ class Stored(Message):
 
 class Welcome(Message):
     router_epoch: Epoch
-    # name of the pool's segment and number of its blocks; empty as long as no pool is up
-    segment: str = ""
+
+
+class UsePool(Message):
+    """To instances, when they connect and when a pool does: the segment to map. All orders before it are void."""
+
+    segment: str
 
 
 class Refused(Message):
@@ -288,6 +293,13 @@ class DecodeReport(Message):
     max_length: int
     sum_lengths: int
     duration_s: float = 0.0
+    min_length: int = 0
+
+
+class Gone(Message):
+    """Answers Abort, always: nothing is left of these here, and nobody reads or writes their pool blocks any more."""
+
+    keys: list[RequestKey]
 
 
 class Failed(Message):
@@ -297,3 +309,33 @@ class Failed(Message):
     # "load", "save", "pull", "evict"
     what: str
     reason: str
+
+
+AnyMessage = (
+    Hello
+    | Welcome
+    | UsePool
+    | Refused
+    | Submit
+    | Abort
+    | Tokens
+    | Rejected
+    | Reserve
+    | Reserved
+    | Commit
+    | MakeSpare
+    | Release
+    | FormBatch
+    | FindNear
+    | Candidates
+    | Prefill
+    | Stage
+    | Unstage
+    | Offer
+    | Withdraw
+    | Evict
+    | PrefillReport
+    | DecodeReport
+    | Gone
+    | Failed
+)

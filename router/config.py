@@ -1,0 +1,19 @@
+"""What the router can be told. Frozen; the text beside a field is its help on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    policy: Annotated[str, "aligned (batches of similar length) or fcfs (decode in order of arrival)"] = "aligned"
+    link: Annotated[str, "how KV gets to decode instances: host, gloo or nccl"] = "host"
+    max_num_queued_reqs: Annotated[int, "more than these wait for prefill: 503"] = 4096
+    batch_share: Annotated[float, "of a decode instance's blocks that a candidate batch may fill"] = 0.4
+    min_batch_requests: Annotated[int, "requests that a candidate batch should have"] = 36
+    near_share: Annotated[float, "of a decode instance's blocks that candidate requests may fill"] = 0.1
+    starvation_s: Annotated[float, "a pooled request is admitted after so long, if it can be"] = 2.0
+    orphan_s: Annotated[float, "after a restart, pooled KV waits so long for its request"] = 10.0
+    prefill_window: Annotated[int, "iterations of work that a prefill instance has ahead"] = 2

@@ -1,0 +1,85 @@
+"""A request's life, as the router keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from alignedserve.messages import Request, Work
+from alignedserve.types import InstanceId, PoolBlockId, RequestKey
+
+
+class State(Enum):
+    # some of its KV has to be computed
+    QUEUED = "queued"
+    # the same, and the pool was asked for room
+    RESERVING = "reserving"
+    # at a prefill instance, until its KV is in the pool
+    PREFILLING = "prefilling"
+    # all of its KV is in the pool
+    POOLED = "pooled"
+    # the same, and on its way into the buffer of a prefill instance, or there
+    STAGED = "staged"
+    # the same, and among the candidates of a decode instance
+    OFFERED = "offered"
+    # in the running batch of a decode instance
+    RUNNING = "running"
+    # the same, and the pool was asked for room to take it back
+    MAKING_ROOM = "making room"
+    # on its way from a decode instance to the pool
+    EVICTING = "evicting"
+    # instances were told to forget it, and may still read or write its blocks
+    LEAVING = "leaving"
+
+
+# in the running batch of a decode instance: what the pool has is only a spare
+RUNNING = {State.RUNNING, State.MAKING_ROOM, State.EVICTING}
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    request: Request
+    gateway: InstanceId
+    state: State
+    # when it came into its state
+    since_s: float
+    output: list[int] = field(default_factory=list)
+    # the instance that has it
+    place: InstanceId | None = None
+    # the prefill instance that holds a staged copy, for which decode instance, to go into which of its lists
+    staged_at: InstanceId | None = None
+    staged_for: InstanceId | None = None
+    is_in_batch: bool = False
+    # instances that have not said yet that they forgot it
+    holders: list[InstanceId] = field(default_factory=list)
+    # its client has its answer, or is gone
+    is_over: bool = False
+    # what the pool has of it: the KV of its first tokens, and blocks for more
+    num_cached: int = 0
+    blocks: list[PoolBlockId] = field(default_factory=list)
+
+    @property
+    def key(self) -> RequestKey:
+        return self.request.key
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_computable(self) -> int:
+        """Tokens whose KV it takes to go on: all but the one that was sampled last."""
+        return self.num_tokens - bool(self.output)
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens that a prefill instance would compute: at least one, or there is nothing to sample from."""
+        return max(self.num_tokens - self.num_cached, 1)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a decode instance could go on with what the pool has."""
+        return bool(self.output) and self.num_cached == self.num_tokens - 1
+
+    def work(self) -> Work:
+        return Work(self.request, list(self.output), self.num_cached, list(self.blocks))

@@ -1,0 +1,121 @@
+"""The processes of an island, as far as the router knows them: who is up, and counts of what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from alignedserve.messages import DecodeReport, Hello
+from alignedserve.types import InstanceId, RequestKey
+
+
+@dataclass(eq=False, slots=True)
+class Process:
+    hello: Hello
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.hello.instance_id
+
+
+@dataclass(eq=False, slots=True)
+class PrefillView(Process):
+    # tokens of each request that it was given to compute and has not
+    pending: dict[RequestKey, int] = field(default_factory=dict)
+    # blocks of each request that it was given to stage
+    staging: dict[RequestKey, int] = field(default_factory=dict)
+    num_free_blocks: int = 0
+
+    @property
+    def num_pending(self) -> int:
+        return sum(self.pending.values())
+
+
+@dataclass(eq=False, slots=True)
+class DecodeView(Process):
+    report: DecodeReport | None = None
+    # what it was offered and has not admitted, with blocks needed
+    batch: dict[RequestKey, int] = field(default_factory=dict)
+    near: dict[RequestKey, int] = field(default_factory=dict)
+    # requests that run there
+    running: dict[RequestKey, None] = field(default_factory=dict)
+    # what the pool was asked for and has not answered
+    is_batch_asked: bool = False
+    is_near_asked: bool = False
+    # the pool had nothing at this count of additions to it
+    batch_tried_at: int = -1
+    near_tried_at: int = -1
+
+    @property
+    def num_blocks(self) -> int:
+        return self.hello.limits.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Not counting what is offered: that comes when it fits."""
+        return self.report.num_free_blocks if self.report else self.num_blocks
+
+    @property
+    def num_unspoken_blocks(self) -> int:
+        return self.num_free_blocks - sum(self.batch.values()) - sum(self.near.values())
+
+    @property
+    def num_unspoken_slots(self) -> int:
+        return self.hello.limits.max_num_seqs - len(self.running) - len(self.batch) - len(self.near)
+
+    def forget(self, key: RequestKey) -> None:
+        """Safe to repeat."""
+        self.batch.pop(key, None)
+        self.near.pop(key, None)
+        self.running.pop(key, None)
+
+
+class Fleet:
+    def __init__(self) -> None:
+        self._processes: dict[InstanceId, Process] = {}
+        self.pool: Process | None = None
+
+    def add(self, hello: Hello) -> Process:
+        kinds: dict[str, type[Process]] = {"prefill": PrefillView, "decode": DecodeView}
+        process = kinds.get(hello.role, Process)(hello)
+        if isinstance(process, PrefillView):
+            process.num_free_blocks = hello.limits.num_blocks
+        if hello.role == "kvpool":
+            self.pool = process
+        self._processes[hello.instance_id] = process
+        return process
+
+    def remove(self, instance_id: InstanceId) -> Process | None:
+        process = self._processes.pop(instance_id, None)
+        if process is self.pool:
+            self.pool = None
+        return process
+
+    def __contains__(self, instance_id: InstanceId) -> bool:
+        return instance_id in self._processes
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._processes.values())
+
+    @property
+    def prefills(self) -> list[PrefillView]:
+        return [process for process in self if isinstance(process, PrefillView)]
+
+    @property
+    def decodes(self) -> list[DecodeView]:
+        return [process for process in self if isinstance(process, DecodeView)]
+
+    def prefill(self, instance_id: InstanceId | None) -> PrefillView | None:
+        process = self._processes.get(instance_id) if instance_id else None
+        return process if isinstance(process, PrefillView) else None
+
+    def decode(self, instance_id: InstanceId | None) -> DecodeView | None:
+        process = self._processes.get(instance_id) if instance_id else None
+        return process if isinstance(process, DecodeView) else None
+
+    @property
+    def max_request_blocks(self) -> int | None:
+        """What the smallest part can hold of one request; None as long as a part is missing."""
+        if not (self.pool and self.prefills and self.decodes):
+            return None
+        return min(process.hello.limits.num_blocks for process in (self.pool, *self.prefills, *self.decodes))

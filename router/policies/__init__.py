@@ -1,0 +1,19 @@
+"""How decode batches are made, by name."""
+
+from __future__ import annotations
+
+from router.config import RouterConfig
+from router.policies.aligned import AlignedPolicy
+from router.policies.base import Assign, BatchPolicy
+from router.policies.fcfs import FcfsPolicy
+
+POLICIES: dict[str, type[BatchPolicy]] = {policy.name: policy for policy in (AlignedPolicy, FcfsPolicy)}
+
+
+def make_policy(config: RouterConfig) -> BatchPolicy:
+    if config.policy not in POLICIES:
+        raise ValueError(f"policy={config.policy!r}: must be one of {', '.join(POLICIES)}")
+    return POLICIES[config.policy](config)
+
+
+__all__ = ["POLICIES", "Assign", "BatchPolicy", "make_policy"]

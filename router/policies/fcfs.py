@@ -1,0 +1,37 @@
+"""First come, first served: a pooled request goes to the emptiest decode instance as soon as it fits there.
+
+What DistServe does, and the baseline: nothing is staged ahead, lengths don't matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from alignedserve.types import InstanceId
+from router.entry import Entry
+from router.fleet import Fleet
+from router.policies.base import Assign, BatchPolicy
+
+
+class FcfsPolicy(BatchPolicy):
+    name = "fcfs"
+    uses_index = False
+
+    def decide(
+        self, fleet: Fleet, pooled: Collection[Entry], num_added: int, now: float
+    ) -> Sequence[Assign]:
+        decodes = fleet.decodes
+        blocks = {view.instance_id: view.num_unspoken_blocks for view in decodes}
+        slots = {view.instance_id: view.num_unspoken_slots for view in decodes}
+        chosen: dict[InstanceId, list[Entry]] = {}
+        for entry in pooled:
+            open_ones = [name for name in blocks if slots[name] > 0]
+            if not open_ones:
+                break
+            best = max(open_ones, key=lambda name: blocks[name])
+            if len(entry.blocks) + 1 > blocks[best]:
+                break
+            blocks[best] -= len(entry.blocks) + 1
+            slots[best] -= 1
+            chosen.setdefault(best, []).append(entry)
+        return [Assign(view.instance_id, chosen[view.instance_id], False) for view in decodes if view.instance_id in chosen]

@@ -1,0 +1,100 @@
+"""What processes that come and go mean for the requests that they had."""
+
+from __future__ import annotations
+
+from alignedserve.messages import Hello, MakeSpare, UsePool, Welcome
+from alignedserve.types import Epoch, InstanceId
+from router.decode import DecodeSide
+from router.entry import Entry, State
+from router.life import Life
+from router.orphans import Orphans
+
+
+class Recovery:
+    def __init__(self, life: Life, decode_side: DecodeSide, orphans: Orphans, epoch: Epoch) -> None:
+        self._life = life
+        self._decode_side = decode_side
+        self._orphans = orphans
+        self._epoch = epoch
+        self._segment = ""
+
+    def connected(self, hello: Hello) -> None:
+        life = self._life
+        if hello.instance_id in life.fleet:
+            raise RuntimeError(f"{hello.instance_id} connects with epoch {hello.epoch}, but is up already")
+        life.fleet.add(hello)
+        life.send(hello.instance_id, Welcome(self._epoch))
+        if hello.role == "kvpool":
+            self._pool_connected(hello)
+        elif hello.role in ("prefill", "decode") and self._segment:
+            life.send(hello.instance_id, UsePool(self._segment))
+        # a new chance for policies that found nothing to do
+        life.num_pooled_ever += 1
+
+    def closed(self, instance_id: InstanceId) -> None:
+        process = self._life.fleet.remove(instance_id)
+        if process is None:
+            return
+        if process.hello.role == "kvpool":
+            self._pool_closed()
+        for entry in list(self._life.entries.values()):
+            if process.hello.role == "gateway" and entry.gateway == instance_id:
+                self._life.end(entry)
+            else:
+                self._lost_by(entry, instance_id)
+
+    def _lost_by(self, entry: Entry, instance_id: InstanceId) -> None:
+        if entry.state is State.LEAVING:
+            self._life.gone(entry, instance_id)
+        elif entry.place == instance_id:
+            self._life.recall(entry, gone_from=instance_id)
+        elif entry.staged_at == instance_id:
+            # the decode instance that was to pull it will report that this failed
+            entry.staged_at = None
+
+    def _pool_closed(self) -> None:
+        self._life.queue.pool_is_full = False
+        for view in self._life.fleet.decodes:
+            view.is_batch_asked = view.is_near_asked = False
+        for entry in list(self._life.reserving.values()):
+            self._life.requeue(entry)
+
+    def _pool_connected(self, hello: Hello) -> None:
+        life = self._life
+        if hello.segment != self._segment:
+            self._segment = hello.segment
+            for process in life.fleet:
+                if process.hello.role in ("prefill", "decode"):
+                    life.send(process.instance_id, UsePool(self._segment))
+        stored = {each.key: each for each in hello.inventory}
+        for entry in list(life.entries.values()):
+            found = stored.pop(entry.key, None)
+            entry.num_cached = min(entry.num_cached, found.num_tokens) if found else 0
+            if found is None:
+                entry.blocks = []
+            self._reconcile(entry)
+        for orphan in stored.values():
+            self._orphans.add(orphan, life.now)
+
+    def _reconcile(self, entry: Entry) -> None:
+        """With what the pool that came back has of it."""
+        life = self._life
+        match entry.state:
+            case State.QUEUED:
+                life.requeue(entry)
+            case State.POOLED if entry.is_pooled:
+                life.commit(entry, is_candidate=life.policy.uses_index)
+            case State.STAGED | State.OFFERED if entry.is_pooled:
+                life.commit(entry, is_candidate=False)
+            case State.RUNNING:
+                if entry.blocks:
+                    life.send_pool(MakeSpare([entry.key]))
+            case State.MAKING_ROOM:
+                self._decode_side.make_room(entry)
+            case State.PREFILLING | State.EVICTING if entry.blocks:
+                pass
+            case State.LEAVING:
+                pass
+            case _:
+                # some of what it needs is lost
+                life.recall(entry)

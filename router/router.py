@@ -1,0 +1,156 @@
+"""The router's core: events in, orders out. No I/O, no threads, no clock.
+
+`on` is the table of contents: take the event in, start prefills, give pooled requests to decode instances. What a
+request goes through is in life.py; the two directions are prefill.py and decode.py; deaths are recovery.py.
+"""
+
+from __future__ import annotations
+
+from alignedserve.messages import (
+    Abort,
+    AnyMessage,
+    Candidates,
+    DecodeReport,
+    Failed,
+    Gone,
+    NewTokens,
+    PrefillReport,
+    Rejected,
+    Reserved,
+    Submit,
+)
+from alignedserve.types import Epoch, InstanceId
+from router.admission import refuse
+from router.config import RouterConfig
+from router.decode import DecodeSide
+from router.entry import Entry, State
+from router.events import Closed, Connected, Event, Received, Send, Tick
+from router.life import Life
+from router.orphans import Orphans
+from router.policies import make_policy
+from router.prefill import PrefillSide
+from router.recovery import Recovery
+
+
+class Router:
+    def __init__(self, config: RouterConfig, epoch: Epoch) -> None:
+        self.config = config
+        self.life = Life(config, make_policy(config))
+        self._orphans = Orphans(config.orphan_s)
+        self._prefill = PrefillSide(self.life)
+        self._decode = DecodeSide(self.life)
+        self._recovery = Recovery(self.life, self._decode, self._orphans, epoch)
+
+    def on(self, event: Event, now: float) -> list[Send]:
+        self.life.now = now
+        match event:
+            case Connected():
+                self._recovery.connected(event.hello)
+            case Closed():
+                self._recovery.closed(event.instance_id)
+            case Received():
+                self._received(event.sender, event.message)
+            case Tick():
+                self.life.queue.pool_is_full = False
+                self.life.release(self._orphans.take_expired(now))
+        self._prefill.start()
+        self._decode.assign()
+        return self.life.take_sends()
+
+    @property
+    def num_queued(self) -> int:
+        return len(self.life.queue) + len(self.life.reserving)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits for anything, and no time needs to pass."""
+        return not self.life.entries and not len(self._orphans)
+
+    def check_idle(self) -> None:
+        """Nothing is left of requests that ended. Raises with what is."""
+        life = self.life
+        holding = [view.instance_id for view in life.fleet.prefills if view.pending or view.staging]
+        holding += [view.instance_id for view in life.fleet.decodes if view.batch or view.near or view.running]
+        left = (len(life.entries), len(life.pooled), self.num_queued, len(self._orphans))
+        if any(left) or holding:
+            raise RuntimeError(
+                "idle, but left are {} requests, {} pooled, {} queued, {} orphans".format(*left)
+                + (f", and some at {', '.join(holding)}" if holding else "")
+            )
+
+    def _received(self, sender: InstanceId, message: AnyMessage) -> None:
+        match message:
+            case Submit():
+                self._submit(sender, message)
+            case Abort(key=key):
+                entry = self.life.entries.get(key)
+                if entry and entry.gateway == sender:
+                    self.life.end(entry)
+            case Reserved():
+                self._reserved(message)
+            case Candidates():
+                self._decode.candidates(message)
+            case PrefillReport():
+                self._prefill.report(sender, message)
+                self._decode.staged(sender, message.staged)
+            case DecodeReport():
+                self._decode.report(sender, message)
+            case Gone(keys=keys):
+                for entry in filter(None, map(self.life.entries.get, keys)):
+                    self.life.gone(entry, sender)
+            case Failed():
+                self._failed(sender, message)
+            case _:
+                raise ValueError(f"{sender} sent a {type(message).__name__}, which is not for the router")
+
+    def _submit(self, gateway: InstanceId, submit: Submit) -> None:
+        life, request = self.life, submit.request
+        known = life.entries.get(request.key)
+        if known is None:
+            self._take(gateway, submit)
+        elif known.is_over:
+            life.send(gateway, Rejected(request.key, "duplicate", "a request with this key is about to leave"))
+        else:
+            known.gateway = gateway
+            first = len(submit.delivered)
+            life.tell_client(known, NewTokens(request.key, first, known.output[first:]))
+
+    def _take(self, gateway: InstanceId, submit: Submit) -> None:
+        life, request = self.life, submit.request
+        refusal = refuse(request, life.fleet, self.num_queued, self.config)
+        if refusal:
+            life.send(gateway, Rejected(request.key, *refusal))
+            return
+        entry = Entry(request, gateway, State.QUEUED, life.now, output=list(submit.delivered))
+        life.entries[entry.key] = entry
+        if stored := self._orphans.claim(entry.key):
+            entry.blocks = stored.blocks
+            entry.num_cached = min(stored.num_tokens, entry.num_tokens - 1)
+        life.requeue(entry)
+
+    def _reserved(self, reserved: Reserved) -> None:
+        for spare in filter(None, map(self.life.entries.get, reserved.dropped)):
+            self._dropped(spare)
+        entry = self.life.entries.get(reserved.key)
+        if entry and entry.state is State.RESERVING:
+            self._prefill.reserved(entry, reserved)
+        elif entry and entry.state is State.MAKING_ROOM:
+            self._decode.made_room(entry, reserved)
+
+    def _dropped(self, entry: Entry) -> None:
+        """The pool has nothing of it any more."""
+        entry.num_cached, entry.blocks = 0, []
+        if entry.state is State.POOLED:
+            self.life.requeue(entry)
+
+    def _failed(self, sender: InstanceId, failed: Failed) -> None:
+        if failed.what == "evict":
+            if entry := self.life.at(failed.key, sender, State.EVICTING):
+                self.life.enter(entry, State.RUNNING, sender)
+            return
+        entry = self.life.at(failed.key, sender, State.PREFILLING, State.STAGED, State.OFFERED)
+        if entry is None:
+            return
+        if failed.what == "load":
+            entry.num_cached = 0
+        self.life.recall(entry, gone_from=sender)
