@@ -1,7 +1,7 @@
 """How long an iteration and a transfer take. Pure: for the simulator, and for whoever has to decide ahead of time.
 
     iteration = prefill_token_s * prompt tokens + what is fixed + attention of chunks + attention of decodes
-    what is fixed: the longest of the decode lines (fixed_s + token_s * decodes), and of prefill_fixed_s if there are chunks
+    what is fixed = the longest of the decode lines (fixed_s + token_s * decodes) and, with chunks, prefill_fixed_s
 
 **Decode lines.** All weights are read once an iteration, whatever runs in it; arithmetic and bookkeeping grow with the
 requests. What takes longer is the time: a flat line and a steep one. DistServe's published fits jump from one line to
@@ -39,12 +39,12 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Read from JSON: see cost_presets.py."""
 
 
-class Line(Record):
+class Line(Record, frozen=True):
     fixed_s: float
     token_s: float
 
 
-class Channel(Record):
+class Channel(Record, frozen=True):
     """One copy at a time."""
 
     latency_s: float
@@ -54,7 +54,7 @@ class Channel(Record):
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
-class Channels(Record):
+class Channels(Record, frozen=True):
     # prefill or decode instance to pool
     save: Channel
     # pool to prefill instance
@@ -65,7 +65,7 @@ class Channels(Record):
     fetch: Channel
 
 
-class CostModel(Record):
+class CostModel(Record, frozen=True):
     # where the numbers come from
     source: str
     kv_bytes_per_token: int
@@ -87,9 +87,13 @@ class CostModel(Record):
         """`chunks`: (tokens computed before, tokens to compute); `lengths`: prefix length of each decode."""
         fixed_s = self.prefill_fixed_s if chunks else 0.0
         if lengths:
-            fixed_s = max(fixed_s, *(line.fixed_s + line.token_s * len(lengths) for line in self.decode_lines))
+            fixed_s = max(
+                fixed_s, *(line.fixed_s + line.token_s * len(lengths) for line in self.decode_lines)
+            )
         linear_s = self.prefill_token_s * sum(count for _, count in chunks)
-        return fixed_s + linear_s + sum(self._chunk(*chunk) for chunk in chunks) + self.decode_attention(lengths)
+        return (
+            fixed_s + linear_s + sum(self._chunk(*chunk) for chunk in chunks) + self.decode_attention(lengths)
+        )
 
     def _chunk(self, before: int, count: int) -> float:
         compute_s = self.prefill_attention_s * (2 * before * count + count * count)

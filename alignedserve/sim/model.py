@@ -10,11 +10,11 @@ from alignedserve.types import RequestKey
 
 VOCABULARY = 50_000
 _SALT_BITS = 31
-_MASK = 2**64 - 1
+_MASK = (1 << 64) - 1
 
 
 def seed_for(num_output_tokens: int, salt: int) -> int:
-    return num_output_tokens << _SALT_BITS | salt % 2**_SALT_BITS
+    return num_output_tokens << _SALT_BITS | salt % (1 << _SALT_BITS)
 
 
 def sample(seed: int, k: int) -> int:

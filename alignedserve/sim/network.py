@@ -9,38 +9,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from alignedserve.messages import Message
+from alignedserve.messages import AnyMessage
 from alignedserve.sim.clock import Clock
 
 Latency = Callable[[], float]
+# what is left of a message when it has been encoded and decoded
+Encode = Callable[[AnyMessage], AnyMessage]
 
 
 class Client(Protocol):
-    def received(self, message: Message) -> None: ...
+    def received(self, message: AnyMessage) -> None: ...
 
     def router_closed(self) -> None: ...
 
 
 class Hub(Protocol):
-    def received(self, connection: Connection, message: Message) -> None: ...
+    def received(self, connection: Connection, message: AnyMessage) -> None: ...
 
     def client_closed(self, connection: Connection) -> None: ...
 
 
 class Connection:
-    def __init__(self, clock: Clock, latency: Latency, client: Client, hub: Hub) -> None:
+    def __init__(self, clock: Clock, latency: Latency, client: Client, hub: Hub, encode: Encode) -> None:
         self._client = client
         self._hub = hub
+        self._encode = encode
         self._up = _Lane(clock, latency, self._at_hub)
         self._down = _Lane(clock, latency, self._at_client)
         self._client_listens = True
         self._hub_listens = True
 
-    def to_hub(self, message: Message) -> None:
-        self._up.send(message)
+    def to_hub(self, message: AnyMessage) -> None:
+        self._up.send(self._encode(message))
 
-    def to_client(self, message: Message) -> None:
-        self._down.send(message)
+    def to_client(self, message: AnyMessage) -> None:
+        self._down.send(self._encode(message))
 
     def close_by_client(self) -> None:
         self._client_listens = False
@@ -50,7 +53,7 @@ class Connection:
         self._hub_listens = False
         self._down.send(None)
 
-    def _at_hub(self, message: Message | None) -> None:
+    def _at_hub(self, message: AnyMessage | None) -> None:
         if not self._hub_listens:
             return
         if message is None:
@@ -59,7 +62,7 @@ class Connection:
         else:
             self._hub.received(self, message)
 
-    def _at_client(self, message: Message | None) -> None:
+    def _at_client(self, message: AnyMessage | None) -> None:
         if not self._client_listens:
             return
         if message is None:
@@ -72,12 +75,12 @@ class Connection:
 class _Lane:
     """One direction. None is the last that is sent."""
 
-    def __init__(self, clock: Clock, latency: Latency, deliver: Callable[[Message | None], None]) -> None:
+    def __init__(self, clock: Clock, latency: Latency, deliver: Callable[[AnyMessage | None], None]) -> None:
         self._clock = clock
         self._latency = latency
         self._deliver = deliver
         self._last_arrival_s = 0.0
 
-    def send(self, message: Message | None) -> None:
+    def send(self, message: AnyMessage | None) -> None:
         self._last_arrival_s = max(self._last_arrival_s, self._clock.now + self._latency())
         self._clock.at(self._last_arrival_s, lambda: self._deliver(message))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from alignedserve.messages import Hello, InstanceLimits, Message
+from alignedserve.messages import AnyMessage, Hello, InstanceLimits
 from alignedserve.sim.network import Connection
 from alignedserve.types import Epoch, InstanceId
 
@@ -33,9 +33,9 @@ class SimProcess:
         """A new life, or the router's: nothing is left of what was ordered before."""
 
     def hello(self) -> Hello:
-        return self._hello(InstanceLimits())
+        return self.make_hello(InstanceLimits())
 
-    def received(self, message: Message) -> None:
+    def received(self, message: AnyMessage) -> None:
         raise NotImplementedError
 
     # ---- life ----
@@ -49,7 +49,7 @@ class SimProcess:
         self.world.router.connect(self)
 
     def kill(self) -> None:
-        self._end_life()
+        self.end_life()
         self.is_up = False
         self.world.router.gave_up(self)
         if self._connection:
@@ -57,12 +57,12 @@ class SimProcess:
             self._connection = None
 
     def router_closed(self) -> None:
-        self._end_life()
+        self.end_life()
         self._connection = None
         self.begin()
         self.world.router.connect(self)
 
-    def _end_life(self) -> None:
+    def end_life(self) -> None:
         self._life += 1
 
     def connected(self, connection: Connection) -> None:
@@ -73,7 +73,7 @@ class SimProcess:
     def is_connected(self) -> bool:
         return self._connection is not None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AnyMessage) -> None:
         if self._connection:
             self._connection.to_hub(message)
 
@@ -86,7 +86,7 @@ class SimProcess:
 
         self.world.clock.after(delay_s, act)
 
-    def _hello(self, limits: InstanceLimits) -> Hello:
+    def make_hello(self, limits: InstanceLimits) -> Hello:
         return Hello(
             role=self.role,
             instance_id=self.instance_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from alignedserve.messages import Hello, Message, Refused
+from alignedserve.messages import AnyMessage, Hello, Refused
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
 from alignedserve.types import Epoch, InstanceId
@@ -38,7 +38,7 @@ class RouterProcess:
 
     def start(self) -> None:
         if self.core:
-            raise RuntimeError(f"the router is started, but is up with epoch {self.core.epoch}")
+            raise RuntimeError("the router is started, but is up")
         self.core = self._make_core(self._world.next_epoch())
         waiting, self._waiting = self._waiting, {}
         for process in waiting.values():
@@ -58,14 +58,15 @@ class RouterProcess:
         if self.core is None:
             self._waiting[process.instance_id] = process
             return
-        connection = Connection(self._world.clock, self._world.latency, process, self)
+        world = self._world
+        connection = Connection(world.clock, world.latency, process, self, world.encode)
         self._anonymous.append(connection)
         process.connected(connection)
 
     def gave_up(self, process: SimProcess) -> None:
         self._waiting.pop(process.instance_id, None)
 
-    def received(self, connection: Connection, message: Message) -> None:
+    def received(self, connection: Connection, message: AnyMessage) -> None:
         if connection in self._hellos:
             self._step(Received(self._hellos[connection].instance_id, message))
         elif isinstance(message, Hello):

@@ -23,24 +23,30 @@ class Content:
 class Write:
     """A copy into blocks under way. Until it is done they hold what they held if that was the same, else nothing."""
 
-    def __init__(self, segment: SimSegment, key: RequestKey, places: Sequence[tuple[int, PoolBlockId]]) -> None:
+    def __init__(
+        self, segment: SimSegment, key: RequestKey, places: Sequence[tuple[int, PoolBlockId]]
+    ) -> None:
         self._segment = segment
-        self._key = key
+        self.key = key
         self._places = places
         for index, block in places:
             other = segment.writes.get(block)
             if other:
-                raise RuntimeError(f"block {block}: request {key} writes while request {other._key} does")
+                raise RuntimeError(f"block {block}: request {key} writes while request {other.key} does")
             segment.writes[block] = self
             held = segment.contents.get(block)
             if held and (held.key, held.index) != (key, index):
                 del segment.contents[block]
 
+    @property
+    def num_blocks(self) -> int:
+        return len(self._places)
+
     def finish(self, num_tokens: int) -> None:
         """The request's first `num_tokens` are there now."""
         size = self._segment.block_size
         for index, block in self._places:
-            self._segment.contents[block] = Content(self._key, index, min(size, num_tokens - index * size))
+            self._segment.contents[block] = Content(self.key, index, min(size, num_tokens - index * size))
         self.abandon()
 
     def abandon(self) -> None:
