@@ -34,4 +34,6 @@ class BlockFormat:
 
     def describe(self) -> dict[str, str]:
         """For handshakes, where a difference is named."""
-        return {name: str(value) for name, value in asdict(self).items()} | {"layout": "layer,kv,head,slot,dim"}
+        return {name: str(value) for name, value in asdict(self).items()} | {
+            "layout": "layer,kv,head,slot,dim"
+        }

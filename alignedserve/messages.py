@@ -18,7 +18,7 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Message(msgspec.Struct, tag=True, array_like=True):
     """Fields may be added at the end, with a default."""
 
 

@@ -19,10 +19,16 @@ def refuse(request: Request, fleet: Fleet, num_queued: int, config: RouterConfig
     most_tokens = min(view.hello.limits.max_model_len for view in instances)
     num_prompt = len(request.prompt)
     if num_prompt >= most_tokens:
-        return "too_long", f"the prompt has {num_prompt} tokens, and prompt and output together at most {most_tokens}"
+        return (
+            "too_long",
+            f"the prompt has {num_prompt} tokens, and prompt and output together at most {most_tokens}",
+        )
     num_tokens = min(num_prompt + (request.params.max_tokens or most_tokens), most_tokens)
     needed = -(-num_tokens // limits.block_size)
     most = min(process.hello.limits.num_blocks for process in (fleet.pool, *instances))
     if needed > most:
-        return "too_long", f"prompt and output need {needed} blocks of KV, and there are at most {most} for a request"
+        return (
+            "too_long",
+            f"prompt and output need {needed} blocks of KV, and there are at most {most} for a request",
+        )
     return None

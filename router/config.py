@@ -8,7 +8,9 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class RouterConfig:
-    policy: Annotated[str, "aligned (batches of similar length) or fcfs (decode in order of arrival)"] = "aligned"
+    policy: Annotated[str, "aligned (batches of similar length) or fcfs (decode in order of arrival)"] = (
+        "aligned"
+    )
     link: Annotated[str, "how KV gets to decode instances: host, gloo or nccl"] = "host"
     max_num_queued_reqs: Annotated[int, "more than these wait for prefill: 503"] = 4096
     batch_share: Annotated[float, "of a decode instance's blocks that a candidate batch may fill"] = 0.4

@@ -104,7 +104,7 @@ class DecodeSide:
         life, view = self._life, self._life.fleet.decode(sender)
         if view is None:
             raise RuntimeError(f"{sender} reports as a decode instance, but is none that is up")
-        view.report = report
+        view.report, view.num_free_blocks = report, report.num_free_blocks
         self._admitted(sender, report.admitted)
         life.news(sender, report.news)
         for key in report.wants_evicted:

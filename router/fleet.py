@@ -12,6 +12,7 @@ from alignedserve.types import InstanceId, RequestKey
 @dataclass(eq=False, slots=True)
 class Process:
     hello: Hello
+    num_free_blocks: int = 0
 
     @property
     def instance_id(self) -> InstanceId:
@@ -24,7 +25,6 @@ class PrefillView(Process):
     pending: dict[RequestKey, int] = field(default_factory=dict)
     # blocks of each request that it was given to stage
     staging: dict[RequestKey, int] = field(default_factory=dict)
-    num_free_blocks: int = 0
 
     @property
     def num_pending(self) -> int:
@@ -51,12 +51,8 @@ class DecodeView(Process):
         return self.hello.limits.num_blocks
 
     @property
-    def num_free_blocks(self) -> int:
-        """Not counting what is offered: that comes when it fits."""
-        return self.report.num_free_blocks if self.report else self.num_blocks
-
-    @property
     def num_unspoken_blocks(self) -> int:
+        """What is free, and not promised to a request that was offered."""
         return self.num_free_blocks - sum(self.batch.values()) - sum(self.near.values())
 
     @property
@@ -78,8 +74,7 @@ class Fleet:
     def add(self, hello: Hello) -> Process:
         kinds: dict[str, type[Process]] = {"prefill": PrefillView, "decode": DecodeView}
         process = kinds.get(hello.role, Process)(hello)
-        if isinstance(process, PrefillView):
-            process.num_free_blocks = hello.limits.num_blocks
+        process.num_free_blocks = hello.limits.num_blocks
         if hello.role == "kvpool":
             self.pool = process
         self._processes[hello.instance_id] = process

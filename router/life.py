@@ -45,7 +45,8 @@ class Life:
             self._sends.append(Send(to, message))
 
     def send_pool(self, message: AnyMessage) -> None:
-        self.send(self.fleet.pool and self.fleet.pool.instance_id, message)
+        if self.fleet.pool:
+            self.send(self.fleet.pool.instance_id, message)
 
     def tell_client(self, entry: Entry, news: NewTokens) -> None:
         self._news.setdefault(entry.gateway, []).append(news)
@@ -80,7 +81,6 @@ class Life:
 
     def requeue(self, entry: Entry) -> None:
         """No instance has it: on with what the pool has."""
-        entry.staged_at = entry.staged_for = None
         if entry.is_pooled:
             self.enter(entry, State.POOLED)
             self.commit(entry, is_candidate=self.policy.uses_index)
@@ -88,6 +88,7 @@ class Life:
             entry.num_cached = min(entry.num_cached, entry.num_tokens - 1)
             self.enter(entry, State.QUEUED)
             self.queue.push(entry, self.policy.prefill_due_s(entry))
+        entry.staged_at = entry.staged_for = None
 
     def commit(self, entry: Entry, is_candidate: bool) -> None:
         due_s = self.policy.admission_due_s(entry, entry.since_s)

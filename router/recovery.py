@@ -69,9 +69,10 @@ class Recovery:
         stored = {each.key: each for each in hello.inventory}
         for entry in list(life.entries.values()):
             found = stored.pop(entry.key, None)
-            entry.num_cached = min(entry.num_cached, found.num_tokens) if found else 0
             if found is None:
-                entry.blocks = []
+                entry.blocks, entry.num_cached = [], 0
+            elif found.blocks != entry.blocks:
+                entry.blocks, entry.num_cached = found.blocks, min(found.num_tokens, entry.num_tokens - 1)
             self._reconcile(entry)
         for orphan in stored.values():
             self._orphans.add(orphan, life.now)

@@ -6,6 +6,8 @@ request goes through is in life.py; the two directions are prefill.py and decode
 
 from __future__ import annotations
 
+from collections import Counter
+
 from alignedserve.messages import (
     Abort,
     AnyMessage,
@@ -70,7 +72,9 @@ class Router:
         """Nothing is left of requests that ended. Raises with what is."""
         life = self.life
         holding = [view.instance_id for view in life.fleet.prefills if view.pending or view.staging]
-        holding += [view.instance_id for view in life.fleet.decodes if view.batch or view.near or view.running]
+        holding += [
+            view.instance_id for view in life.fleet.decodes if view.batch or view.near or view.running
+        ]
         left = (len(life.entries), len(life.pooled), self.num_queued, len(self._orphans))
         if any(left) or holding:
             raise RuntimeError(
@@ -109,7 +113,9 @@ class Router:
         if known is None:
             self._take(gateway, submit)
         elif known.is_over:
-            life.send(gateway, Rejected(request.key, "duplicate", "a request with this key is about to leave"))
+            life.send(
+                gateway, Rejected(request.key, "duplicate", "a request with this key is about to leave")
+            )
         else:
             known.gateway = gateway
             first = len(submit.delivered)
@@ -154,3 +160,28 @@ class Router:
         if failed.what == "load":
             entry.num_cached = 0
         self.life.recall(entry, gone_from=sender)
+
+    def snapshot(self) -> dict[str, object]:
+        """For people: who is up, and how many requests are where."""
+        life = self.life
+        by_state = Counter(entry.state.value for entry in life.entries.values())
+        processes = [
+            {
+                "role": process.hello.role,
+                "instance_id": process.instance_id,
+                "epoch": process.hello.epoch,
+                "pid": process.hello.pid,
+                "state": "up",
+                "num_blocks": process.hello.limits.num_blocks,
+                "num_free_blocks": process.num_free_blocks,
+                "requests": dict(
+                    Counter(
+                        entry.state.value
+                        for entry in life.entries.values()
+                        if entry.place == process.instance_id
+                    )
+                ),
+            }
+            for process in life.fleet
+        ]
+        return {"processes": processes, "requests": dict(by_state)}

@@ -52,7 +52,11 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
     form = BlockFormat(
-        model_config.num_layers, config.block_size, model_config.num_kv_heads, model_config.head_dim, _name(dtype)
+        model_config.num_layers,
+        config.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        _name(dtype),
     )
     engine = _assemble(config, model, ops, form, max_model_len, policy)
     return BuiltEngine(engine, model_config, source)

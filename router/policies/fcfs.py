@@ -17,9 +17,7 @@ class FcfsPolicy(BatchPolicy):
     name = "fcfs"
     uses_index = False
 
-    def decide(
-        self, fleet: Fleet, pooled: Collection[Entry], num_added: int, now: float
-    ) -> Sequence[Assign]:
+    def decide(self, fleet: Fleet, pooled: Collection[Entry], num_added: int, now: float) -> Sequence[Assign]:
         decodes = fleet.decodes
         blocks = {view.instance_id: view.num_unspoken_blocks for view in decodes}
         slots = {view.instance_id: view.num_unspoken_slots for view in decodes}
@@ -34,4 +32,8 @@ class FcfsPolicy(BatchPolicy):
             blocks[best] -= len(entry.blocks) + 1
             slots[best] -= 1
             chosen.setdefault(best, []).append(entry)
-        return [Assign(view.instance_id, chosen[view.instance_id], False) for view in decodes if view.instance_id in chosen]
+        return [
+            Assign(view.instance_id, chosen[view.instance_id], False)
+            for view in decodes
+            if view.instance_id in chosen
+        ]

@@ -1,0 +1,161 @@
+"""A router among neighbours that say what a test wants them to say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alignedserve.messages import (
+    AnyMessage,
+    Candidates,
+    DecodeReport,
+    Gone,
+    Hello,
+    InstanceLimits,
+    NewTokens,
+    PrefillReport,
+    Request,
+    Reserved,
+    Stored,
+    Submit,
+)
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
+from router.config import RouterConfig
+from router.entry import Entry
+from router.events import Closed, Connected, Received, Tick
+from router.router import Router
+
+POOL, PREFILL, DECODE, GATEWAY = map(InstanceId, ("kvpool", "prefill-0", "decode-0", "gateway-0"))
+BLOCK_SIZE = 4
+ONE = RequestKey(1)
+
+
+def hello(
+    instance_id: str,
+    epoch: int = 1,
+    segment: str = "seg",
+    inventory: list[Stored] | None = None,
+    num_blocks: int = 100,
+) -> Hello:
+    limits = InstanceLimits(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        max_model_len=200,
+    )
+    role = instance_id.split("-")[0]
+    is_pool = role == "kvpool"
+    return Hello(
+        role,
+        InstanceId(instance_id),
+        Epoch(epoch),
+        100,
+        "token",
+        {},
+        limits,
+        segment if is_pool else "",
+        inventory or [],
+    )
+
+
+def request(key: int = 1, num_prompt: int = 6, max_tokens: int = 10, arrival_s: float = 0.0) -> Request:
+    params = SamplingParams(max_tokens=max_tokens)
+    return Request(RequestKey(key), list(range(num_prompt)), params, seed=0, arrival_s=arrival_s)
+
+
+class Script:
+    def __init__(self, connect: bool = True, num_blocks: int = 100, **config: Any) -> None:
+        self.router = Router(RouterConfig(**config), Epoch(7))
+        self.now = 0.0
+        self.sent: list[tuple[str, AnyMessage]] = []
+        if connect:
+            for name in (POOL, PREFILL, DECODE, GATEWAY):
+                self.connect(name, num_blocks=num_blocks)
+            self.take()
+
+    def _on(self, event: Connected | Closed | Received | Tick) -> None:
+        self.sent += [(send.to, send.message) for send in self.router.on(event, self.now)]
+
+    def connect(self, instance_id: str, **options: Any) -> None:
+        self._on(Connected(hello(instance_id, **options)))
+
+    def close(self, instance_id: str, epoch: int = 1) -> None:
+        self._on(Closed(InstanceId(instance_id), Epoch(epoch)))
+
+    def say(self, sender: str, message: AnyMessage) -> None:
+        self._on(Received(InstanceId(sender), message))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self._on(Tick())
+
+    def take(self) -> list[tuple[str, AnyMessage]]:
+        """What was sent since the last time."""
+        sent, self.sent = self.sent, []
+        return sent
+
+    def take_one(self, kind: type[Any], to: str) -> Any:
+        """The only message of this kind, to whom it should go."""
+        found = [(name, message) for name, message in self.take() if isinstance(message, kind)]
+        assert [name for name, _ in found] == [to], found
+        return found[0][1]
+
+    def entry(self, key: int = 1) -> Entry:
+        return self.router.life.entries[RequestKey(key)]
+
+    # ---- a request's way, in steps ----
+
+    def submit(self, key: int = 1, **options: Any) -> None:
+        self.say(GATEWAY, Submit(request(key, **options)))
+
+    def reserve(self, key: int = 1, blocks: list[int] | None = None) -> None:
+        self.say(POOL, Reserved(RequestKey(key), [PoolBlockId(block) for block in blocks or [10, 11]]))
+
+    def first_token(self, key: int = 1, token: int = 50, sender: str = PREFILL, **news: Any) -> None:
+        first = len(self.entry(key).output)
+        self.say(sender, prefill_report(news=[NewTokens(RequestKey(key), first, [token], **news)]))
+
+    def saved(self, key: int = 1, sender: str = PREFILL) -> None:
+        num_tokens = self.entry(key).num_tokens - 1
+        self.say(sender, prefill_report(saved=[(RequestKey(key), num_tokens)]))
+
+    def pooled(self, key: int = 1, **options: Any) -> None:
+        """Up to the pool, which holds it."""
+        self.submit(key, **options)
+        self.reserve(key, [10 * key, 10 * key + 1])
+        self.first_token(key)
+        self.saved(key)
+
+    def chosen(self, *keys: int, is_batch: bool = True) -> None:
+        self.say(POOL, Candidates(DECODE, [RequestKey(key) for key in keys], is_batch))
+
+    def decode(self, **report: Any) -> None:
+        self.say(DECODE, decode_report(**report))
+
+    def running(self, key: int = 1, **options: Any) -> None:
+        """Up to a decode instance, which runs it."""
+        self.pooled(key, **options)
+        self.chosen(key)
+        self.decode(admitted=[RequestKey(key)])
+
+    def token(self, key: int = 1, token: int = 60, **news: Any) -> None:
+        first = len(self.entry(key).output)
+        self.decode(news=[NewTokens(RequestKey(key), first, [token], **news)])
+
+    def gone(self, sender: str, key: int = 1) -> None:
+        self.say(sender, Gone([RequestKey(key)]))
+
+
+def prefill_report(**fields: Any) -> PrefillReport:
+    return PrefillReport(
+        **{"news": [], "saved": [], "staged": [], "progress": [], "num_free_blocks": 90} | fields
+    )
+
+
+def decode_report(**fields: Any) -> DecodeReport:
+    empty: dict[str, Any] = {
+        name: [] for name in ("news", "admitted", "wants_evicted", "evicted", "withdrawn")
+    }
+    counts = {"num_free_blocks": 90, "num_running": 1, "max_length": 7, "sum_lengths": 7, "min_length": 7}
+    return DecodeReport(**empty | counts | fields)

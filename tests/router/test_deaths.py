@@ -1,0 +1,190 @@
+"""Whoever dies, and whenever: requests go on with what is left of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignedserve.messages import (
+    Abort,
+    Commit,
+    MakeSpare,
+    Offer,
+    Prefill,
+    Release,
+    Reserve,
+    Reserved,
+    Stored,
+    Submit,
+    Tokens,
+    UsePool,
+)
+from alignedserve.types import PoolBlockId, RequestKey
+from router.entry import State
+from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, request
+
+BLOCKS = [PoolBlockId(10), PoolBlockId(11)]
+
+
+def test_a_decode_instance_dies_and_the_spare_copy_saves_its_prompt() -> None:
+    script = Script()
+    script.running()
+    script.token()
+    script.take()
+    script.close(DECODE)
+    assert script.take_one(Reserve, POOL) == Reserve(ONE, 8)
+    script.reserve()
+    work = script.take_one(Prefill, PREFILL).works[0]
+    assert (work.num_cached, work.output) == (6, [50, 60])
+    script.first_token(token=70)
+    assert script.take_one(Tokens, GATEWAY).news[0].first == 2
+
+
+def test_a_decode_instance_dies_after_the_spare_copy_was_dropped() -> None:
+    script = Script()
+    script.running()
+    script.say(POOL, Reserved(RequestKey(9), None, dropped=[ONE]))
+    script.take()
+    script.close(DECODE)
+    script.reserve()
+    assert script.take_one(Prefill, PREFILL).works[0].num_cached == 0
+
+
+def test_what_was_only_offered_goes_back_to_the_candidates() -> None:
+    script = Script()
+    script.pooled()
+    script.chosen(1)
+    script.take()
+    script.close(DECODE)
+    commit = script.take_one(Commit, POOL)
+    assert commit.is_candidate and script.entry().state is State.POOLED
+    script.connect(DECODE, epoch=2)
+    script.chosen(1)
+    assert (DECODE, Offer) in [(to, type(message)) for to, message in script.take()]
+
+
+@pytest.mark.parametrize("was", ["reserved", "sampled"])
+def test_a_prefill_instance_dies(was: str) -> None:
+    script = Script()
+    script.submit()
+    script.reserve()
+    if was == "sampled":
+        script.first_token()
+    script.close(PREFILL)
+    assert script.entry().state is State.QUEUED
+    script.take()
+    script.connect(PREFILL, epoch=2)
+    assert Reserve in [type(message) for _, message in script.take()]
+    script.reserve()
+    assert script.take_one(Prefill, PREFILL).works[0].output == ([50] if was == "sampled" else [])
+
+
+def test_a_second_death_while_the_first_is_recovered() -> None:
+    script = Script()
+    script.running()
+    script.token()
+    script.close(DECODE)
+    script.reserve()
+    script.close(PREFILL)
+    script.connect(DECODE, epoch=2)
+    script.connect(PREFILL, epoch=2)
+    script.reserve()
+    work = [message.works[0] for _, message in script.take() if isinstance(message, Prefill)][-1]
+    assert (work.num_cached, work.output) == (6, [50, 60])
+
+
+def test_the_stager_dies_with_its_copies() -> None:
+    script = Script(link="gloo")
+    script.pooled()
+    script.chosen(1)
+    script.close(PREFILL)
+    assert script.entry().state is State.POOLED
+    script.say(GATEWAY, Abort(ONE))
+    script.router.check_idle()
+
+
+def test_an_abort_waits_for_the_dead() -> None:
+    script = Script()
+    script.running()
+    script.say(GATEWAY, Abort(ONE))
+    script.take()
+    script.close(DECODE)
+    assert script.take_one(Release, POOL).keys == [ONE]
+    script.router.check_idle()
+
+
+def test_a_gateway_takes_its_requests_along() -> None:
+    script = Script()
+    script.running(1)
+    script.pooled(2)
+    script.take()
+    script.close(GATEWAY)
+    sent = script.take()
+    assert (DECODE, Abort(ONE)) in sent and (POOL, Release([RequestKey(2)])) in sent
+    script.gone(DECODE)
+    script.router.check_idle()
+
+
+def test_the_pool_comes_back_with_its_segment() -> None:
+    script = Script()
+    script.running(1)
+    script.pooled(2)
+    script.submit(3)
+    script.take()
+    script.close(POOL)
+    assert script.entry(3).state is State.QUEUED
+    inventory = [
+        Stored(ONE, BLOCKS, 6),
+        Stored(RequestKey(2), [PoolBlockId(20), PoolBlockId(21)], 6),
+        Stored(RequestKey(8), [PoolBlockId(30)], 3),
+    ]
+    script.take()
+    script.connect(POOL, epoch=2, inventory=inventory)
+    sent = script.take()
+    assert not any(isinstance(message, UsePool) for _, message in sent)
+    assert (POOL, MakeSpare([ONE])) in sent
+    assert [message.key for _, message in sent if isinstance(message, Commit)] == [2]
+    assert [message.key for _, message in sent if isinstance(message, Reserve)] == [3]
+    script.tick(11)
+    assert (POOL, Release([RequestKey(8)])) in script.take()
+
+
+def test_the_pool_comes_back_without_anything() -> None:
+    script = Script()
+    script.running(1)
+    script.pooled(2)
+    script.submit(3)
+    script.reserve(3, [30, 31])
+    script.close(POOL)
+    script.take()
+    script.connect(POOL, epoch=2, segment="new")
+    sent = script.take()
+    assert [to for to, message in sent if isinstance(message, UsePool)] == [PREFILL, DECODE]
+    assert script.entry(1).state is State.RUNNING and script.entry(1).num_cached == 0
+    assert (PREFILL, Abort(RequestKey(3))) in sent
+    assert [message.key for _, message in sent if isinstance(message, Reserve)] == [2]
+    script.gone(PREFILL, 3)
+    assert Reserve in [type(message) for _, message in script.take()]
+
+
+def test_a_new_router_adopts_what_the_pool_has() -> None:
+    script = Script(connect=False)
+    script.connect(GATEWAY)
+    script.say(GATEWAY, Submit(request(1), delivered=[50]))
+    script.connect(PREFILL)
+    script.connect(DECODE)
+    inventory = [Stored(ONE, BLOCKS, 6), Stored(RequestKey(2), [PoolBlockId(20)], 6)]
+    script.connect(POOL, inventory=inventory)
+    assert script.entry().state is State.POOLED
+    script.say(GATEWAY, Submit(request(2), delivered=[]))
+    script.reserve(2, [20, 21])
+    work = [message.works[0] for _, message in script.take() if isinstance(message, Prefill)]
+    assert work[0].num_cached == 5
+
+
+def test_messages_of_the_dead_are_ignored() -> None:
+    script = Script()
+    script.running()
+    script.close(DECODE)
+    script.take()
+    script.close(DECODE)
+    assert not script.take()

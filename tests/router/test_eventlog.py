@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from alignedserve.messages import Abort
+from alignedserve.types import Epoch
+from router.config import RouterConfig
+from router.eventlog import EventLog, replay
+from router.events import Event, Send
+from router.router import Router
+from tests.router.script import DECODE, GATEWAY, ONE, Script
+
+
+class Recorded(Script):
+    """A script whose events are kept, with the orders that they led to."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[float, Event]] = []
+        self.orders: list[list[Send]] = []
+        super().__init__()
+
+    def _on(self, event: Event) -> None:
+        router: Router = self.router
+        self.events.append((self.now, event))
+        sends = router.on(event, self.now)
+        # what was sent must not change with the entries it came from
+        self.orders.append(msgspec.msgpack.decode(msgspec.msgpack.encode(sends), type=list[Send]))
+        self.sent += [(send.to, send.message) for send in sends]
+
+
+def test_replay_gives_the_same_orders(tmp_path: Path) -> None:
+    script = Recorded()
+    script.running(1)
+    script.pooled(2)
+    script.tick(0.5)
+    script.close(DECODE)
+    script.connect(DECODE, epoch=2)
+    script.say(GATEWAY, Abort(ONE))
+
+    path = tmp_path / "events"
+    with path.open("wb") as file:
+        log = EventLog(file, RouterConfig(), Epoch(7))
+        for now, event in script.events:
+            log.append(now, event)
+    replayed = list(replay(path))
+    assert [(now, event) for now, event, _ in replayed] == script.events
+    assert [orders for _, _, orders in replayed] == script.orders
+    assert any(script.orders)
+
+
+def test_a_torn_record_ends_the_log(tmp_path: Path) -> None:
+    script = Recorded()
+    script.submit()
+    path = tmp_path / "events"
+    with path.open("wb") as file:
+        log = EventLog(file, RouterConfig(), Epoch(7))
+        for now, event in script.events:
+            log.append(now, event)
+    path.write_bytes(path.read_bytes()[:-3])
+    assert len(list(replay(path))) == len(script.events) - 1

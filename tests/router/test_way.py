@@ -1,0 +1,260 @@
+"""A request's way when nothing goes wrong, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignedserve.messages import (
+    Abort,
+    Commit,
+    Evict,
+    Failed,
+    FindNear,
+    FormBatch,
+    MakeSpare,
+    NewTokens,
+    Offer,
+    Prefill,
+    Rejected,
+    Release,
+    Reserve,
+    Reserved,
+    Stage,
+    Submit,
+    Tokens,
+    Unstage,
+    UsePool,
+    Welcome,
+)
+from alignedserve.types import RequestKey
+from router.entry import State
+from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
+
+
+def test_processes_are_welcomed_and_told_of_the_pool() -> None:
+    script = Script(connect=False)
+    script.connect(PREFILL)
+    assert [type(message) for _, message in script.take()] == [Welcome]
+    script.connect(POOL)
+    assert [(to, type(message)) for to, message in script.take()] == [(POOL, Welcome), (PREFILL, UsePool)]
+    script.connect(DECODE)
+    assert [(to, type(message)) for to, message in script.take()] == [(DECODE, Welcome), (DECODE, UsePool)]
+
+
+def test_from_submission_to_the_last_token() -> None:
+    script = Script()
+    script.submit()
+    assert script.take_one(Reserve, POOL) == Reserve(ONE, 6)
+    script.reserve()
+    work = script.take_one(Prefill, PREFILL).works[0]
+    assert (work.num_cached, work.blocks, work.output) == (0, [10, 11], [])
+    script.first_token()
+    assert script.take_one(Tokens, GATEWAY).news == [NewTokens(ONE, 0, [50])]
+    script.saved()
+    sent = dict(script.take())
+    assert isinstance(sent[POOL], FormBatch)
+    script.chosen(1)
+    offer = script.take_one(Offer, DECODE)
+    assert offer.is_batch and offer.source is None
+    assert (offer.works[0].num_cached, offer.works[0].output) == (6, [50])
+    script.decode(admitted=[ONE])
+    assert script.take_one(MakeSpare, POOL).keys == [ONE]
+    script.token()
+    assert script.take_one(Tokens, GATEWAY).news == [NewTokens(ONE, 1, [60])]
+    script.token(token=61, finish_reason="stop")
+    assert script.take_one(Release, POOL).keys == [ONE]
+    script.router.check_idle()
+
+
+def test_a_request_that_ends_with_its_first_token_is_called_back_before_its_blocks_are_free() -> None:
+    script = Script()
+    script.submit(max_tokens=1)
+    script.reserve()
+    script.take()
+    script.first_token(finish_reason="length")
+    sent = script.take()
+    assert (PREFILL, Abort(ONE)) in sent and not any(isinstance(message, Release) for _, message in sent)
+    script.gone(PREFILL)
+    assert script.take_one(Release, POOL).keys == [ONE]
+    script.router.check_idle()
+
+
+@pytest.mark.parametrize("stage", ["submit", "reserve", "pooled", "running"])
+def test_abort(stage: str) -> None:
+    script = Script()
+    script.submit()
+    if stage == "reserve":
+        script.reserve()
+    elif stage != "submit":
+        script = Script()
+        getattr(script, stage)()
+    script.take()
+    script.say(GATEWAY, Abort(ONE))
+    place = {"reserve": PREFILL, "running": DECODE}.get(stage)
+    if place:
+        assert script.take_one(Abort, place).key == ONE
+        script.gone(place)
+    assert script.take_one(Release, POOL).keys == [ONE]
+    script.router.check_idle()
+
+
+def test_nobody_aborts_what_is_anothers() -> None:
+    script = Script()
+    script.connect("gateway-1")
+    script.running()
+    script.say("gateway-1", Abort(ONE))
+    assert script.entry().state is State.RUNNING
+
+
+def test_too_long_full_and_duplicate_are_refused() -> None:
+    script = Script(max_num_queued_reqs=1)
+    script.submit(num_prompt=200)
+    assert script.take_one(Rejected, GATEWAY).reason == "too_long"
+    script.submit()
+    script.take()
+    script.submit(key=2)
+    assert script.take_one(Rejected, GATEWAY).reason == "full"
+    script.reserve()
+    script.say(GATEWAY, Abort(ONE))
+    script.take()
+    script.submit()
+    assert script.take_one(Rejected, GATEWAY).reason == "duplicate"
+
+
+def test_what_fits_no_memory_is_refused_with_both_numbers() -> None:
+    script = Script(num_blocks=20)
+    script.submit(num_prompt=70, max_tokens=11)
+    assert "need 21 blocks of KV, and there are at most 20" in script.take_one(Rejected, GATEWAY).message
+    script.submit(num_prompt=70, max_tokens=10)
+    assert script.take_one(Reserve, POOL).key == ONE
+
+
+def test_prefill_goes_in_order_of_arrival_and_not_further_ahead_than_the_window() -> None:
+    script = Script()
+    for key, arrival_s in ((1, 3.0), (2, 2.0), (3, 1.0)):
+        script.submit(key, num_prompt=60, arrival_s=arrival_s)
+    assert [message.key for _, message in script.take() if isinstance(message, Reserve)] == [1, 2]
+    script.reserve(1)
+    script.reserve(2)
+    script.first_token(1)
+    script.saved(1)
+    assert [message.key for _, message in script.take() if isinstance(message, Reserve)] == [3]
+
+
+def test_no_room_in_the_pool_holds_prefill_until_something_is_released() -> None:
+    script = Script()
+    script.running(1)
+    script.submit(2)
+    script.take()
+    script.say(POOL, Reserved(RequestKey(2), None))
+    script.submit(3)
+    assert not script.take()
+    script.token(1, finish_reason="stop")
+    assert {message.key for _, message in script.take() if isinstance(message, Reserve)} == {2, 3}
+
+
+def test_eviction_goes_to_the_pool_and_back() -> None:
+    script = Script()
+    script.running()
+    script.token()
+    script.take()
+    script.decode(wants_evicted=[ONE])
+    # six prompt tokens, two sampled, and two blocks of slack
+    assert script.take_one(Reserve, POOL) == Reserve(ONE, 16)
+    script.reserve(blocks=[10, 11, 12, 13])
+    assert script.take_one(Evict, DECODE) == Evict(ONE, [10, 11, 12, 13], 6)
+    script.decode(evicted=[(ONE, 7)])
+    commit = next(message for _, message in script.take() if isinstance(message, Commit))
+    assert (commit.key, commit.num_tokens, commit.is_candidate) == (ONE, 7, True)
+    script.chosen(1)
+    assert script.take_one(Offer, DECODE).works[0].output == [50, 60]
+
+
+def test_an_eviction_that_failed_leaves_it_running() -> None:
+    script = Script()
+    script.running()
+    script.decode(wants_evicted=[ONE])
+    script.reserve(blocks=[10, 11, 12, 13])
+    script.say(DECODE, Failed(ONE, "evict", "no"))
+    assert script.entry().state is State.RUNNING
+
+
+def test_an_eviction_without_room_is_recomputed() -> None:
+    script = Script()
+    script.running()
+    script.token()
+    script.decode(wants_evicted=[ONE])
+    script.take()
+    script.say(POOL, Reserved(ONE, None))
+    assert script.take_one(Abort, DECODE).key == ONE
+    script.gone(DECODE)
+    assert script.take_one(Reserve, POOL).key == ONE
+    script.reserve()
+    work = script.take_one(Prefill, PREFILL).works[0]
+    assert (work.num_cached, work.output) == (6, [50, 60])
+
+
+def test_staging_on_the_way_to_a_link() -> None:
+    script = Script(link="gloo")
+    script.pooled()
+    script.chosen(1)
+    stage = script.take_one(Stage, PREFILL)
+    assert (stage.decode, [work.request.key for work in stage.works]) == (DECODE, [1])
+    script.say(PREFILL, prefill_report(staged=[ONE]))
+    assert script.take_one(Offer, DECODE).source == PREFILL
+    script.decode(admitted=[ONE])
+    assert (PREFILL, Unstage([ONE])) in script.take()
+    script.token(finish_reason="stop")
+    script.router.check_idle()
+
+
+def test_requests_of_like_length_are_looked_for_beside_a_running_batch() -> None:
+    script = Script()
+    script.running(1)
+    script.take()
+    script.pooled(2)
+    assert any(isinstance(message, FormBatch) for _, message in script.take())
+    script.chosen(2)
+    script.take()
+    script.pooled(3)
+    near = next(message for _, message in script.take() if isinstance(message, FindNear))
+    assert (near.low, near.high) == (7, 7)
+    script.chosen(3, is_batch=False)
+    assert not script.take_one(Offer, DECODE).is_batch
+
+
+def test_what_no_search_finds_is_offered_by_itself_in_the_end() -> None:
+    script = Script(starvation_s=1.0)
+    script.pooled()
+    script.chosen()
+    script.take()
+    script.tick(1.9)
+    assert not script.take()
+    script.tick(0.2)
+    sent = script.take()
+    assert [type(message) for _, message in sent] == [Commit, Offer] and not sent[0][1].is_candidate  # type: ignore[union-attr]
+
+
+def test_fcfs_offers_at_once_what_fits() -> None:
+    script = Script(policy="fcfs")
+    script.pooled()
+    sent = [message for _, message in script.take() if isinstance(message, Commit | Offer | FormBatch)]
+    assert [type(message) for message in sent] == [Commit, Offer]
+    assert not sent[0].is_candidate  # type: ignore[union-attr]
+
+
+def test_a_request_submitted_again_gets_what_it_missed() -> None:
+    script = Script()
+    script.running()
+    script.token()
+    script.connect("gateway-1")
+    script.take()
+    script.say("gateway-1", Submit(request(), delivered=[50]))
+    assert script.take_one(Tokens, "gateway-1").news == [NewTokens(ONE, 1, [60])]
+
+
+def test_tokens_out_of_turn_are_an_error() -> None:
+    script = Script()
+    script.running()
+    with pytest.raises(RuntimeError, match="has 1 tokens, and 5 before the new ones"):
+        script.decode(news=[NewTokens(ONE, 5, [1])])
