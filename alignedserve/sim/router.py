@@ -75,8 +75,12 @@ class RouterProcess:
             raise RuntimeError(f"the first message of a connection is {message}, not a Hello")
 
     def _welcome(self, connection: Connection, hello: Hello) -> None:
-        """A process that comes back may be faster than the notice of its death."""
+        """A process that comes back may be faster than the notice of its death, even than its first life's greeting."""
         earlier = self._connections.get(hello.instance_id)
+        if earlier and self._hellos[earlier].epoch > hello.epoch:
+            self._anonymous.remove(connection)
+            connection.close_by_hub()
+            return
         if earlier:
             earlier.close_by_hub()
             self.client_closed(earlier)

@@ -32,7 +32,7 @@ class PlainPool:
     def __init__(self, segment: SimSegment, holdings: dict[RequestKey, Holding]) -> None:
         self._block_size = segment.block_size
         self.num_blocks = segment.num_blocks
-        self.holdings = {key: held for key, held in holdings.items() if held.num_tokens}
+        self.holdings = dict(holdings)
         taken = {block for held in self.holdings.values() for block in held.blocks}
         self.free = [PoolBlockId(block) for block in range(segment.num_blocks) if block not in taken]
 
@@ -73,11 +73,8 @@ class PlainPool:
         return []
 
     def inventory(self) -> list[Stored]:
-        return [
-            Stored(key, list(held.blocks), held.num_tokens)
-            for key, held in self.holdings.items()
-            if held.num_tokens
-        ]
+        """Reservations too: who was given the blocks may be writing them."""
+        return [Stored(key, list(held.blocks), held.num_tokens) for key, held in self.holdings.items()]
 
     def check(self) -> None:
         num_used = sum(len(held.blocks) for held in self.holdings.values())
