@@ -12,7 +12,7 @@ from alignedserve.sim.decode import SimDecode
 from alignedserve.sim.gateway import SimGateway, Stream
 from alignedserve.sim.instance import SimInstance
 from alignedserve.sim.network import Latency
-from alignedserve.sim.pool import MakePool, PoolProcess
+from alignedserve.sim.pool import PoolProcess
 from alignedserve.sim.prefill import SimPrefill
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.router import RouterProcess
@@ -42,9 +42,7 @@ class IslandConfig:
 
 
 class Island:
-    def __init__(
-        self, config: IslandConfig, make_pool: MakePool, latency: Latency = lambda: LATENCY_S
-    ) -> None:
+    def __init__(self, config: IslandConfig, latency: Latency = lambda: LATENCY_S) -> None:
         self.config = config
         self.world = World(config.cost, latency)
         self.router = self.world.router = RouterProcess(
@@ -54,7 +52,6 @@ class Island:
             self.world,
             InstanceId("kvpool-0"),
             InstanceLimits(num_blocks=config.pool_blocks, block_size=config.decode.block_size),
-            make_pool,
         )
         self.prefills = [self._prefill(index) for index in range(config.num_prefill)]
         self.decodes = [self._decode(index) for index in range(config.num_decode)]

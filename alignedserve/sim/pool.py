@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Stored, Welcome
+from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
 from alignedserve.types import InstanceId
+from kvpool.pool import Pool
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 TICK_S = 0.25
-
-
-class PoolCore(Protocol):
-    def on(self, message: AnyMessage, now: float) -> Sequence[AnyMessage]: ...
-
-    def tick(self, now: float) -> Sequence[AnyMessage]: ...
-
-    def inventory(self) -> list[Stored]: ...
-
-    def check(self) -> None: ...
-
-    def check_idle(self) -> None: ...
-
-
-MakePool = Callable[[SimSegment], PoolCore]
 
 
 class PoolProcess(SimProcess):
@@ -41,11 +27,9 @@ class PoolProcess(SimProcess):
         world: World,
         instance_id: InstanceId,
         limits: InstanceLimits,
-        make_core: MakePool,
     ) -> None:
         super().__init__(world, instance_id)
         self._limits = limits
-        self._make_core = make_core
         self._num_segments = 0
         self.segment = self._new_segment()
 
@@ -64,7 +48,7 @@ class PoolProcess(SimProcess):
         return segment
 
     def start(self) -> None:
-        self.core = self._make_core(self.segment)
+        self.core = Pool(self.segment.owners, self._limits.block_size, self.world.clock.now)
         super().start()
 
     def begin(self) -> None:
@@ -84,6 +68,6 @@ class PoolProcess(SimProcess):
         if not isinstance(message, Welcome):
             self._answer(self.core.on(message, self.world.clock.now))
 
-    def _answer(self, answers: Sequence[AnyMessage]) -> None:
+    def _answer(self, answers: Sequence[Message]) -> None:
         for answer in answers:
-            self.send(answer)
+            self.send(cast(AnyMessage, answer))

@@ -10,7 +10,6 @@ from alignedserve.messages import InstanceLimits, Request
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
-from alignedserve.sim.pool import MakePool
 from alignedserve.sim.report import Report, Slo, make_report
 from alignedserve.sim.trace import Arrival
 from decode_worker.schedule import DecodeOptions
@@ -35,7 +34,7 @@ class Scenario:
     slo: Slo = field(default_factory=Slo)
     decode_options: DecodeOptions = field(default_factory=DecodeOptions)
 
-    def island(self, make_pool: MakePool) -> Island:
+    def island(self) -> Island:
         limits = InstanceLimits(
             num_blocks=self.cost.num_kv_tokens // self.block_size,
             block_size=self.block_size,
@@ -53,7 +52,7 @@ class Scenario:
             router=self.router,
             decode_options=self.decode_options,
         )
-        return Island(config, make_pool)
+        return Island(config)
 
     def requests(self, workload: Sequence[Arrival]) -> list[Request]:
         """Those that fit the model."""
@@ -74,9 +73,9 @@ class Scenario:
             for index, arrival in enumerate(fitting, start=1)
         ]
 
-    def run(self, workload: Sequence[Arrival], make_pool: MakePool) -> Report:
+    def run(self, workload: Sequence[Arrival]) -> Report:
         """Until all have ended, and then that nothing is left."""
-        island, lifetimes, requests = self.island(make_pool), Lifetimes(), self.requests(workload)
+        island, lifetimes, requests = self.island(), Lifetimes(), self.requests(workload)
         island.router.observers.append(lifetimes)
         island.submit(requests)
         island.start()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.types import PoolBlockId, RequestKey
+from kvpool.owners import OwnerTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class SimSegment:
         self.name = name
         self.num_blocks = num_blocks
         self.block_size = block_size
+        # the table in the real segment: what a pool that starts again finds
+        self.owners = OwnerTable.plain(num_blocks)
         self.contents: dict[PoolBlockId, Content] = {}
         self.writes: dict[PoolBlockId, Write] = {}
 

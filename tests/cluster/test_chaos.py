@@ -14,11 +14,18 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from alignedserve.messages import AnyMessage
 from alignedserve.sim.model import make_request
-from tests.sim.islands import limits, small_island
+from tests.sim.islands import COST, limits, small_island, with_slow_copies
 
 MAX_MODEL_LEN = 512
 ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(AnyMessage)
@@ -34,9 +41,18 @@ class Chaos(RuleBasedStateMachine):
         decode_blocks=st.sampled_from([32, 40, 80]),
         num_instances=st.integers(1, 2),
         copy_failures=st.sampled_from([0.0, 0.0, 0.1]),
+        copy_slowdown=st.sampled_from([1, 30]),
+        max_latency_s=st.sampled_from([0.001, 0.05]),
     )
     def start(
-        self, seed: int, pool_blocks: int, decode_blocks: int, num_instances: int, copy_failures: float
+        self,
+        seed: int,
+        pool_blocks: int,
+        decode_blocks: int,
+        num_instances: int,
+        copy_failures: float,
+        copy_slowdown: int,
+        max_latency_s: float,
     ) -> None:
         random = Random(seed)
         self.island = small_island(
@@ -47,9 +63,10 @@ class Chaos(RuleBasedStateMachine):
             num_prefill=num_instances,
             num_decode=num_instances,
             num_gateways=2,
+            cost=with_slow_copies(COST, copy_slowdown),
         )
         world = self.island.world
-        world.latency = lambda: random.uniform(0.0001, 0.005)
+        world.latency = lambda: random.uniform(0.0001, max_latency_s)
         world.copy_works = lambda: random.random() >= copy_failures
         world.encode = lambda message: DECODER.decode(ENCODER.encode(message))
         self.num_submitted = 0

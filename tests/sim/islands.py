@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import asdict, replace
+
+from alignedserve.cost import Channels, CostModel
 from alignedserve.cost_presets import load_cost_model
 from alignedserve.messages import InstanceLimits
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.model import make_request
-from alignedserve.sim.segment import SimSegment
-from alignedserve.types import RequestKey
 from router.config import RouterConfig
-from tests.sim.plain_pool import Holding, PlainPool
 
 COST = load_cost_model("opt-13b/a100-80gb")
 BLOCK_SIZE = 16
@@ -27,31 +27,25 @@ def limits(num_blocks: int = 64, max_num_seqs: int = 16, max_num_batched_tokens:
     )
 
 
-class PlainPools:
-    """Makes the pool's core; what the segment holds outlives it."""
-
-    def __init__(self) -> None:
-        self._holdings: dict[str, dict[RequestKey, Holding]] = {}
-        self.cores: list[PlainPool] = []
-
-    def __call__(self, segment: SimSegment) -> PlainPool:
-        core = PlainPool(segment, self._holdings.get(segment.name, {}))
-        self._holdings[segment.name] = core.holdings
-        self.cores.append(core)
-        return core
+def with_slow_copies(cost: CostModel, slowdown: float) -> CostModel:
+    """So slow that a copy may last as long as an iteration, and much can happen meanwhile."""
+    slower = {
+        name: replace(channel, bytes_per_s=channel.bytes_per_s / slowdown)
+        for name, channel in asdict(cost.channels).items()
+    }
+    return replace(cost, channels=Channels(**slower))
 
 
 def small_island(
     policy: str = "aligned", link: str = "host", pool_blocks: int = 256, **options: Any
 ) -> Island:
-    settings = {"prefill": limits(), "decode": limits()} | options
+    settings = {"prefill": limits(), "decode": limits(), "cost": COST} | options
     config = IslandConfig(
-        cost=COST,
         pool_blocks=pool_blocks,
         router=RouterConfig(policy=policy, link=link, min_batch_requests=4),
         **settings,
     )
-    return Island(config, PlainPools())
+    return Island(config)
 
 
 def requests(num: int, every_s: float = 0.05, prompt_len: int = 100, output_len: int = 40) -> list[Any]:
