@@ -16,10 +16,10 @@ from tqdm import tqdm
 from alignedserve.collect import SequenceCollector
 from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
-from alignedserve.engine.noise import child_seed
 from alignedserve.engine.validate import check_request
 from alignedserve.outputs import CompletionOutput, RequestOutput
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
+from alignedserve.seeds import child_seed
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest, RequestId
 from alignedserve.vllm_options import without_vllm_options

@@ -17,6 +17,9 @@ import msgspec
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 
+# who connects to the router; "launcher" is the command that started the others
+ROLES = ("kvpool", "prefill", "decode", "gateway", "launcher")
+
 
 class Message(msgspec.Struct, tag=True, array_like=True):
     """Fields may be added at the end, with a default."""
@@ -28,7 +31,7 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 class Hello(Message):
     """First message of every process to the router."""
 
-    # "kvpool", "prefill", "decode", "gateway"
+    # one of ROLES
     role: str
     instance_id: InstanceId
     epoch: Epoch
@@ -311,6 +314,52 @@ class Failed(Message):
     reason: str
 
 
+# ---- about the cluster itself; between gateways, the launcher, and the router's shell --------------------------------
+
+
+class PoolUse(Message):
+    """From a pool, when it has changed."""
+
+    num_free_blocks: int
+    # held by spare copies: free as soon as they are needed
+    num_spare_blocks: int
+
+
+class AskCluster(Message):
+    """Answered by Cluster."""
+
+    # comes back with the answer
+    ticket: int
+
+
+class Part(Message):
+    """A process, as the router knows it."""
+
+    role: str
+    instance_id: InstanceId
+    epoch: Epoch
+    pid: int
+    # "up", or "down": it was there and is expected back
+    state: str
+    num_blocks: int
+    num_free_blocks: int
+    # that it has: state -> number of requests
+    requests: dict[str, int]
+
+
+class Cluster(Message):
+    """Answers AskCluster; also sent to launchers, with ticket 0, whenever a process comes or goes."""
+
+    ticket: int
+    parts: list[Part]
+    # of the whole island: state -> number of requests
+    requests: dict[str, int]
+
+
+class Stop(Message):
+    """From a launcher: the system shuts down. The router passes it on to everyone, and then stops itself."""
+
+
 AnyMessage = (
     Hello
     | Welcome
@@ -338,4 +387,8 @@ AnyMessage = (
     | DecodeReport
     | Gone
     | Failed
+    | PoolUse
+    | AskCluster
+    | Cluster
+    | Stop
 )

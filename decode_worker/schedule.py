@@ -105,7 +105,7 @@ class DecodeSchedule:
     # ---- orders -----------------------------------------------------------------------------------------------------
 
     def offer(self, works: Iterable[Work], is_batch: bool, source: InstanceId | None = None) -> None:
-        """Candidates from here on. Those offered as a batch become one, beside an earlier one's rest if there is any."""
+        """Candidates from here on. A batch is one by itself, also beside what is left of an earlier one."""
         self._num_batches += is_batch
         into = self._candidate_batch if is_batch else self._candidates
         for work in works:
@@ -114,6 +114,12 @@ class DecodeSchedule:
     def withdraw(self, keys: Iterable[RequestKey]) -> list[RequestKey]:
         """Takes candidates back. Returns those that were: the others are being admitted, were, or are unknown."""
         return [key for key in keys if self._drop_candidate(key)]
+
+    def drop_candidates(self) -> list[RequestKey]:
+        """Takes all of them back. Returns those that are being pulled: they are left to `abort`."""
+        self._candidates.clear()
+        self._candidate_batch.clear()
+        return list(self._pulling)
 
     def evict(self, key: RequestKey) -> bool:
         """It runs no more; its blocks are held until `evicted`. False, and nothing changed, if it does not run."""
@@ -154,10 +160,12 @@ class DecodeSchedule:
         self._free(self._leaving.pop(key))
         return True
 
-    def evict_failed(self, key: RequestKey) -> None:
-        """It runs again, unless it was aborted meanwhile."""
-        if not self._bury(key):
-            self._running[key] = self._leaving.pop(key)
+    def evict_failed(self, key: RequestKey) -> bool:
+        """True: it runs again; False: it was aborted meanwhile, and is gone."""
+        if self._bury(key):
+            return False
+        self._running[key] = self._leaving.pop(key)
+        return True
 
     def computed(self, key: RequestKey, count: int) -> None:
         """A part of what was pending; no token came of it."""

@@ -28,9 +28,11 @@ from alignedserve.types import RequestKey
 
 @dataclass
 class PrefillPlan:
-    # start to copy the cached KV of these prompts from the pool; `loaded` follows (after `abort`, when that failed)
+    # these prompts start: all of their blocks are taken
+    starts: list[Work] = field(default_factory=list)
+    # of those, start to copy cached KV from the pool; `loaded` follows (after `abort`, when that failed)
     loads: list[Work] = field(default_factory=list)
-    # the same for these candidates; `staged` follows (after `abort`, when that failed)
+    # start to copy these candidates' KV from the pool; `staged` follows (after `abort`, when that failed)
     stages: list[Work] = field(default_factory=list)
     # how many tokens of whom to compute, oldest first; `computed` follows
     chunks: list[tuple[RequestKey, int]] = field(default_factory=list)
@@ -100,6 +102,12 @@ class PrefillSchedule:
             elif member:
                 member.state = State.DYING
 
+    def drop_waiting(self) -> list[RequestKey]:
+        """Forgets those that have not started. Returns the others: they are left to `abort`."""
+        self._prompts_waiting.clear()
+        self._stages_waiting.clear()
+        return [key for members in self._holders for key in members]
+
     def abort(self, key: RequestKey) -> bool:
         """Forgets it, whatever its state. False if nothing is left of it.
 
@@ -161,8 +169,7 @@ class PrefillSchedule:
 
     def check_idle(self) -> None:
         self.check()
-        waiting = (self._prompts_waiting, self._stages_waiting)
-        num_left = sum(map(len, (*waiting, *self._holders)))
+        num_left = len(self._prompts_waiting) + len(self._stages_waiting) + sum(map(len, self._holders))
         if num_left:
             raise RuntimeError(f"idle, but {num_left} requests are left")
 
@@ -202,6 +209,7 @@ class PrefillSchedule:
                 break
             state = State.LOADING if work.num_cached else State.COMPUTING
             self._prompts[key] = self._member(self._prompts_waiting.pop(key), num_blocks, state)
+            plan.starts.append(work)
             if work.num_cached:
                 plan.loads.append(work)
 

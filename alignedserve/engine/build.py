@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from alignedserve.config import EngineConfig
 from alignedserve.engine.batch import BatchTable
 from alignedserve.engine.blocks import BlockManager
+from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len, vocabulary_of
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.ops import make_ops
@@ -18,14 +18,11 @@ from alignedserve.engine.policy import FcfsPolicy, IterationPolicy, Limits
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
 from alignedserve.engine.step import StepInputs
-from alignedserve.engine.validate import Vocabulary
 from alignedserve.kv_format import BlockFormat
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.source import ModelSource, resolve_model
-
-logger = logging.getLogger(__name__)
 
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,19 +42,14 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
     source = resolve_model(config.model, config.load_format, config.revision)
     model_config = source.config
     device = _device(config.device)
-    dtype = _dtype(config.dtype, model_config.dtype, device)
-    max_model_len = _max_model_len(config, model_config)
+    dtype_name = choose_dtype(config, model_config, is_cpu=device.type == "cpu")
+    dtype = _TORCH_DTYPES[dtype_name]
+    max_model_len = choose_max_model_len(config, model_config)
     ops = make_ops(config.attention_backend, device, dtype)
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
-    form = BlockFormat(
-        model_config.num_layers,
-        config.block_size,
-        model_config.num_kv_heads,
-        model_config.head_dim,
-        _name(dtype),
-    )
+    form = block_format(config, model_config, dtype_name)
     engine = _assemble(config, model, ops, form, max_model_len, policy)
     return BuiltEngine(engine, model_config, source)
 
@@ -90,15 +82,9 @@ def _assemble(
         blocks=blocks,
         cache=cache,
         table=BatchTable(max_seqs, max_blocks_per_seq, form.block_size),
-        vocabulary=_vocabulary(model.config),
+        vocabulary=vocabulary_of(model.config),
         max_model_len=max_model_len,
     )
-
-
-def _vocabulary(config: ModelConfig) -> Vocabulary:
-    # configs name end tokens that the model does not have: it never says them
-    eos_token_ids = frozenset(token for token in config.eos_token_ids if token < config.vocab_size)
-    return Vocabulary(config.vocab_size, eos_token_ids)
 
 
 def _device(name: str) -> torch.device:
@@ -113,30 +99,6 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: this machine has no CUDA device")
     return device
-
-
-def _dtype(asked: str, of_checkpoint: str, device: torch.device) -> torch.dtype:
-    if asked != "auto":
-        return _TORCH_DTYPES[asked]
-    if of_checkpoint == "float16" and device.type == "cpu":
-        logger.warning(
-            "The checkpoint is float16, which CPUs are slow at: running in bfloat16. --dtype overrides"
-        )
-        return torch.bfloat16
-    return _TORCH_DTYPES[of_checkpoint]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    limit = model_config.max_position
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise ValueError(
-            f"max_model_len={config.max_model_len}: the model was made for at most {limit} tokens"
-        )
-    return config.max_model_len or limit
 
 
 def _num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, device: torch.device) -> int:

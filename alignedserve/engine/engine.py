@@ -20,7 +20,7 @@ from alignedserve.engine.request import Request, Status
 from alignedserve.engine.runner import IterationResult, ModelRunner
 from alignedserve.engine.validate import Vocabulary, check_request
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.types import RequestId
+from alignedserve.types import BlockId, RequestId
 
 
 class BrokenLogits(RuntimeError):

@@ -1,27 +1,15 @@
-"""What a model's name stands for: a directory, a preset, or a repository on the Hugging Face hub."""
+"""A model that was found, and its weights."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import huggingface_hub
 import torch
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from alignedserve.models.config import ModelConfig
-from alignedserve.models.hf_config import load_model_config
-from alignedserve.models.presets import PRESETS
+from alignedserve.models.locate import locate_model
 from alignedserve.models.weights import DummySource, SafetensorsSource, WeightSource
-
-# "auto" and "safetensors" mean the same; vLLM's scripts use either
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
-SMALL_FILES = ("*.json", "*.jinja", "merges.txt")
-# never *.bin or *.pt: unpickling runs code
-WEIGHT_FILES = ("*.safetensors",)
-# the same weights once more in another layout, as Meta's and Mistral's repositories have them
-OTHER_LAYOUTS = ("consolidated*", "original/*", "*/*.safetensors")
 
 
 @dataclass(frozen=True)
@@ -41,59 +29,6 @@ class ModelSource:
 
 
 def resolve_model(model: str | Path, load_format: str = "auto", revision: str | None = None) -> ModelSource:
-    """A directory goes before a preset, and a preset before the hub.
-
-    Downloads what is not in the hub's cache; with load_format "dummy" no weights. Raises ValueError when
-    `model` is none of the three, or is not a model that is supported.
-    """
-    if load_format not in LOAD_FORMATS:
-        raise ValueError(f"load_format is {load_format!r}; must be one of {', '.join(LOAD_FORMATS)}")
-    name, is_dummy = str(model), load_format == "dummy"
-    path = Path(os.path.expanduser(model))
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"model is {name!r}, which is a file; must be the directory of a model")
-    if not path.is_dir() and name in PRESETS:
-        return ModelSource(name, _preset(name, load_format), directory=None, is_dummy=True)
-    directory = path if path.is_dir() else _download(name, revision, with_weights=not is_dummy)
-    return ModelSource(name, load_model_config(directory), directory, is_dummy)
-
-
-def _preset(name: str, load_format: str) -> ModelConfig:
-    if load_format != "dummy":
-        raise ValueError(
-            f"load_format is {load_format!r} for the preset {name}, which is a shape without weights; "
-            'must be "dummy"'
-        )
-    return PRESETS[name]
-
-
-def _download(name: str, revision: str | None, with_weights: bool) -> Path:
-    if not _looks_like_repository(name):
-        raise ValueError(
-            f"model is {name!r}; must be an existing directory, the name of a hub repository (org/name), "
-            f"or with load_format dummy a preset: {', '.join(PRESETS)}"
-        )
-    patterns = SMALL_FILES + WEIGHT_FILES if with_weights else SMALL_FILES
-    try:
-        path = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(OTHER_LAYOUTS)
-        )
-    except GatedRepoError as error:
-        raise ValueError(f"model {name!r} is gated on the hub; request access and log in: {error}") from error
-    except RepositoryNotFoundError as error:
-        raise ValueError(
-            f"model is {name!r}, which is neither a directory here nor a repository on the hub"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ValueError(f"revision is {revision!r}; must exist in the hub repository {name}") from error
-    except Exception as error:
-        # the hub's client lets through what its HTTP library of the day raises
-        raise ValueError(
-            f"model is {name!r}, which is no directory here and cannot be fetched from the hub: {error}"
-        ) from error
-    return Path(path)
-
-
-def _looks_like_repository(name: str) -> bool:
-    parts = name.split("/")
-    return len(parts) == 2 and all(parts) and name[0] not in ".~\\"
+    """See locate_model."""
+    found = locate_model(model, load_format, revision)
+    return ModelSource(found.name, found.config, found.directory, found.is_dummy)

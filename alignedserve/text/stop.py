@@ -32,3 +32,19 @@ class StopStrings:
         position, string = min(hits, key=lambda hit: hit[0])
         self.text = text[: position + (len(string) if self._keeps_string else 0)]
         return string
+
+    def flush(self) -> None:
+        """Appends what is still held back. Nothing may be appended after it."""
+        self.text += self._detokenizer.flush()
+
+    @property
+    def num_final(self) -> int:
+        """Characters of `text` that no stop string can take away any more."""
+        longest = max((_overlap(self.text, string) for string in self._strings), default=0)
+        return len(self.text) - longest
+
+
+def _overlap(text: str, string: str) -> int:
+    """Length of the longest end of `text` that `string` begins with."""
+    lengths = range(min(len(text), len(string) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(string[:length])), 0)

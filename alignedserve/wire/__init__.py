@@ -1,0 +1,21 @@
+"""Messages over TCP between the router and everyone else: `Hub` is its end, `RouterLink` is theirs."""
+
+from __future__ import annotations
+
+from alignedserve.wire.frames import FrameReader, WireError, frame
+from alignedserve.wire.hub import Handler, Hub
+from alignedserve.wire.link import RefusedByRouter, RouterAddress, RouterLink, new_epoch
+from alignedserve.wire.signals import stop_on_sigterm
+
+__all__ = [
+    "FrameReader",
+    "Handler",
+    "Hub",
+    "RefusedByRouter",
+    "RouterAddress",
+    "RouterLink",
+    "WireError",
+    "frame",
+    "new_epoch",
+    "stop_on_sigterm",
+]

@@ -1,0 +1,138 @@
+"""The router's end of the wire: a listening socket, and the process behind each connection.
+
+A connection is nobody's until its first message, a Hello, has been found good. Of each process the handler hears
+`connected` first, then what was `received`, then `closed`; of its next connection only after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from alignedserve.messages import ROLES, AnyMessage, Hello, Refused
+from alignedserve.types import Epoch, InstanceId
+from alignedserve.wire.peer import Peer
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+
+
+class Handler(Protocol):
+    def connected(self, hello: Hello) -> None: ...
+
+    def received(self, hello: Hello, message: AnyMessage) -> None: ...
+
+    def closed(self, instance_id: InstanceId, epoch: Epoch) -> None: ...
+
+
+class Hub:
+    def __init__(self, token: str, handler: Handler) -> None:
+        self._token = token
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+        self._strangers: set[Peer] = set()
+        self._hellos: dict[Peer, Hello] = {}
+        self._peers: dict[InstanceId, Peer] = {}
+
+    async def listen(self, host: str, port: int) -> int:
+        """The port, where 0 was given. Raises OSError when it is taken."""
+        self._server = await asyncio.get_running_loop().create_server(self._new_peer, host, port)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def send(self, to: InstanceId, message: AnyMessage) -> None:
+        """Lost when `to` is not connected; the handler has been told so, or will be."""
+        if to in self._peers:
+            self._peers[to].send(message)
+
+    def close(self) -> None:
+        """After what was sent."""
+        if self._server:
+            self._server.close()
+        for peer in [*self._strangers, *self._hellos]:
+            peer.close()
+
+    def __iter__(self) -> Iterator[Hello]:
+        """Who is connected."""
+        return iter(self._hellos.values())
+
+    def _new_peer(self) -> Peer:
+        return Peer(self._message, self._lost, self._opened)
+
+    def _opened(self, peer: Peer) -> None:
+        self._strangers.add(peer)
+        asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._say_hello_or_leave, peer)
+
+    def _say_hello_or_leave(self, peer: Peer) -> None:
+        if peer in self._strangers:
+            peer.close()
+
+    def _message(self, peer: Peer, message: AnyMessage) -> None:
+        if peer in self._hellos:
+            self._handler.received(self._hellos[peer], message)
+        elif peer in self._strangers:
+            self._first_message(peer, message)
+
+    def _first_message(self, peer: Peer, message: AnyMessage) -> None:
+        self._strangers.discard(peer)
+        if not isinstance(message, Hello):
+            self._refuse(peer, f"the first message is a {type(message).__name__}, must be a Hello")
+        elif objection := self._objection(message):
+            self._refuse(peer, objection)
+        else:
+            self._take(peer, message)
+
+    def _refuse(self, peer: Peer, reason: str) -> None:
+        logger.warning("Refused a connection: %s", reason)
+        peer.send(Refused(reason))
+        peer.close()
+
+    def _take(self, peer: Peer, hello: Hello) -> None:
+        peer.name = hello.instance_id
+        self._replace(self._peers.get(hello.instance_id))
+        # the handler may write down what it hears
+        hello = msgspec.structs.replace(hello, token="")
+        self._hellos[peer], self._peers[hello.instance_id] = hello, peer
+        self._handler.connected(hello)
+
+    def _objection(self, hello: Hello) -> str | None:
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            return f"{hello.instance_id}: the token is not this cluster's"
+        if hello.role not in ROLES:
+            return f"{hello.instance_id}: role={hello.role!r}: must be one of {', '.join(ROLES)}"
+        older = self._peers.get(hello.instance_id)
+        if older and self._hellos[older].epoch > hello.epoch:
+            return (
+                f"{hello.instance_id}: epoch {hello.epoch} is over, {self._hellos[older].epoch} is connected"
+            )
+        return difference(hello, self._hellos.values())
+
+    def _replace(self, older: Peer | None) -> None:
+        """A process that is back before the loss of its old connection was noticed."""
+        if older:
+            older.close()
+            self._lost(older)
+
+    def _lost(self, peer: Peer) -> None:
+        self._strangers.discard(peer)
+        hello = self._hellos.pop(peer, None)
+        if hello:
+            del self._peers[hello.instance_id]
+            self._handler.closed(hello.instance_id, hello.epoch)
+
+
+def difference(hello: Hello, others: Iterable[Hello]) -> str | None:
+    """What has to be the same everywhere, and is not."""
+    for other in others:
+        if other.instance_id == hello.instance_id:
+            continue
+        for name in sorted(hello.fingerprint.keys() & other.fingerprint.keys()):
+            mine, theirs = hello.fingerprint[name], other.fingerprint[name]
+            if mine != theirs:
+                return f"{hello.instance_id}: {name} is {mine}, but {theirs} at {other.instance_id}"
+    return None

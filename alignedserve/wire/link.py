@@ -1,0 +1,156 @@
+"""Everyone else's end of the wire: one connection to the router, made again whenever it is lost.
+
+The router may die and come back on the same port. Each time a connection is up, `on_up` hears the router's Welcome
+(its epoch tells whether it is the same router), then `on_message` what it sends; when the connection is gone,
+`on_down`. What is sent while it is down is lost, which is what an order or a report of a dead connection is worth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from alignedserve.messages import AnyMessage, Hello, Refused, Stop, Welcome
+from alignedserve.types import Epoch
+from alignedserve.wire.peer import Peer
+
+logger = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 0.05
+_MAX_RETRY_S = 0.5
+
+
+class RefusedByRouter(ValueError):
+    """The router does not take this process. Trying again would not help."""
+
+
+@dataclass(frozen=True)
+class RouterAddress:
+    host: str
+    port: int
+    # proves that one belongs to this cluster
+    token: str
+
+
+class LinkHandler(Protocol):
+    def on_up(self, welcome: Welcome) -> None: ...
+
+    def on_message(self, message: AnyMessage) -> None: ...
+
+    def on_down(self) -> None: ...
+
+
+class RouterLink:
+    def __init__(self, address: RouterAddress, hello: Callable[[], Hello], handler: LinkHandler) -> None:
+        """`hello` is asked for each connection: a pool says in it what it has by then. Its token is filled in here."""
+        self._address = address
+        self._hello = hello
+        self._handler = handler
+        self._peer: Peer | None = None
+        self._is_up = False
+        self._is_stopped = False
+        # of the connection, or of the wait for the next one
+        self._over = asyncio.Event()
+        self._error: Exception | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    def send(self, message: AnyMessage) -> None:
+        """In the event loop's thread."""
+        if self._peer:
+            self._peer.send(message)
+
+    def stop(self) -> None:
+        """Makes `run` return. Safe to repeat, in the event loop's thread."""
+        self._is_stopped = True
+        self._over.set()
+
+    async def run(self) -> None:
+        """Until the router or `stop` says so. Raises RefusedByRouter, and what the handler raises."""
+        retry_s = _FIRST_RETRY_S
+        while not self._is_stopped:
+            if await self._connect():
+                retry_s = _FIRST_RETRY_S
+                await self._over.wait()
+                self._disconnect()
+            else:
+                await self._pause(retry_s)
+                retry_s = min(2 * retry_s, _MAX_RETRY_S)
+            if self._error:
+                raise self._error
+            if not self._is_stopped:
+                self._over.clear()
+
+    async def _connect(self) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            transport, peer = await loop.create_connection(
+                lambda: Peer(self._message, self._closed), self._address.host, self._address.port
+            )
+        except OSError:
+            return False
+        if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
+            # TCP joins a socket with itself when the port it was given happens to be the one it looks for
+            transport.abort()
+            return False
+        if not peer.is_open:
+            return False
+        peer.name = "the router"
+        self._peer = peer
+        peer.send(msgspec.structs.replace(self._hello(), token=self._address.token))
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._over.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _message(self, peer: Peer, message: AnyMessage) -> None:
+        if peer is not self._peer or self._is_stopped:
+            return
+        try:
+            self._dispatch(message)
+        except Exception as error:
+            self._fail(error)
+
+    def _dispatch(self, message: AnyMessage) -> None:
+        match message:
+            case Stop():
+                self.stop()
+            case Refused(reason=reason):
+                self._fail(RefusedByRouter(reason))
+            case Welcome() if not self._is_up:
+                self._is_up = True
+                self._handler.on_up(message)
+            case _:
+                self._handler.on_message(message)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self.stop()
+
+    def _closed(self, peer: Peer) -> None:
+        if peer is self._peer:
+            self._over.set()
+
+    def _disconnect(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer:
+            peer.close()
+        if self._is_up:
+            self._is_up = False
+            self._handler.on_down()
+
+
+def new_epoch() -> Epoch:
+    """Of this start of this process. Microseconds: what comes later is greater, and JSON's numbers hold it."""
+    return Epoch(time.time_ns() // 1000)

@@ -1,0 +1,410 @@
+"""Frames, and both ends of a connection on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.messages import (
+    Abort,
+    AnyMessage,
+    Hello,
+    InstanceLimits,
+    NewTokens,
+    Refused,
+    Release,
+    Request,
+    Stop,
+    Submit,
+    Tokens,
+    Welcome,
+)
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import Epoch, InstanceId, RequestKey
+from alignedserve.wire import FrameReader, Hub, RefusedByRouter, RouterAddress, RouterLink, WireError, frame
+from alignedserve.wire import hub as hub_module
+from alignedserve.wire import peer as peer_module
+from alignedserve.wire.frames import MAX_FRAME_BYTES
+
+TOKEN = "right"
+KEY = RequestKey(2**63 - 1)
+PARAMS = SamplingParams(temperature=1.0, stop=["a", "b"], logit_bias={3: 1.5}, seed=7, max_tokens=None)
+SUBMIT = Submit(Request(KEY, [1, 2, 3], PARAMS, seed=2**64 - 1, arrival_s=1.5), delivered=[4])
+MESSAGES: list[AnyMessage] = [
+    SUBMIT,
+    Abort(KEY),
+    Tokens([NewTokens(KEY, 0, [5], logprobs=[[-0.5, 1, {5: -0.5}]], finish_reason="stop")]),
+    Release([KEY, RequestKey(1)]),
+]
+
+
+def hello(
+    name: str = "decode-0", epoch: int = 1, role: str = "decode", fingerprint: dict[str, str] | None = None
+) -> Hello:
+    limits = InstanceLimits()
+    return Hello(role, InstanceId(name), Epoch(epoch), os.getpid(), TOKEN, fingerprint or {}, limits)
+
+
+# ---- frames ----
+
+
+@given(st.lists(st.integers(1, 200)))
+def test_messages_come_out_as_they_went_in_however_the_stream_is_cut(cuts: list[int]) -> None:
+    stream, reader, found = b"".join(map(frame, MESSAGES)), FrameReader(), []
+    start = 0
+    for cut in [*cuts, len(stream)]:
+        found += list(reader.feed(stream[start : start + cut]))
+        start += cut
+    assert [frame(message) for message in found] == [frame(message) for message in MESSAGES]
+    assert isinstance(found[0], Submit) and found[0].request.params == PARAMS
+
+
+@pytest.mark.parametrize(
+    ("garbage", "complaint"),
+    [
+        (b"\0\0\0\x01\xc1", "a frame of 1 bytes is no message"),
+        (b"GET / HTTP/1.1\r\n\r\n", f"at most {MAX_FRAME_BYTES} are allowed"),
+        (b"\0\0\0\0", "a frame of 0 bytes is no message"),
+        (frame(SUBMIT)[:4] + frame(SUBMIT)[4:].replace(b"Submit", b"Sabmit"), "Sabmit"),
+        # what our own types refuse is refused here too
+        (
+            frame(SUBMIT).replace(b"\xabtemperature\xcb\x3f", b"\xabtemperature\xcb\xbf"),
+            "temperature=-1.0: must be",
+        ),
+    ],
+)
+def test_what_is_no_message_is_an_error_after_those_before_it(garbage: bytes, complaint: str) -> None:
+    feeding = FrameReader().feed(frame(Abort(KEY)) + garbage)
+    assert next(feeding) == Abort(KEY)
+    with pytest.raises(WireError, match=complaint):
+        next(feeding)
+
+
+def test_a_message_too_long_for_a_frame_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.wire.frames.MAX_FRAME_BYTES", 100)
+    with pytest.raises(WireError, match=r"Release of \d+ bytes: a message has at most 100"):
+        frame(Release([KEY] * 100))
+
+
+# ---- both ends ----
+
+
+class Heard:
+    """A hub's handler that writes down what it hears, welcomes, and can be waited for."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.hub = Hub(TOKEN, self)
+        self._epoch = Epoch(epoch)
+        self._changed = asyncio.Event()
+
+    def connected(self, hello: Hello) -> None:
+        self.hub.send(hello.instance_id, Welcome(self._epoch))
+        self._note("connected", hello.instance_id, hello.epoch)
+
+    def received(self, hello: Hello, message: AnyMessage) -> None:
+        self._note("received", hello.instance_id, message)
+
+    def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
+        self._note("closed", instance_id, epoch)
+
+    async def until(self, *events: tuple[Any, ...]) -> None:
+        while self.events[-len(events) :] != list(events):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _note(self, *event: Any) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+
+class Told:
+    """A link's handler, likewise."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self._changed = asyncio.Event()
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._note(("up", welcome.router_epoch))
+
+    def on_message(self, message: AnyMessage) -> None:
+        if message == Abort(RequestKey(13)):
+            raise RuntimeError("unlucky")
+        self._note(message)
+
+    def on_down(self) -> None:
+        self._note("down")
+
+    async def until(self, *events: Any) -> None:
+        while self.events != list(events):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _note(self, event: Any) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+
+@asynccontextmanager
+async def linked(port: int, hello: Hello, token: str = TOKEN) -> AsyncIterator[tuple[RouterLink, Told]]:
+    told = Told()
+    link = RouterLink(RouterAddress("127.0.0.1", port, token), lambda: hello, told)
+    running = asyncio.create_task(link.run())
+    yield link, told
+    link.stop()
+    await running
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def within_time() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(within_time())
+
+
+def test_events_and_orders_arrive_in_order_and_the_close_is_told() -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        async with linked(port, hello()) as (link, told):
+            await told.until(("up", 1))
+            for message in MESSAGES:
+                link.send(message)
+            await heard.until(*[("received", "decode-0", message) for message in MESSAGES])
+            for message in MESSAGES:
+                heard.hub.send(InstanceId("decode-0"), message)
+            await told.until(("up", 1), *MESSAGES)
+        await heard.until(("closed", "decode-0", 1))
+        assert told.events[-1] == "down" and heard.events[0] == ("connected", "decode-0", 1)
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_the_token_does_not_get_past_the_hub() -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        async with linked(port, hello()) as (_, told):
+            await told.until(("up", 1))
+            assert [each.token for each in heard.hub] == [""]
+        heard.hub.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "token", "reason"),
+    [
+        (hello("decode-1"), "wrong", "decode-1: the token is not this cluster's"),
+        (hello("decode-1", role="king"), TOKEN, "role='king': must be one of kvpool, prefill, decode"),
+        (hello("decode-0", epoch=4), TOKEN, "decode-0: epoch 4 is over, 5 is connected"),
+        (
+            hello("prefill-0", fingerprint={"dtype": "bfloat16", "only here": "x"}),
+            TOKEN,
+            "prefill-0: dtype is bfloat16, but float32 at decode-0",
+        ),
+    ],
+)
+def test_who_does_not_belong_is_refused_with_the_reason(newcomer: Hello, token: str, reason: str) -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        async with linked(port, hello(epoch=5, fingerprint={"dtype": "float32"})) as (_, told):
+            await told.until(("up", 1))
+            refused = RouterLink(RouterAddress("127.0.0.1", port, token), lambda: newcomer, Told())
+            with pytest.raises(RefusedByRouter, match=reason):
+                await refused.run()
+            assert heard.events == [("connected", "decode-0", 5)]
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_a_difference_to_who_is_gone_does_not_count() -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        for dtype in ("float32", "bfloat16"):
+            async with linked(port, hello(dtype, fingerprint={"dtype": dtype})) as (_, told):
+                await told.until(("up", 1))
+            await heard.until(("closed", dtype, 1))
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_a_later_start_takes_the_place_of_an_earlier_one() -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        old_reader, _ = await say(port, hello(epoch=1))
+        await heard.until(("connected", "decode-0", 1))
+        async with linked(port, hello(epoch=2)):
+            await heard.until(("closed", "decode-0", 1), ("connected", "decode-0", 2))
+            assert isinstance(decoded(await old_reader.read())[0], Welcome)
+        heard.hub.close()
+
+    play(scenario)
+
+
+async def say(port: int, *messages: AnyMessage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(map(frame, messages)))
+    return reader, writer
+
+
+def decoded(data: bytes) -> list[AnyMessage]:
+    return list(FrameReader().feed(data))
+
+
+def test_garbage_closes_its_connection_with_one_line_and_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        async with linked(port, hello("prefill-0")) as (_, told):
+            reader, writer = await say(port, hello("decode-0"))
+            await heard.until(("connected", "decode-0", 1))
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.read()
+            await heard.until(("closed", "decode-0", 1))
+            heard.hub.send(InstanceId("prefill-0"), Abort(KEY))
+            await told.until(("up", 1), Abort(KEY))
+        heard.hub.close()
+
+    with caplog.at_level(logging.WARNING):
+        play(scenario)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Closing the connection to decode-0: a frame of {int.from_bytes(b'GET ', 'big')} bytes: "
+        f"at most {MAX_FRAME_BYTES} are allowed"
+    ]
+
+
+def test_a_stranger_has_to_say_hello_first_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        reader, _ = await say(port, Abort(KEY))
+        assert decoded(await reader.read()) == [Refused("the first message is a Abort, must be a Hello")]
+        monkeypatch.setattr(hub_module, "HELLO_TIMEOUT_S", 0.05)
+        silent, _ = await asyncio.open_connection("127.0.0.1", port)
+        assert await silent.read() == b""
+        assert heard.events == []
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_who_does_not_read_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "MAX_UNSENT_BYTES", 100_000)
+
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        deaf = socket.create_connection(("127.0.0.1", port))
+        deaf.sendall(frame(hello()))
+        await heard.until(("connected", "decode-0", 1))
+        while heard.events[-1] != ("closed", "decode-0", 1):
+            heard.hub.send(InstanceId("decode-0"), Release([KEY] * 10_000))
+            await asyncio.sleep(0)
+        deaf.close()
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_a_link_outlives_the_router() -> None:
+    async def scenario() -> None:
+        first = Heard(epoch=1)
+        port = await first.hub.listen("127.0.0.1", 0)
+        async with linked(port, hello()) as (link, told):
+            await told.until(("up", 1))
+            first.hub.close()
+            await told.until(("up", 1), "down")
+            link.send(Abort(KEY))
+            second = Heard(epoch=2)
+            await second.hub.listen("127.0.0.1", port)
+            await told.until(("up", 1), "down", ("up", 2))
+            link.send(Abort(RequestKey(2)))
+            # what was sent while it was down is lost
+            await second.until(("connected", "decode-0", 1), ("received", "decode-0", Abort(RequestKey(2))))
+        second.hub.close()
+
+    play(scenario)
+
+
+def test_a_link_waits_for_a_router_that_is_not_there_yet() -> None:
+    async def scenario() -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = taken.getsockname()[1]
+        async with linked(port, hello()) as (_, told):
+            await asyncio.sleep(0.2)
+            assert told.events == []
+            heard = Heard()
+            await heard.hub.listen("127.0.0.1", port)
+            await told.until(("up", 1))
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_stop_ends_a_link_and_an_error_of_its_handler_gets_out() -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        for message, error in ((Stop(), None), (Abort(RequestKey(13)), RuntimeError)):
+            told = Told()
+            link = RouterLink(RouterAddress("127.0.0.1", port, TOKEN), hello, told)
+            running = asyncio.create_task(link.run())
+            await told.until(("up", 1))
+            heard.hub.send(InstanceId("decode-0"), message)
+            if error is None:
+                await running
+            else:
+                with pytest.raises(error, match="unlucky"):
+                    await running
+            assert told.events == [("up", 1), "down"]
+            await heard.until(("closed", "decode-0", 1))
+        heard.hub.close()
+
+    play(scenario)
+
+
+def connect_and_hang(port: int) -> None:
+    with suppress(KeyboardInterrupt), socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(frame(hello("decode-7")))
+        signal.pause()
+
+
+def test_a_killed_process_is_noticed_at_once() -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        process = multiprocessing.get_context("spawn").Process(target=connect_and_hang, args=(port,))
+        process.start()
+        await heard.until(("connected", "decode-7", 1))
+        start = time.monotonic()
+        process.kill()
+        await heard.until(("closed", "decode-7", 1))
+        assert time.monotonic() - start < 0.5
+        await asyncio.to_thread(process.join)
+        heard.hub.close()
+
+    play(scenario)
