@@ -1,0 +1,103 @@
+"""Who owns which block, written down in the segment: a pool that starts again finds what the one before it had.
+
+A row per block: the request's key (0: nobody's), and which of the request's blocks it is. What concerns the request as
+a whole stands in the row of its first block. There `num_blocks` decides: blocks whose position is below it are the
+request's, others are not. It is one aligned word, written last when blocks come and first when they go. So a process
+killed between any two writes leaves every request whole, as it was before or as it is after, and rows that belong to
+nothing, which `recover` clears. Nothing is answered before it stands here: blocks of such rows are in nobody's use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alignedserve.types import PoolBlockId, RequestKey
+
+
+class State(IntEnum):
+    # some blocks are to be filled; never dropped, lapses at a deadline
+    RESERVED = 1
+    # the authoritative copy; never dropped
+    HELD = 2
+    # a copy of what lives elsewhere; dropped when room is needed
+    SPARE = 3
+
+
+@dataclass(slots=True)
+class Holding:
+    """What the pool has of a request."""
+
+    key: RequestKey
+    blocks: list[PoolBlockId]
+    # committed: their KV is in the first blocks
+    num_tokens: int
+    state: State
+    # of a reservation
+    deadline_s: float = 0.0
+
+
+class OwnerTable:
+    NUM_COLUMNS = 5
+
+    def __init__(self, columns: NDArray[np.int64]) -> None:
+        """[NUM_COLUMNS, number of blocks]; zeros: all blocks are free."""
+        self._key, self._position, self._num_blocks, self._num_tokens, self._state = columns
+
+    @classmethod
+    def plain(cls, num_blocks: int) -> OwnerTable:
+        """In this process's memory."""
+        return cls(np.zeros((cls.NUM_COLUMNS, num_blocks), np.int64))
+
+    @property
+    def size(self) -> int:
+        return len(self._key)
+
+    @property
+    def num_owned(self) -> int:
+        return int(np.count_nonzero(self._key))
+
+    def extend(self, key: RequestKey, blocks: Sequence[PoolBlockId], added: Sequence[PoolBlockId]) -> None:
+        """`added` become the request's, after the `blocks` that it has; none so far: it is reserved."""
+        first, end = len(blocks), len(blocks) + len(added)
+        head = blocks[0] if blocks else added[0]
+        if not blocks:
+            self.record(head, 0, State.RESERVED)
+        self._position[added] = range(first, end)
+        self._key[added] = key
+        self._num_blocks[head] = end
+
+    def shrink(self, blocks: Sequence[PoolBlockId], num_kept: int) -> None:
+        self._num_blocks[blocks[0]] = num_kept
+        self._key[blocks[num_kept:]] = 0
+
+    def record(self, head: PoolBlockId, num_tokens: int, state: State) -> None:
+        """`head`: the request's first block."""
+        self._num_tokens[head] = num_tokens
+        self._state[head] = state
+
+    def recover(self) -> list[Holding]:
+        """What requests have, in the order of their first blocks. Clears rows that belong to nothing."""
+        owned = np.flatnonzero(self._key)
+        rows = owned[np.lexsort((self._position[owned], self._key[owned]))]
+        keys = self._key[rows]
+        holdings = [self._holding(head, rows, keys) for head in np.flatnonzero(self._num_blocks)]
+        whole = [block for holding in holdings for block in holding.blocks]
+        self._key[np.setdiff1d(owned, whole)] = 0
+        return holdings
+
+    def _holding(self, head: np.intp, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Holding:
+        """`rows`: all that have owners, by key and position; `keys`: theirs."""
+        key, count = int(self._key[head]), int(self._num_blocks[head])
+        start = np.searchsorted(keys, key)
+        blocks = rows[start : start + count]
+        num_found = np.count_nonzero((self._key[blocks] == key) & (self._position[blocks] < count))
+        if num_found != count or blocks[0] != head:
+            raise RuntimeError(f"owner table: request {key} has {count} blocks, and {num_found} rows name it")
+        return Holding(
+            RequestKey(key), blocks.tolist(), int(self._num_tokens[head]), State(int(self._state[head]))
+        )

@@ -1,0 +1,144 @@
+"""The pool's memory: a file in shared memory, made by one process, mapped by all of the island.
+
+    0        magic, version, length of the description; the description: JSON of block format and number of blocks
+    4096     owner table, int64 [OwnerTable.NUM_COLUMNS, num_blocks]
+    page     blocks, uint8 [num_blocks, block_bytes]
+
+All memory is reserved when it is made, so that using it cannot fail later. The magic is written last: a segment without
+it was never finished. It outlives the processes; whoever ends the system unlinks it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import struct
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alignedserve.kv_format import BlockFormat
+from kvpool.owners import OwnerTable
+
+DIRECTORY = Path("/dev/shm")
+MAGIC = b"ALNDPOOL"
+VERSION = 1
+# magic, version, length of the description
+PREFIX = struct.Struct("<8sII")
+TABLE_OFFSET = 4096
+
+
+class Segment:
+    """Its arrays are views of the mapped file."""
+
+    def __init__(self, name: str, form: BlockFormat, num_blocks: int, memory: mmap.mmap) -> None:
+        self.name = name
+        self.form = form
+        self.num_blocks = num_blocks
+        columns = np.frombuffer(memory, np.int64, OwnerTable.NUM_COLUMNS * num_blocks, TABLE_OFFSET)
+        self.table = OwnerTable(columns.reshape(OwnerTable.NUM_COLUMNS, num_blocks))
+        blocks = np.frombuffer(memory, np.uint8, num_blocks * form.block_bytes, blocks_offset(num_blocks))
+        self.blocks: NDArray[np.uint8] = blocks.reshape(num_blocks, form.block_bytes)
+
+    @classmethod
+    def create(cls, name: str, form: BlockFormat, num_blocks: int) -> Segment:
+        """FileExistsError if there is one of that name."""
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks={num_blocks}: must be at least 1")
+        path = path_of(name)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            total_bytes = blocks_offset(num_blocks) + num_blocks * form.block_bytes
+            reserve_memory(file, name, total_bytes)
+            memory = mmap.mmap(file, total_bytes)
+            write_header(memory, form, num_blocks)
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(file)
+        return cls(name, form, num_blocks, memory)
+
+    @classmethod
+    def attach(cls, name: str, form: BlockFormat | None = None) -> Segment:
+        """FileNotFoundError if there is none. `form`: what its blocks have to be; None: whatever they are."""
+        file = os.open(path_of(name), os.O_RDWR)
+        try:
+            memory = map_all(file, name)
+        finally:
+            os.close(file)
+        described = read_header(memory, name)
+        found = BlockFormat(**described["format"])
+        for field, value in (form.describe() if form else {}).items():
+            if described["describes"][field] != value:
+                raise ValueError(
+                    f"segment {name}: its blocks have {field}={described['describes'][field]}, "
+                    f"and {field}={value} is needed"
+                )
+        num_blocks = described["num_blocks"]
+        if len(memory) != (expected := blocks_offset(num_blocks) + num_blocks * found.block_bytes):
+            raise ValueError(f"segment {name}: has {len(memory)} bytes, and {expected} are needed")
+        return cls(name, found, num_blocks, memory)
+
+    def close(self) -> None:
+        """Unmapped as soon as nobody has an array of it any more. Safe to repeat."""
+        self.table = OwnerTable.plain(0)
+        self.blocks = np.zeros((0, self.form.block_bytes), np.uint8)
+
+    @staticmethod
+    def unlink(name: str) -> None:
+        """Its memory goes with the last process that has it mapped. Safe to repeat."""
+        path_of(name).unlink(missing_ok=True)
+
+
+def path_of(name: str) -> Path:
+    if not name or "/" in name or name in (".", ".."):
+        raise ValueError(f"segment name {name!r}: must be a file name, without directories")
+    return DIRECTORY / name
+
+
+def blocks_offset(num_blocks: int) -> int:
+    table_end = TABLE_OFFSET + 8 * OwnerTable.NUM_COLUMNS * num_blocks
+    return -(-table_end // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def reserve_memory(file: int, name: str, total_bytes: int) -> None:
+    try:
+        os.posix_fallocate(file, 0, total_bytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG):
+            raise
+        disk = os.statvfs(DIRECTORY)
+        raise ValueError(
+            f"segment {name}: needs {total_bytes} bytes of shared memory, "
+            f"and {disk.f_bavail * disk.f_frsize} are free in {DIRECTORY}"
+        ) from None
+
+
+def write_header(memory: mmap.mmap, form: BlockFormat, num_blocks: int) -> None:
+    described = {"format": asdict(form), "describes": form.describe(), "num_blocks": num_blocks}
+    text = json.dumps(described).encode()
+    memory[PREFIX.size : PREFIX.size + len(text)] = text
+    memory[: PREFIX.size] = PREFIX.pack(bytes(8), VERSION, len(text))
+    memory[: len(MAGIC)] = MAGIC
+
+
+def map_all(file: int, name: str) -> mmap.mmap:
+    if os.fstat(file).st_size < TABLE_OFFSET:
+        raise ValueError(f"segment {name}: no segment of a KV pool, or one that was never finished")
+    return mmap.mmap(file, 0)
+
+
+def read_header(memory: mmap.mmap, name: str) -> dict[str, Any]:
+    magic, version, length = PREFIX.unpack_from(memory)
+    if magic != MAGIC:
+        raise ValueError(f"segment {name}: no segment of a KV pool, or one that was never finished")
+    if version != VERSION:
+        raise ValueError(f"segment {name}: has version {version}, and {VERSION} is needed")
+    described: dict[str, Any] = json.loads(memory[PREFIX.size : PREFIX.size + length])
+    return described

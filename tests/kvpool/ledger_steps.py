@@ -1,0 +1,55 @@
+"""Random steps for ledgers, the same for the same dice, and what is allowed to be found after one was cut off."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from alignedserve.types import RequestKey
+from kvpool.ledger import Ledger
+from kvpool.owners import State
+
+BLOCK_SIZE = 4
+PATIENCE_S = 6
+
+
+class Record(NamedTuple):
+    blocks: tuple[int, ...]
+    num_tokens: int
+    state: State
+
+
+def records(ledger: Ledger) -> dict[RequestKey, Record]:
+    return {each.key: Record(tuple(each.blocks), each.num_tokens, each.state) for each in ledger.holdings}
+
+
+def random_step(ledger: Ledger, dice: Random, now: float) -> None:
+    key = RequestKey(dice.randint(1, 6))
+    num_tokens = dice.randint(1, ledger.num_blocks * BLOCK_SIZE // 3)
+    match dice.choice(("reserve", "reserve", "commit", "commit", "spare", "release", "lapse")):
+        case "reserve":
+            ledger.reserve(key, num_tokens, now + PATIENCE_S)
+        case "commit":
+            ledger.commit(key, num_tokens)
+        case "spare":
+            ledger.make_spare(key)
+        case "release":
+            ledger.release(key)
+        case "lapse":
+            ledger.lapse(now)
+
+
+def assert_between(
+    found: dict[RequestKey, Record], before: dict[RequestKey, Record], after: dict[RequestKey, Record]
+) -> None:
+    """Every request is as it was before the step or as it is after it, or some of each; never less."""
+    for key in found.keys() | before.keys() | after.keys():
+        allowed = [before.get(key), after.get(key)]
+        here, there = found.get(key), [record for record in allowed if record]
+        if here is None:
+            assert None in allowed, f"request {key} is lost: {allowed}"
+            continue
+        assert here.blocks in [record.blocks for record in there], (key, here, allowed)
+        assert here.num_tokens in [record.num_tokens for record in there], (key, here, allowed)
+        assert here.state in [record.state for record in there], (key, here, allowed)
+        assert len(here.blocks) * BLOCK_SIZE >= here.num_tokens

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from alignedserve.kv_format import BlockFormat
+from alignedserve.types import RequestKey
+from kvpool.ledger import Ledger
+from kvpool.owners import OwnerTable
+from kvpool.segment import DIRECTORY, Segment
+from tests.kvpool.ledger_steps import BLOCK_SIZE, assert_between, random_step, records
+
+ROOT = Path(__file__).parents[2]
+FORM = BlockFormat(num_layers=2, block_size=BLOCK_SIZE, num_kv_heads=2, head_dim=8, dtype="float32")
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"alignedserve-test-{secrets.token_hex(6)}"
+    yield name
+    Segment.unlink(name)
+    assert not (DIRECTORY / name).exists()
+
+
+def test_what_one_writes_the_other_reads(name: str) -> None:
+    made = Segment.create(name, FORM, num_blocks=5)
+    found = Segment.attach(name, FORM)
+    assert (found.form, found.num_blocks, found.blocks.shape) == (FORM, 5, (5, FORM.block_bytes))
+    assert not found.blocks.any() and found.table.num_owned == 0
+    made.blocks[3] = np.arange(FORM.block_bytes) % 251
+    assert np.array_equal(found.blocks[3], made.blocks[3])
+    assert not found.blocks[[0, 1, 2, 4]].any()
+
+
+def test_blocks_begin_at_a_page_and_beside_the_table(name: str) -> None:
+    segment = Segment.create(name, FORM, num_blocks=700)
+    assert segment.blocks.ctypes.data % os.sysconf("SC_PAGESIZE") == 0
+    segment.blocks[:] = 255
+    ledger = Ledger(segment.table, BLOCK_SIZE, deadline_s=0)
+    assert ledger.num_free_blocks == 700
+    assert ledger.reserve(RequestKey(1), 700 * BLOCK_SIZE, deadline_s=1)
+    assert (segment.blocks == 255).all()
+
+
+def test_arrays_outlive_closing_and_unlinking(name: str) -> None:
+    segment = Segment.create(name, FORM, num_blocks=2)
+    blocks = segment.blocks
+    segment.close()
+    segment.close()
+    Segment.unlink(name)
+    Segment.unlink(name)
+    blocks[1] = 7
+    assert blocks[1].all() and len(segment.blocks) == 0 and segment.table.size == 0
+    del blocks
+    with open("/proc/self/maps") as maps:
+        assert name not in maps.read()
+
+
+def test_a_restarted_pool_finds_what_the_one_before_had(name: str) -> None:
+    ledger = Ledger(Segment.create(name, FORM, num_blocks=9).table, BLOCK_SIZE, deadline_s=0)
+    dice = Random(4)
+    for now in range(30):
+        random_step(ledger, dice, now)
+    assert records(ledger)
+    assert records(Ledger(Segment.attach(name).table, BLOCK_SIZE, deadline_s=0)) == records(ledger)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_pool_killed_at_any_time_leaves_whole_requests(name: str, seed: int) -> None:
+    num_blocks = 60
+    segment = Segment.create(name, FORM, num_blocks)
+    command = [sys.executable, "-m", "tests.kvpool.killed_pool", name, str(seed)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        num_seen = len(child.stdout.read(Random(seed).randint(50, 2000)))
+        child.kill()
+        num_done = num_seen + len(child.stdout.read())
+    twin, dice = Ledger(OwnerTable.plain(num_blocks), BLOCK_SIZE, deadline_s=0), Random(seed)
+    for now in range(num_done):
+        random_step(twin, dice, now)
+    before = records(twin)
+    random_step(twin, dice, num_done)
+    found = Ledger(segment.table, BLOCK_SIZE, deadline_s=0)
+    found.check()
+    assert_between(records(found), before, records(twin))
+
+
+def test_a_name_is_made_once(name: str) -> None:
+    Segment.create(name, FORM, num_blocks=1).blocks[0] = 9
+    with pytest.raises(FileExistsError):
+        Segment.create(name, FORM, num_blocks=1)
+    assert Segment.attach(name).blocks.all()
+
+
+def test_nothing_of_that_name(name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=name):
+        Segment.attach(name)
+
+
+def test_too_little_memory_is_told_with_both_numbers(name: str) -> None:
+    disk = os.statvfs(DIRECTORY)
+    num_blocks = disk.f_blocks * disk.f_frsize // FORM.block_bytes + 1
+    with pytest.raises(ValueError, match=f"segment {name}: needs ") as told:
+        Segment.create(name, FORM, num_blocks)
+    found = re.search(r"needs (\d+) bytes of shared memory, and (\d+) are free", str(told.value))
+    assert found
+    needed, free = map(int, found.groups())
+    assert needed > num_blocks * FORM.block_bytes and free < needed
+    assert not (DIRECTORY / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_layers", 3), ("block_size", 8), ("head_dim", 16), ("dtype", "bfloat16")]
+)
+def test_other_blocks_are_refused_by_name(name: str, field: str, value: object) -> None:
+    Segment.create(name, FORM, num_blocks=1)
+    is_, wanted = f"{field}={getattr(FORM, field)}", f"{field}={value}"
+    with pytest.raises(ValueError, match=f"{name}: its blocks have {is_}, and {wanted} is needed"):
+        Segment.attach(name, replace(FORM, **{field: value}))
+
+
+def test_what_is_no_segment_is_refused(name: str) -> None:
+    path = DIRECTORY / name
+    for content in (b"", b"x" * 100, bytes(8192)):
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=f"{name}: no segment of a KV pool, or one that was never finished"
+        ):
+            Segment.attach(name)
+
+
+def test_other_versions_and_cut_off_files_are_refused(name: str) -> None:
+    path = DIRECTORY / name
+    Segment.create(name, FORM, num_blocks=3).close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8] + bytes([9]) + whole[9:])
+    with pytest.raises(ValueError, match=f"{name}: has version 9, and 1 is needed"):
+        Segment.attach(name)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=f"{name}: has {len(whole) - 1} bytes, and {len(whole)} are needed"):
+        Segment.attach(name)
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", ".."])
+def test_names_are_file_names(bad: str) -> None:
+    with pytest.raises(ValueError, match="must be a file name"):
+        Segment.create(bad, FORM, num_blocks=1)
+
+
+def test_a_pool_without_blocks_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="num_blocks=0: must be at least 1"):
+        Segment.create(name, FORM, num_blocks=0)
