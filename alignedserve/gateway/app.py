@@ -18,14 +18,14 @@ from alignedserve.gateway.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.errors import ApiError, add_error_handlers
 from alignedserve.gateway.generation import Delta, Generation
 from alignedserve.gateway.health import cluster_body, health
-from alignedserve.gateway.island import Island
+from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
 from alignedserve.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
 
 
-def create_app(model: ServedModel, island: Island) -> FastAPI:
+def create_app(model: ServedModel, islands: Islands) -> FastAPI:
     app = FastAPI(title="AlignedServe", version=alignedserve.__version__)
     add_error_handlers(app)
 
@@ -34,7 +34,7 @@ def create_app(model: ServedModel, island: Island) -> FastAPI:
         model.check_name(body.model)
         prompts = [model.prompt_ids(prompt) for prompt in body.prompts]
         answer = CompletionAnswer(model, int(time.time()), body.logprobs is not None)
-        generation = _generation(island, model, prompts, body.sampling_params())
+        generation = _generation(islands, model, prompts, body.sampling_params())
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
     @app.post("/v1/chat/completions")
@@ -42,7 +42,7 @@ def create_app(model: ServedModel, island: Island) -> FastAPI:
         model.check_name(body.model)
         prompts = [model.chat_ids(body.messages, body.chat_template_kwargs or {})]
         answer = ChatAnswer(model, int(time.time()), bool(body.logprobs))
-        generation = _generation(island, model, prompts, body.sampling_params())
+        generation = _generation(islands, model, prompts, body.sampling_params())
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
     @app.get("/v1/models")
@@ -56,22 +56,22 @@ def create_app(model: ServedModel, island: Island) -> FastAPI:
 
     @app.get("/health")
     async def health_route() -> Response:
-        status, body = await health(island)
+        status, body = await health(islands)
         return JSONResponse(body, status)
 
     @app.get("/v1/cluster")
     async def cluster() -> Json:
-        return cluster_body(await island.cluster())
+        return cluster_body(await islands.cluster())
 
     return app
 
 
 def _generation(
-    island: Island, model: ServedModel, prompts: list[list[int]], params: SamplingParams
+    islands: Islands, model: ServedModel, prompts: list[list[int]], params: SamplingParams
 ) -> Generation:
     for prompt in prompts:
         model.check(prompt, params)
-    return Generation(island, model, prompts, params)
+    return Generation(islands, model, prompts, params)
 
 
 async def _respond(

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from alignedserve.gateway.errors import ApiError, unavailable
-from alignedserve.gateway.island import Island, News
+from alignedserve.gateway.island import News
+from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.text_stream import TextStream
 from alignedserve.messages import NewTokens, Rejected, Request
@@ -56,7 +57,7 @@ class _Choice:
 
 @dataclass(eq=False)
 class Generation:
-    island: Island
+    islands: Islands
     model: ServedModel
     prompts: Sequence[list[int]]
     params: SamplingParams
@@ -77,7 +78,7 @@ class Generation:
     def close(self) -> None:
         """Aborts what has not ended. Safe to repeat."""
         for choice in self._choices:
-            self.island.close(choice.key)
+            self.islands.close(choice.key)
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Until all choices have ended. Raises ApiError when one of them can't go on."""
@@ -93,7 +94,7 @@ class Generation:
         index = len(self._choices)
         request = Request(_new_key(), prompt, params, seed, arrival_s=time.monotonic())
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
-        self.island.open(request, lambda news: self._news.put_nowait((index, news)))
+        self.islands.open(request, lambda news: self._news.put_nowait((index, news)))
 
     def _delta(self, index: int, news: News) -> Delta | None:
         """None for what comes after a stop string."""
@@ -113,7 +114,7 @@ class Generation:
             text += choice.text.append(token_id, news.finish_reason if is_last else None)
             if choice.text.stop_string is not None:
                 reason = "stop"
-                self.island.close(choice.key)
+                self.islands.close(choice.key)
                 break
         self.usage.num_completion_tokens += taken
         return Delta(index, text, news.tokens[:taken], news.logprobs[:taken], reason)

@@ -41,7 +41,9 @@ News = NewTokens | Rejected
 
 
 @dataclass(eq=False)
-class _Open:
+class Open:
+    """A request that has not ended."""
+
     request: Request
     tell: Callable[[News], None]
     delivered: list[int] = field(default_factory=list)
@@ -49,10 +51,18 @@ class _Open:
 
 
 class Island:
-    def __init__(self, address: RouterAddress, me: InstanceId, fingerprint: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        address: RouterAddress,
+        me: InstanceId,
+        fingerprint: Mapping[str, str],
+        on_lost: Callable[[Island], None] = lambda island: None,
+    ) -> None:
+        """`on_lost`: its router is gone; what is open may be taken elsewhere."""
         hello = Hello("gateway", me, new_epoch(), os.getpid(), "", dict(fingerprint), InstanceLimits())
         self._link = RouterLink(address, lambda: hello, self)
-        self._open: dict[RequestKey, _Open] = {}
+        self._on_lost = on_lost
+        self._open: dict[RequestKey, Open] = {}
         self._asked: dict[int, asyncio.Future[Cluster]] = {}
         self._tickets = itertools.count(1)
         self._giving_up: asyncio.TimerHandle | None = None
@@ -61,6 +71,13 @@ class Island:
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    @property
+    def is_up(self) -> bool:
+        return self._link.is_up
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._open
 
     async def run(self) -> None:
         """Until the router says so."""
@@ -78,10 +95,17 @@ class Island:
         there is no router."""
         if self._is_given_up:
             raise unavailable("the router is down")
-        entry = _Open(request, tell)
-        self._open[request.key] = entry
-        if self._link.is_up:
+        self.adopt(Open(request, tell))
+
+    def adopt(self, entry: Open) -> None:
+        self._open[entry.request.key] = entry
+        if self.is_up:
             self._submit(entry)
+
+    def take_all(self) -> list[Open]:
+        """They are somebody else's now."""
+        taken, self._open = list(self._open.values()), {}
+        return taken
 
     def close(self, key: RequestKey) -> None:
         """Nobody waits for it any more. Safe to repeat."""
@@ -90,7 +114,7 @@ class Island:
 
     async def cluster(self) -> Cluster:
         """Raises ApiError when the router does not answer."""
-        if not self._link.is_up:
+        if not self.is_up:
             raise unavailable("the router is down")
         ticket = next(self._tickets)
         self._asked[ticket] = asyncio.get_running_loop().create_future()
@@ -112,6 +136,7 @@ class Island:
             self._submit(entry)
 
     def on_down(self) -> None:
+        self._on_lost(self)
         self._start_giving_up()
 
     def on_message(self, message: AnyMessage) -> None:
@@ -126,7 +151,7 @@ class Island:
 
     # ---- requests ----
 
-    def _submit(self, entry: _Open) -> None:
+    def _submit(self, entry: Open) -> None:
         entry.num_submitted += 1
         self._link.send(Submit(entry.request, list(entry.delivered)))
 
@@ -161,8 +186,8 @@ class Island:
         del self._open[rejected.key]
         entry.tell(rejected)
 
-    def _submit_again(self, entry: _Open) -> None:
-        if self._open.get(entry.request.key) is entry and self._link.is_up:
+    def _submit_again(self, entry: Open) -> None:
+        if self._open.get(entry.request.key) is entry and self.is_up:
             self._submit(entry)
 
     # ---- a router that stays away ----
@@ -175,6 +200,7 @@ class Island:
         self._is_given_up = True
         if self._giving_up:
             self._giving_up.cancel()
-        given_up, self._open = self._open, {}
-        for key, entry in given_up.items():
-            entry.tell(NewTokens(key, len(entry.delivered), [], finish_reason="error", error=reason))
+        for entry in self.take_all():
+            entry.tell(
+                NewTokens(entry.request.key, len(entry.delivered), [], finish_reason="error", error=reason)
+            )

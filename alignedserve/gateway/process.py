@@ -12,7 +12,7 @@ import uvicorn
 
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.app import create_app
-from alignedserve.gateway.island import Island
+from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, stop_on_sigterm
@@ -24,7 +24,8 @@ GOODBYE_S = 1
 @dataclass(frozen=True)
 class GatewayConfig:
     instance_id: InstanceId
-    router: RouterAddress
+    # of each island
+    routers: tuple[RouterAddress, ...]
     host: str
     port: int
     engine: EngineConfig
@@ -36,6 +37,7 @@ class GatewayConfig:
 class GatewayProcess:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
+        self._islands = Islands(config.routers, config.instance_id, config.fingerprint)
 
     def run(self) -> None:
         """Until the router tells it to stop. Raises ValueError for a model that can't be, OSError for a port that is
@@ -45,21 +47,20 @@ class GatewayProcess:
             asyncio.run(self.serve(model, sock))
 
     async def serve(self, model: ServedModel, sock: socket.socket) -> None:
-        config = self._config
-        island = Island(config.router, config.instance_id, config.fingerprint)
-        server = _Server(
-            uvicorn.Config(
-                create_app(model, island), log_level="warning", timeout_graceful_shutdown=GOODBYE_S
-            )
-        )
-        stop_on_sigterm(island.stop)
+        app = create_app(model, self._islands)
+        server = _Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GOODBYE_S))
+        stop_on_sigterm(self.stop)
         serving = asyncio.create_task(server.serve([sock]))
-        linked = asyncio.create_task(island.run())
+        linked = asyncio.create_task(self._islands.run())
         # whichever ends takes the other with it
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
-        island.stop()
+        self.stop()
         server.should_exit = True
         await asyncio.gather(serving, linked)
+
+    def stop(self) -> None:
+        """In the event loop's thread. Safe to repeat."""
+        self._islands.stop()
 
 
 def listen(host: str, port: int) -> socket.socket:

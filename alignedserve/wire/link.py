@@ -55,6 +55,8 @@ class RouterLink:
         self._peer: Peer | None = None
         self._is_up = False
         self._is_stopped = False
+        # by the router, that is
+        self.was_told_to_stop = False
         # of the connection, or of the wait for the next one
         self._over = asyncio.Event()
         self._error: Exception | None = None
@@ -125,6 +127,7 @@ class RouterLink:
     def _dispatch(self, message: AnyMessage) -> None:
         match message:
             case Stop():
+                self.was_told_to_stop = True
                 self.stop()
             case Refused(reason=reason):
                 self._fail(RefusedByRouter(reason))

@@ -17,7 +17,7 @@ from alignedserve import demo
 from alignedserve.config import EngineConfig
 from alignedserve.gateway import island as island_module
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
-from alignedserve.messages import Rejected, Stop
+from alignedserve.messages import Rejected
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
 from tests.gateway.scripted import MODEL, TOKEN, TOKENIZER, ScriptedRouter, answer_of, part
@@ -40,24 +40,30 @@ class Served:
 
 @asynccontextmanager
 async def served(router: ScriptedRouter | None = None) -> AsyncIterator[Served]:
-    router = router or ScriptedRouter()
-    router_port = await router.hub.listen("127.0.0.1", 0)
+    async with served_by([router or ScriptedRouter()]) as found:
+        yield found
+
+
+@asynccontextmanager
+async def served_by(routers: list[ScriptedRouter]) -> AsyncIterator[Served]:
+    ports = [await router.hub.listen("127.0.0.1", 0) for router in routers]
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
-        address = RouterAddress("127.0.0.1", router_port, TOKEN)
+        addresses = tuple(RouterAddress("127.0.0.1", port, TOKEN) for port in ports)
         engine = EngineConfig(str(demo.MODEL_DIR))
-        process = GatewayProcess(GatewayConfig(GATEWAY, address, "127.0.0.1", port, engine, "demo"))
+        process = GatewayProcess(GatewayConfig(GATEWAY, addresses, "127.0.0.1", port, engine, "demo"))
         serving = asyncio.create_task(process.serve(MODEL, sock))
         url = f"http://127.0.0.1:{port}"
         async with (
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
             httpx.AsyncClient(base_url=url, timeout=20) as http,
         ):
-            found = Served(router, client, http, router_port)
+            found = Served(routers[0], client, http, ports[0])
             yield found
-        found.router.hub.send(GATEWAY, Stop())
+        process.stop()
         await serving
-    found.router.hub.close()
+    for router in [found.router, *routers]:
+        router.hub.close()
 
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -484,6 +490,7 @@ def test_the_cluster_is_described_process_by_process() -> None:
                 "state": "up",
                 "blocks": {"used": 6, "free": 4},
                 "requests": {"running": 1},
+                "island": 0,
             }
 
     play(scenario)
@@ -495,7 +502,31 @@ def test_a_taken_port_and_a_missing_model_are_named() -> None:
         with pytest.raises(OSError, match=f"127.0.0.1:{port}: Address already in use"):
             listen("127.0.0.1", port)
     config = GatewayConfig(
-        GATEWAY, RouterAddress("127.0.0.1", 1, ""), "127.0.0.1", 0, EngineConfig("/nothing"), "x"
+        GATEWAY, (RouterAddress("127.0.0.1", 1, ""),), "127.0.0.1", 0, EngineConfig("/nothing"), "x"
     )
     with pytest.raises(ValueError, match="model is '/nothing'"):
         GatewayProcess(config).run()
+
+
+def test_what_a_lost_island_had_goes_on_at_another() -> None:
+    async def scenario() -> None:
+        routers = [ScriptedRouter(epoch=1), ScriptedRouter(epoch=2)]
+        async with served_by(routers) as at:
+            for router in routers:
+                await router.until(lambda router=router: list(router.hub) != [])  # type: ignore[misc]
+                router.allow(2)
+            streams = [
+                await at.client.completions.create(model="demo", prompt="x", max_tokens=50, stream=True)
+                for _ in range(4)
+            ]
+            # by the number of open ones
+            assert [len(router.submitted) for router in routers] == [2, 2]
+            for router in routers:
+                router.allow(None) if router is routers[1] else router.hub.close()
+            for stream in streams:
+                assert "".join([chunk.choices[0].text async for chunk in stream]) == "one two three"
+            assert [submit.delivered for submit in routers[1].submitted[2:]] == [routers[0].answer[:2]] * 2
+            health = await at.http.get("/health")
+            assert (health.status_code, health.json()) == (200, {"status": "ok"})
+
+    play(scenario)
