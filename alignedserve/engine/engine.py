@@ -5,21 +5,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from alignedserve.engine.batch import BatchTable
+from alignedserve.engine.batch import BatchTable, Work
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.logprobs import TokenLogprobs
-from alignedserve.engine.policy import IterationPolicy, Plan, Queues
+from alignedserve.engine.policy import IterationPolicy, Limits, Plan, Queues
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.runner import IterationResult, ModelRunner
 from alignedserve.engine.validate import Vocabulary, check_request
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.types import RequestId
+from alignedserve.types import BlockId, RequestId
 
 
 class BrokenLogits(RuntimeError):
@@ -58,7 +59,7 @@ class Engine:
         self._runner = runner
         self._policy = policy
         self._blocks = blocks
-        self._cache = cache
+        self.cache = cache
         self._table = table
         self._queues = Queues()
         self._requests: dict[RequestId, Request] = {}
@@ -67,6 +68,130 @@ class Engine:
         self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
     ) -> None:
         """Queues a request. Raises InvalidRequest, and nothing is queued, when it can't be run."""
+        request = self._request(request_id, prompt_token_ids, params, seed)
+        self._queues.waiting.append(request)
+
+    def adopt(
+        self,
+        request_id: RequestId,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        output: Sequence[int] = (),
+        num_computed: int = 0,
+    ) -> Request | None:
+        """Takes in a request that began elsewhere, or will go on there. Who adopts it says when it runs and leaves.
+
+        It gets blocks for all of its tokens. Once the KV of the first `num_computed` is in them: `join`, `execute`.
+        It holds them, after its end too, until `release`: they may be under a copy.
+        None, and nothing changed, when there are too few. Raises InvalidRequest when it can't be run.
+        """
+        num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output))
+        if num_blocks > self._blocks.num_free:
+            return None
+        request = self._request(request_id, prompt_token_ids, params, seed)
+        request.status, request.is_adopted = Status.HELD, True
+        request.output, request.num_computed = list(output), num_computed
+        if params.has_penalties:
+            request.output_counts = dict(Counter(output))
+        self._blocks.allocate(request_id, num_blocks)
+        return request
+
+    def blocks_of(self, request: Request) -> list[BlockId]:
+        return list(self._blocks.held(request.request_id))
+
+    def join(self, request: Request) -> None:
+        """The KV of its computed tokens is in its blocks: it can run."""
+        request.num_blocks = 0
+        self._enter(request, 0)
+        self._table.add_blocks(request, self.blocks_of(request))
+
+    def part(self, request: Request) -> None:
+        """It runs no more. Its blocks stay as they are until `release`, or until it joins again."""
+        self._queues.running.remove(request)
+        self._table.leave(request)
+        request.status = Status.HELD
+
+    def release(self, request: Request) -> None:
+        """Ends an adopted request; its blocks are free."""
+        if request.status is Status.RUNNING:
+            self._queues.running.remove(request)
+        self._release(request)
+
+    def abort(self, request_id: RequestId) -> bool:
+        """Ends a request wherever it is; its blocks are free at once. False if it had ended already."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        if request.status is Status.WAITING:
+            self._queues.waiting.remove(request)
+        elif request.status is Status.PREEMPTED:
+            self._queues.preempted.remove(request)
+        elif request.status is Status.RUNNING:
+            self._queues.running.remove(request)
+        self._release(request)
+        return True
+
+    def reset(self) -> None:
+        """Ends all requests, also where an exception in the middle of a step has left them half moved."""
+        self._requests.clear()
+        self._queues = Queues()
+        self._blocks.reset()
+        self.cache.reset()
+        self._table.reset()
+
+    @property
+    def limits(self) -> Limits:
+        return self._policy.limits
+
+    @property
+    def num_blocks(self) -> int:
+        return self._blocks.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._blocks.num_free
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._requests)
+
+    def step(self) -> list[TokenOutput]:
+        plan = self._policy.plan(self._queues, self._blocks.num_free)
+        self._move(plan)
+        if not plan.work:
+            self._check_progress(plan)
+            return []
+        return self._run(plan.work)
+
+    def execute(self, work: Work) -> list[TokenOutput]:
+        """One iteration: computes so many tokens of these requests, which have joined. There must be blocks."""
+        for request, count in work:
+            self._grow(request, request.num_computed + count)
+        return self._run(work)
+
+    def _run(self, work: Work) -> list[TokenOutput]:
+        return self._apply(work, self._runner.run(self._table, work))
+
+    def check_idle(self) -> None:
+        """Nothing is left of finished requests. Raises with both numbers otherwise."""
+        self._blocks.check_idle()
+        if self._requests or len(self._queues) or self.cache.num_saved_blocks:
+            raise RuntimeError(
+                f"idle, but {len(self._requests)} requests, {len(self._queues)} queued, "
+                f"{self.cache.num_saved_blocks} saved blocks are left"
+            )
+
+    def _check_progress(self, plan: Plan) -> None:
+        if self._requests and not plan.evict:
+            raise RuntimeError(
+                f"{len(self._requests)} requests wait, {self._blocks.num_free} of {self._blocks.num_blocks} "
+                f"blocks are free, and policy {self._policy.name} runs none of them"
+            )
+
+    def _request(
+        self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
+    ) -> Request:
         if request_id in self._requests:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
         check_request(prompt_token_ids, params, self.vocabulary, self.max_model_len)
@@ -81,58 +206,7 @@ class Engine:
             max_output_len=min(room, params.max_tokens or room),
         )
         self._requests[request_id] = request
-        self._queues.waiting.append(request)
-
-    def abort(self, request_id: RequestId) -> bool:
-        """Ends a request wherever it is; its blocks are free at once. False if it had ended already."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return False
-        if request.status is Status.WAITING:
-            self._queues.waiting.remove(request)
-        elif request.status is Status.PREEMPTED:
-            self._queues.preempted.remove(request)
-        else:
-            self._queues.running.remove(request)
-        self._release(request)
-        return True
-
-    def reset(self) -> None:
-        """Ends all requests, also where an exception in the middle of a step has left them half moved."""
-        self._requests.clear()
-        self._queues = Queues()
-        self._blocks.reset()
-        self._cache.reset()
-        self._table.reset()
-
-    @property
-    def num_unfinished(self) -> int:
-        return len(self._requests)
-
-    def step(self) -> list[TokenOutput]:
-        plan = self._policy.plan(self._queues, self._blocks.num_free)
-        self._move(plan)
-        if not plan.work:
-            self._check_progress(plan)
-            return []
-        result = self._runner.run(self._table, plan.work)
-        return self._apply(plan, result)
-
-    def check_idle(self) -> None:
-        """Nothing is left of finished requests. Raises with both numbers otherwise."""
-        self._blocks.check_idle()
-        if self._requests or len(self._queues) or self._cache.num_saved_blocks:
-            raise RuntimeError(
-                f"idle, but {len(self._requests)} requests, {len(self._queues)} queued, "
-                f"{self._cache.num_saved_blocks} saved blocks are left"
-            )
-
-    def _check_progress(self, plan: Plan) -> None:
-        if self._requests and not plan.evict:
-            raise RuntimeError(
-                f"{len(self._requests)} requests wait, {self._blocks.num_free} of {self._blocks.num_blocks} "
-                f"blocks are free, and policy {self._policy.name} runs none of them"
-            )
+        return request
 
     def _move(self, plan: Plan) -> None:
         for request in plan.evict:
@@ -147,8 +221,8 @@ class Engine:
 
     def _evict(self, request: Request) -> None:
         held = self._blocks.held(request.request_id)
-        num_used = self._cache.format.num_blocks(request.num_computed)
-        self._cache.save(request.request_id, held[:num_used])
+        num_used = self.cache.format.num_blocks(request.num_computed)
+        self.cache.save(request.request_id, held[:num_used])
         self._queues.running.remove(request)
         self._leave(request)
         request.status = Status.PREEMPTED
@@ -157,7 +231,7 @@ class Engine:
     def _resume(self, request: Request) -> None:
         self._queues.preempted.remove(request)
         self._enter(request, request.num_tokens)
-        self._cache.restore(request.request_id, self._blocks.held(request.request_id))
+        self.cache.restore(request.request_id, self._blocks.held(request.request_id))
 
     def _enter(self, request: Request, num_tokens: int) -> None:
         request.status = Status.RUNNING
@@ -172,7 +246,7 @@ class Engine:
 
     def _grow(self, request: Request, num_tokens: int) -> None:
         """Blocks for the KV of the first `num_tokens` tokens."""
-        count = self._cache.format.num_blocks(num_tokens) - request.num_blocks
+        count = self.cache.format.num_blocks(num_tokens) - request.num_blocks
         if count <= 0:
             return
         blocks = self._blocks.allocate(request.request_id, count)
@@ -182,8 +256,8 @@ class Engine:
             )
         self._table.add_blocks(request, blocks)
 
-    def _apply(self, plan: Plan, result: IterationResult) -> list[TokenOutput]:
-        self._table.computed(plan.work)
+    def _apply(self, work: Work, result: IterationResult) -> list[TokenOutput]:
+        self._table.computed(work)
         sampled = result.sampled
         outputs = []
         for row, request in enumerate(result.requests):
@@ -195,8 +269,7 @@ class Engine:
             output.prompt_logprobs = result.prompt_logprobs.pop(request, None)
             outputs.append(output)
             if output.finish_reason:
-                self._queues.running.remove(request)
-                self._release(request)
+                self._finish(request)
         for request, logprobs in result.prompt_logprobs.items():
             outputs.append(TokenOutput(request.request_id, None, prompt_logprobs=logprobs))
         return outputs
@@ -214,10 +287,18 @@ class Engine:
             output.finish_reason = "length"
         return output
 
+    def _finish(self, request: Request) -> None:
+        if request.is_adopted:
+            self.part(request)
+        else:
+            self._queues.running.remove(request)
+            self._release(request)
+
     def _release(self, request: Request) -> None:
         if request.row >= 0:
-            self._leave(request)
-        self._cache.drop(request.request_id)
+            self._table.leave(request)
+        self._blocks.free(request.request_id)
+        self.cache.drop(request.request_id)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
 

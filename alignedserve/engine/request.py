@@ -16,6 +16,8 @@ class Status(Enum):
     RUNNING = "running"
     # its KV is in host memory
     PREEMPTED = "preempted"
+    # adopted, and not in the batch: its blocks may be under a copy
+    HELD = "held"
     FINISHED = "finished"
 
 
@@ -29,6 +31,8 @@ class Request:
     # ends the output, unless params.ignore_eos
     stop_token_ids: frozenset[int]
     max_output_len: int
+    # who added it says when it runs, and releases it
+    is_adopted: bool = False
 
     # set by the engine
     status: Status = Status.WAITING

@@ -159,7 +159,7 @@ def test_nan_ends_its_request_and_no_other(directory: Path, backend: str) -> Non
     engine.add_request(poisoned, prompts()[6], greedy_params(20), 0)
     events = engine.step()
     block = engine._blocks.held(poisoned)[0]
-    engine._cache.blocks[block] = math.nan
+    engine.cache.blocks[block] = math.nan
     while engine.num_unfinished:
         events += engine.step()
     mine = [event for event in events if event.request_id == poisoned]
@@ -168,7 +168,7 @@ def test_nan_ends_its_request_and_no_other(directory: Path, backend: str) -> Non
     produced = [event.token_id for event in events if event.request_id == healthy]
     assert produced == greedy(directory)[4][:20]
     engine.check_idle()
-    engine._cache.blocks.fill_(math.nan)
+    engine.cache.blocks.fill_(math.nan)
     assert tokens(run(engine, prompts(), greedy_params())) == greedy(directory)
 
 

@@ -1,0 +1,208 @@
+"""A decode instance: carries out what its schedule plans, on the engine, and reports.
+
+What an iteration needs is there when it starts: nobody waits for the router, and copies run beside compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.request import Request
+from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
+from alignedserve.instance.worker import Worker
+from alignedserve.messages import (
+    Abort,
+    AnyMessage,
+    DecodeReport,
+    Evict,
+    Failed,
+    Gone,
+    NewTokens,
+    Offer,
+    Withdraw,
+    Work,
+)
+from alignedserve.transport.completions import Outcome
+from alignedserve.types import Epoch, RequestKey
+from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
+
+
+@dataclass
+class Changes:
+    """Since the last report."""
+
+    admitted: list[RequestKey] = field(default_factory=list)
+    evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
+    withdrawn: list[RequestKey] = field(default_factory=list)
+    # an order that is answered by a report, whatever it says
+    is_asked: bool = False
+
+
+class DecodeWorker(Worker):
+    def __init__(
+        self,
+        engine: Engine,
+        epoch: Epoch,
+        wake: Callable[[], object] = lambda: None,
+        options: DecodeOptions | None = None,
+    ) -> None:
+        super().__init__(engine, epoch, wake)
+        self.schedule = DecodeSchedule(limits_of(engine), options)
+        # those that hold blocks
+        self._requests: dict[RequestKey, Request] = {}
+        # aborted under a copy: what to say when that has ended
+        self._farewells: dict[RequestKey, Gone | None] = {}
+        self._changes = Changes()
+        # of the last report: see `_levels`
+        self._last_levels: tuple[object, ...] = ()
+
+    # ---- orders -----------------------------------------------------------------------------------------------------
+
+    def on(self, order: AnyMessage) -> None:
+        match order:
+            case Offer():
+                self.schedule.offer(order.works, order.is_batch, order.source)
+            case Withdraw():
+                self._changes.withdrawn += self.schedule.withdraw(order.keys)
+                self._changes.is_asked = True
+            case Evict():
+                self._evict(order)
+            case Abort():
+                self._abort(order.key, Gone([order.key]))
+            case _:
+                raise RuntimeError(f"{type(order).__name__}: no order for a decode instance")
+
+    def _evict(self, order: Evict) -> None:
+        if not self.schedule.evict(order.key):
+            return  # it ended while the order was on its way
+        request, form = self._requests[order.key], self.engine.cache.format
+        self.engine.part(request)
+        changed = slice(order.num_saved // form.block_size, form.num_blocks(request.num_computed))
+        pairs = zip(self.engine.blocks_of(request)[changed], order.blocks[changed], strict=True)
+        self._save(order.key, list(pairs), self._evicted)
+
+    def _abort(self, key: RequestKey, farewell: Gone | None) -> None:
+        if self.schedule.abort(key):
+            self._farewells[key] = farewell
+            self._mover.abandon(key)
+        elif key in self._requests:
+            self._leave(key, farewell)
+        elif farewell:
+            self._outbox.append(farewell)
+
+    def drop_orders(self) -> None:
+        for key in self.schedule.drop_candidates():
+            self._abort(key, None)
+        self._stop_copies()
+
+    def drop_all(self) -> None:
+        self.drop_orders()
+        for key in list(self._requests):
+            self._abort(key, None)
+        self._outbox.clear()
+        self._changes, self._last_levels = Changes(), ()
+        self.schedule.check_idle()
+
+    # ---- copies -----------------------------------------------------------------------------------------------------
+
+    def _pull(self, work: Work) -> None:
+        request = self._requests[work.request.key] = adopt(self.engine, work)
+        cached = slice(self.engine.cache.format.num_blocks(work.num_cached))
+        pairs = zip(self.engine.blocks_of(request)[cached], work.blocks[cached], strict=True)
+        self._load(work.request.key, list(pairs), self._pulled)
+
+    def _pulled(self, outcome: Outcome) -> None:
+        for key in outcome.keys:
+            if outcome.error is not None:
+                self.schedule.pull_failed(key)
+                self._leave(key, Failed(key, "pull", outcome.error))
+            elif self.schedule.pulled(key):
+                self.engine.join(self._requests[key])
+                self._changes.admitted.append(key)
+            else:
+                self._leave(key)
+
+    def _evicted(self, outcome: Outcome) -> None:
+        (key,) = outcome.keys
+        if outcome.error is None:
+            if self.schedule.evicted(key):
+                self._changes.evicted.append((key, self._requests[key].num_computed))
+            self._leave(key)
+        elif self.schedule.evict_failed(key):
+            self.engine.join(self._requests[key])
+            self._outbox.append(Failed(key, "evict", outcome.error))
+        else:
+            self._leave(key)
+
+    def _leave(self, key: RequestKey, message: Failed | Gone | None = None) -> None:
+        """It does not run, and has no copy under way."""
+        self.engine.release(self._requests.pop(key))
+        farewell = self._farewells.pop(key) if key in self._farewells else message
+        if farewell:
+            self._outbox.append(farewell)
+
+    # ---- iterations -------------------------------------------------------------------------------------------------
+
+    def step(self) -> tuple[list[AnyMessage], bool]:
+        begun_s = self._clock()
+        self._completions.run()
+        plan = self.schedule.plan()
+        for work in plan.pulls:
+            self._pull(work)
+        news = self._compute(plan)
+        self._check_blocks(self.schedule.num_free_blocks)
+        report = self._report(news, plan.wants_evicted, self._clock() - begun_s)
+        return self._take_messages(report), bool(plan.run or plan.chunks)
+
+    def _compute(self, plan: DecodePlan) -> list[NewTokens]:
+        work = [(request, request.num_pending) for request in map(self._requests.__getitem__, plan.run)]
+        work += [(self._requests[key], count) for key, count in plan.chunks]
+        if not work:
+            return []
+        outputs = self.engine.execute(work)
+        self.schedule.sampled(plan.run)
+        for key, count in plan.chunks:
+            self.schedule.computed(key, count)
+        return [self._news(output) for output in outputs if says_something(output)]
+
+    def _news(self, output: TokenOutput) -> NewTokens:
+        key = key_of(output.request_id)
+        news = news_of(output, self._requests[key])
+        if output.finish_reason:
+            self.schedule.ended(key)
+            self._leave(key)
+        return news
+
+    # ---- reports ----------------------------------------------------------------------------------------------------
+
+    def _report(
+        self, news: list[NewTokens], wants_evicted: list[RequestKey], duration_s: float
+    ) -> DecodeReport:
+        schedule, changes = self.schedule, self._changes
+        return DecodeReport(
+            news=news,
+            admitted=changes.admitted,
+            wants_evicted=wants_evicted,
+            evicted=changes.evicted,
+            withdrawn=changes.withdrawn,
+            num_free_blocks=schedule.num_free_blocks,
+            num_running=schedule.num_running,
+            max_length=schedule.max_length,
+            sum_lengths=schedule.sum_lengths,
+            duration_s=duration_s,
+            min_length=schedule.min_length,
+        )
+
+    def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:
+        is_new = report.news or self._changes != Changes() or self._levels(report) != self._last_levels
+        messages: list[AnyMessage] = [report] if is_new else []
+        messages += self._outbox
+        self._changes, self._last_levels, self._outbox = Changes(), self._levels(report), []
+        return messages
+
+    @staticmethod
+    def _levels(report: DecodeReport) -> tuple[object, ...]:
+        """What is worth a report when it changes, though nothing was computed."""
+        return report.num_free_blocks, report.num_running, tuple(report.wants_evicted)

@@ -1,0 +1,230 @@
+"""A prefill instance: carries out what its schedule plans, on the engine, and reports.
+
+A prompt's KV is saved to the pool block by block: what an iteration completed is copied while the next one computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.request import Request, Status
+from alignedserve.engine.validate import check_request
+from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
+from alignedserve.instance.worker import Worker
+from alignedserve.messages import Abort, AnyMessage, Failed, Gone, NewTokens, Prefill, PrefillReport, Work
+from alignedserve.transport.completions import Outcome
+from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
+from prefill_worker.schedule import PrefillPlan, PrefillSchedule
+
+
+@dataclass(eq=False)
+class Prompt:
+    work: Work
+    request: Request
+    # blocks whose KV is in the pool, or on its way
+    num_saved_blocks: int
+    # nothing of it will be computed or saved any more; it leaves when no copy is under way
+    is_dropped: bool = False
+    # what to say then
+    farewell: Failed | Gone | None = None
+
+    @property
+    def key(self) -> RequestKey:
+        return self.work.request.key
+
+    @property
+    def is_computed(self) -> bool:
+        return self.request.num_computed == len(self.work.request.prompt) + len(self.work.output)
+
+
+@dataclass
+class Changes:
+    """Since the last report."""
+
+    news: list[NewTokens] = field(default_factory=list)
+    saved: list[tuple[RequestKey, int]] = field(default_factory=list)
+    staged: list[RequestKey] = field(default_factory=list)
+    progress: list[tuple[RequestKey, int]] = field(default_factory=list)
+
+
+class PrefillWorker(Worker):
+    def __init__(
+        self,
+        engine: Engine,
+        epoch: Epoch,
+        wake: Callable[[], object] = lambda: None,
+        staging_share: float = 0.0,
+    ) -> None:
+        super().__init__(engine, epoch, wake)
+        self.schedule = PrefillSchedule(limits_of(engine), staging_share)
+        # those that hold blocks
+        self._prompts: dict[RequestKey, Prompt] = {}
+        self._changes = Changes()
+        self._last_num_free = -1
+
+    # ---- orders -----------------------------------------------------------------------------------------------------
+
+    def on(self, order: AnyMessage) -> None:
+        match order:
+            case Prefill():
+                for work in order.works:
+                    self._prefill(work)
+            case Abort():
+                self._abort(order.key)
+            case _:
+                raise RuntimeError(f"{type(order).__name__}: no order for a prefill instance")
+
+    def _prefill(self, work: Work) -> None:
+        wanted = work.request
+        try:
+            check_request(wanted.prompt, wanted.params, self.engine.vocabulary, self.engine.max_model_len)
+        except InvalidRequest as error:
+            first = len(work.output)
+            self._changes.news.append(
+                NewTokens(wanted.key, first, [], finish_reason="error", error=str(error))
+            )
+            return
+        self.schedule.prefill([work])
+
+    def _abort(self, key: RequestKey) -> None:
+        if self.schedule.abort(key):
+            self._drop(self._prompts[key], Gone([key]))
+        else:
+            self._outbox.append(Gone([key]))
+
+    def drop_orders(self) -> None:
+        for key in self.schedule.drop_waiting():
+            self._drop(self._prompts[key], None)
+        self._stop_copies()
+
+    def drop_all(self) -> None:
+        self.drop_orders()
+        self._outbox.clear()
+        self._changes = Changes()
+        self.schedule.check_idle()
+
+    # ---- iterations -------------------------------------------------------------------------------------------------
+
+    def step(self) -> tuple[list[AnyMessage], bool]:
+        begun_s = self._clock()
+        self._completions.run()
+        plan = self.schedule.plan()
+        for work in plan.starts:
+            self._start(work)
+        for work in plan.loads:
+            self._load_cached(work)
+        self._compute(plan)
+        self._check_blocks(self.schedule.num_free_blocks)
+        return self._take_messages(self._clock() - begun_s), bool(plan.chunks)
+
+    def _start(self, work: Work) -> None:
+        request = adopt(self.engine, work)
+        num_saved_blocks = work.num_cached // self.engine.cache.format.block_size
+        self._prompts[work.request.key] = Prompt(work, request, num_saved_blocks)
+        if not work.num_cached:
+            self.engine.join(request)
+
+    def _compute(self, plan: PrefillPlan) -> None:
+        if not plan.chunks:
+            return
+        outputs = self.engine.execute([(self._prompts[key].request, count) for key, count in plan.chunks])
+        self._changes.news += [self._news(output) for output in outputs if says_something(output)]
+        for key, count in plan.chunks:
+            self.schedule.computed(key, count)
+            self._after_chunk(self._prompts[key])
+
+    def _news(self, output: TokenOutput) -> NewTokens:
+        return news_of(output, self._prompts[key_of(output.request_id)].request)
+
+    def _after_chunk(self, prompt: Prompt) -> None:
+        request = prompt.request
+        if request.status is Status.HELD:
+            self._drop(prompt, None)  # it ended with its first token
+        elif prompt.is_computed:
+            self.engine.part(request)
+            self._save_blocks(prompt, self.engine.cache.format.num_blocks(request.num_computed))
+        else:
+            self._changes.progress.append((prompt.key, request.num_computed))
+            self._save_blocks(prompt, request.num_computed // self.engine.cache.format.block_size)
+
+    # ---- copies -----------------------------------------------------------------------------------------------------
+
+    def _load_cached(self, work: Work) -> None:
+        prompt = self._prompts[work.request.key]
+        self._load(
+            prompt.key,
+            self._pairs(prompt, 0, self.engine.cache.format.num_blocks(work.num_cached)),
+            self._loaded,
+        )
+
+    def _loaded(self, outcome: Outcome) -> None:
+        prompt = self._prompts[outcome.keys[0]]
+        if outcome.error is not None:
+            self._drop(prompt, Failed(prompt.key, "load", outcome.error))
+        elif prompt.is_dropped:
+            self._leave_if_done(prompt)
+        else:
+            self.schedule.loaded(prompt.key)
+            self.engine.join(prompt.request)
+
+    def _save_blocks(self, prompt: Prompt, end: int) -> None:
+        """Those before block `end` that are not in the pool."""
+        pairs = self._pairs(prompt, prompt.num_saved_blocks, end)
+        if pairs:
+            prompt.num_saved_blocks = end
+            self._save(prompt.key, pairs, self._saved)
+
+    def _saved(self, outcome: Outcome) -> None:
+        prompt = self._prompts[outcome.keys[0]]
+        if outcome.error is not None:
+            self._drop(prompt, Failed(prompt.key, "save", outcome.error))
+        else:
+            self._leave_if_done(prompt)
+
+    def _pairs(self, prompt: Prompt, first: int, end: int) -> list[tuple[BlockId, PoolBlockId]]:
+        here = self.engine.blocks_of(prompt.request)[first:end]
+        return list(zip(here, prompt.work.blocks[first:end], strict=True))
+
+    # ---- a prompt's end ---------------------------------------------------------------------------------------------
+
+    def _drop(self, prompt: Prompt, farewell: Failed | Gone | None) -> None:
+        """Nothing more is done for it. It leaves when no copy is under way, and then says so."""
+        if not prompt.is_dropped:
+            prompt.is_dropped, prompt.farewell = True, farewell
+            self.schedule.abort(prompt.key)
+            if prompt.request.status is Status.RUNNING:
+                self.engine.part(prompt.request)
+            self._mover.abandon(prompt.key)
+        elif isinstance(farewell, Gone):
+            prompt.farewell = farewell
+        self._leave_if_done(prompt)
+
+    def _leave_if_done(self, prompt: Prompt) -> None:
+        if self._num_copies[prompt.key]:
+            return
+        if prompt.is_dropped:
+            self._outbox += [prompt.farewell] if prompt.farewell else []
+        elif prompt.is_computed:
+            self._changes.saved.append((prompt.key, prompt.request.num_computed))
+        else:
+            return
+        self.schedule.saved(prompt.key)
+        self.engine.release(prompt.request)
+        del self._prompts[prompt.key]
+
+    # ---- reports ----------------------------------------------------------------------------------------------------
+
+    def _take_messages(self, duration_s: float) -> list[AnyMessage]:
+        messages: list[AnyMessage] = []
+        num_free_blocks, changes = self.schedule.num_free_blocks, self._changes
+        if changes != Changes() or num_free_blocks != self._last_num_free:
+            messages.append(
+                PrefillReport(
+                    changes.news, changes.saved, changes.staged, changes.progress, num_free_blocks, duration_s
+                )
+            )
+        messages += self._outbox
+        self._changes, self._last_num_free, self._outbox = Changes(), num_free_blocks, []
+        return messages

@@ -1,0 +1,446 @@
+"""The schedule against a fabricated router and engine, in virtual time: counts only."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.messages import InstanceLimits, Work
+from alignedserve.types import RequestKey
+from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
+from tests.works import make_work
+
+BLOCK = 4
+LIMITS = InstanceLimits(
+    num_blocks=20, block_size=BLOCK, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=60
+)
+# no thought of the future
+NEXT_ONLY = DecodeOptions(evict_ahead=1, admit_ahead=1, fill_mark=1.0)
+
+
+def keys(works: list[Work]) -> list[RequestKey]:
+    return [work.request.key for work in works]
+
+
+def admit_all(schedule: DecodeSchedule) -> DecodePlan:
+    plan = schedule.plan()
+    for key in keys(plan.pulls):
+        assert schedule.pulled(key)
+    return plan
+
+
+def iterate(schedule: DecodeSchedule) -> DecodePlan:
+    plan = schedule.plan()
+    schedule.sampled(plan.run)
+    return plan
+
+
+# ---- rules ----------------------------------------------------------------------------------------------------------
+
+
+def test_candidate_requests_come_before_the_candidate_batch() -> None:
+    schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
+    batch, request = [make_work(8), make_work(8)], make_work(8)
+    schedule.offer(batch, is_batch=True)
+    schedule.offer([request], is_batch=False)
+    assert keys(schedule.plan().pulls) == keys([request, *batch])
+
+
+def test_the_batch_waits_while_a_candidate_request_does() -> None:
+    schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
+    schedule.offer([make_work(40), make_work(41)], is_batch=False)
+    schedule.offer([make_work(4)], is_batch=True)
+    assert len(schedule.plan().pulls) == 1
+
+
+def test_the_batch_is_admitted_below_the_fill_mark_only() -> None:
+    schedule = DecodeSchedule(LIMITS, DecodeOptions(evict_ahead=1, admit_ahead=1, fill_mark=0.5))
+    schedule.offer([make_work(16) for _ in range(4)], is_batch=True)
+    # 17 tokens are 5 blocks: 10 of 20 are the mark
+    assert len(admit_all(schedule).pulls) == 2
+    assert schedule.num_candidates == 2
+    schedule.offer([make_work(16)], is_batch=False)
+    assert len(schedule.plan().pulls) == 1, "candidate requests know no mark"
+
+
+def test_slots_bound_admission() -> None:
+    limits = InstanceLimits(
+        num_blocks=100, block_size=BLOCK, max_num_seqs=3, max_num_batched_tokens=8, max_model_len=60
+    )
+    schedule = DecodeSchedule(limits, NEXT_ONLY)
+    schedule.offer([make_work(4) for _ in range(5)], is_batch=False)
+    assert len(admit_all(schedule).pulls) == 3
+    assert not schedule.plan().pulls
+    key = iterate(schedule).run[0]
+    schedule.ended(key)
+    assert len(schedule.plan().pulls) == 1
+
+
+def test_admission_leaves_what_the_running_need_soon() -> None:
+    """13 blocks in use and 7 free; in the next 8 iterations the running one takes up to 2 of them."""
+    schedule = DecodeSchedule(LIMITS, DecodeOptions(evict_ahead=1, admit_ahead=9, fill_mark=1.0))
+    schedule.offer([make_work(48, max_tokens=12)], is_batch=False)
+    admit_all(schedule)
+    assert schedule.num_free_blocks == 7
+    schedule.offer([make_work(24, max_tokens=2)], is_batch=False)
+    assert not schedule.plan().pulls, "7 blocks, and none for the running one"
+    other = DecodeSchedule(LIMITS, DecodeOptions(evict_ahead=1, admit_ahead=9, fill_mark=1.0))
+    other.offer([make_work(48, max_tokens=12), make_work(16, max_tokens=2)], is_batch=False)
+    assert len(other.plan().pulls) == 2, "5 blocks, and 2 for the running one"
+
+
+def test_whoever_is_alone_fits() -> None:
+    limits = InstanceLimits(
+        num_blocks=15, block_size=BLOCK, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=60
+    )
+    schedule = DecodeSchedule(limits)
+    work = make_work(50)
+    schedule.offer([work], is_batch=True)
+    admit_all(schedule)
+    for _ in range(51, 60):
+        assert iterate(schedule).run == keys([work])
+    schedule.ended(work.request.key)
+    schedule.check_idle()
+
+
+def full(options: DecodeOptions, *works: Work, is_batch: bool = False) -> DecodeSchedule:
+    schedule = DecodeSchedule(LIMITS, options)
+    for work in works:
+        schedule.offer([work], is_batch)
+    admit_all(schedule)
+    assert schedule.num_running == len(works)
+    return schedule
+
+
+def test_the_longest_gives_way_when_blocks_run_out() -> None:
+    short, long, middle = make_work(15), make_work(31), make_work(23)
+    schedule = full(NEXT_ONLY, short, long, middle)
+    assert schedule.num_free_blocks == 20 - 4 - 8 - 6
+    filler = make_work(7)
+    schedule.offer([filler], is_batch=False)
+    admit_all(schedule)
+    assert schedule.num_free_blocks == 0
+    plan = iterate(schedule)
+    assert len(plan.run) == 4 and not plan.wants_evicted, "all blocks have a last slot"
+    plan = iterate(schedule)
+    assert plan.wants_evicted == keys([long])
+    assert plan.run == [], "nobody has a block for one more token"
+    assert schedule.evict(long.request.key)
+    assert schedule.plan().run == [], "its blocks are under a copy"
+    assert schedule.evicted(long.request.key)
+    assert sorted(iterate(schedule).run) == sorted(keys([short, middle, filler]))
+    schedule.check()
+
+
+def test_victims_are_named_early_and_run_on_while_they_fit() -> None:
+    short, long = make_work(34), make_work(37)
+    schedule = full(DecodeOptions(evict_ahead=4, admit_ahead=1), short, long)
+    # 9 + 10 blocks, one free; in four iterations both need another
+    for _ in range(3):
+        plan = iterate(schedule)
+        assert plan.wants_evicted == keys([long])
+        assert len(plan.run) == 2, "there is room in their last blocks, and one more"
+    plan = iterate(schedule)
+    assert plan.wants_evicted == keys([long]) and plan.run == keys([short])
+
+
+def test_a_victim_takes_no_new_block() -> None:
+    short, long = make_work(31), make_work(39)
+    schedule = full(DecodeOptions(evict_ahead=4, admit_ahead=1), short, long)
+    schedule.offer([make_work(6)], is_batch=False)
+    admit_all(schedule)
+    assert schedule.num_free_blocks == 0
+    iterate(schedule)
+    plan = iterate(schedule)
+    assert plan.wants_evicted == keys([long]) and long.request.key not in plan.run
+
+
+def test_the_older_batch_gives_way_first() -> None:
+    old, new = make_work(15), make_work(47)
+    schedule = full(NEXT_ONLY, old, new, is_batch=True)
+    schedule.offer([make_work(15)], is_batch=False)
+    admit_all(schedule)
+    assert schedule.num_free_blocks == 0
+    iterate(schedule)
+    assert schedule.plan().wants_evicted == keys([old]), "though others are longer"
+
+
+def test_best_effort_gives_way_before_deadlines() -> None:
+    best_effort = make_work(15)
+    schedule = full(NEXT_ONLY, make_work(15, tbt_s=0.1), best_effort, make_work(47, tbt_s=0.1))
+    assert schedule.num_free_blocks == 0
+    iterate(schedule)
+    assert schedule.plan().wants_evicted == keys([best_effort]), "though others are longer"
+
+
+def test_a_victim_is_none_any_more_when_others_end() -> None:
+    short, long = make_work(39), make_work(39)
+    schedule = full(NEXT_ONLY, short, long)
+    iterate(schedule)
+    (victim,) = iterate(schedule).wants_evicted
+    other = ({short.request.key, long.request.key} - {victim}).pop()
+    schedule.ended(other)
+    plan = schedule.plan()
+    assert plan.run == [victim] and not plan.wants_evicted
+
+
+def test_missing_kv_is_computed_in_chunks_beside_the_others() -> None:
+    schedule = full(NEXT_ONLY, make_work(4), make_work(50, num_cached=10))
+    plan = schedule.plan()
+    ((behind, count),) = plan.chunks
+    (ready,) = plan.run
+    assert count == LIMITS.max_num_batched_tokens - 1
+    schedule.sampled(plan.run)
+    schedule.computed(behind, count)
+    plan = schedule.plan()
+    assert sorted(plan.run) == sorted([ready, behind]) and not plan.chunks
+    schedule.sampled(plan.run)
+    assert schedule.max_length == 52
+
+
+# ---- orders that cross ----------------------------------------------------------------------------------------------
+
+
+def test_withdraw_takes_back_what_was_not_admitted() -> None:
+    schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
+    works = [make_work(40), make_work(40), make_work(8)]
+    schedule.offer(works[:2], is_batch=False)
+    schedule.offer(works[2:], is_batch=True)
+    assert keys(schedule.plan().pulls) == keys(works[:1])
+    assert schedule.withdraw([*keys(works), RequestKey(0)]) == keys(works[1:])
+    assert schedule.num_candidates == 0
+
+
+def test_evict_comes_too_late_for_what_has_ended() -> None:
+    work = make_work(8)
+    schedule = full(NEXT_ONLY, work)
+    schedule.ended(work.request.key)
+    assert not schedule.evict(work.request.key)
+
+
+def test_abort_holds_blocks_under_a_copy_until_it_is_reported() -> None:
+    schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
+    work = make_work(8)
+    schedule.offer([work], is_batch=False)
+    schedule.plan()
+    assert schedule.abort(work.request.key)
+    assert schedule.num_free_blocks == 17
+    assert not schedule.pulled(work.request.key)
+    schedule.check_idle()
+
+    schedule.offer([work], is_batch=False)
+    admit_all(schedule)
+    assert schedule.evict(work.request.key) and schedule.abort(work.request.key)
+    assert not schedule.evicted(work.request.key)
+    schedule.check_idle()
+
+    schedule.offer([work], is_batch=False)
+    admit_all(schedule)
+    assert not schedule.abort(work.request.key), "nothing is under a copy"
+    schedule.check_idle()
+
+
+def test_failed_copies() -> None:
+    schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
+    work = make_work(8)
+    schedule.offer([work], is_batch=False)
+    schedule.plan()
+    schedule.pull_failed(work.request.key)
+    schedule.check_idle()
+    schedule.offer([work], is_batch=False)
+    admit_all(schedule)
+    schedule.evict(work.request.key)
+    assert schedule.plan().run == []
+    assert schedule.evict_failed(work.request.key)
+    assert schedule.plan().run == keys([work])
+
+
+def test_what_is_wrong_is_said() -> None:
+    with pytest.raises(ValueError, match="num_blocks=3: a request of max_model_len=60 needs 15"):
+        DecodeSchedule(
+            InstanceLimits(
+                num_blocks=3, block_size=4, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=60
+            )
+        )
+    schedule = DecodeSchedule(LIMITS)
+    work = make_work(8)
+    schedule.offer([work], is_batch=False)
+    with pytest.raises(RuntimeError, match="offered, but it is here already"):
+        schedule.offer([work], is_batch=True)
+    with pytest.raises(ValueError, match="tokens cached"):
+        schedule.offer([make_work(60)], is_batch=False)
+    with pytest.raises(ValueError, match="tokens cached"):
+        schedule.offer([make_work(8, num_cached=9)], is_batch=False)
+
+
+# ---- everything at once ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """A router that evicts when asked, and offers what it evicted again; copies that take their time."""
+
+    rng: random.Random
+    schedule: DecodeSchedule
+    limits: InstanceLimits
+    lengths: dict[RequestKey, int] = field(default_factory=dict)
+    cached: dict[RequestKey, int] = field(default_factory=dict)
+    pulling: set[RequestKey] = field(default_factory=set)
+    running: set[RequestKey] = field(default_factory=set)
+    leaving: set[RequestKey] = field(default_factory=set)
+    aborted: set[RequestKey] = field(default_factory=set)
+    outside: list[RequestKey] = field(default_factory=list)
+    wanted: list[RequestKey] = field(default_factory=list)
+    num_finished: int = 0
+
+    def arrive(self) -> None:
+        prompt_len = self.rng.randint(1, 40)
+        work = make_work(
+            prompt_len,
+            max_tokens=self.rng.choice([None, 2, 9]),
+            tbt_s=self.rng.choice([None, 0.1]),
+        )
+        key = work.request.key
+        self.lengths[key], self.cached[key] = (
+            prompt_len + 1,
+            self.rng.randint(max(0, prompt_len - 20), prompt_len),
+        )
+        self.works[key] = work
+        self.outside.append(key)
+
+    works: dict[RequestKey, Work] = field(default_factory=dict)
+
+    def offer(self) -> None:
+        chosen, self.outside = self.outside, []
+        works = []
+        for key in chosen:
+            known = self.works[key]
+            output = [0] * (self.lengths[key] - len(known.request.prompt))
+            works.append(Work(known.request, output, self.cached[key], []))
+        self.schedule.offer(works, is_batch=self.rng.random() < 0.5)
+
+    def ends_at(self, key: RequestKey) -> int:
+        request = self.works[key].request
+        return min(
+            self.limits.max_model_len,
+            len(request.prompt) + (request.params.max_tokens or self.limits.max_model_len),
+        )
+
+    def step(self) -> bool:
+        plan = self.schedule.plan()
+        self.schedule.check()
+        self.pulling |= set(keys(plan.pulls))
+        assert self.running >= {*plan.run, *plan.wants_evicted}
+        num_tokens = sum(self.lengths[key] - self.cached[key] for key in plan.run)
+        num_tokens += sum(count for _, count in plan.chunks)
+        assert num_tokens <= self.limits.max_num_batched_tokens
+        assert len(self.running) + len(self.pulling - self.aborted) <= self.limits.max_num_seqs
+        for key, count in plan.chunks:
+            self.schedule.computed(key, count)
+            self.cached[key] += count
+        self.schedule.sampled(plan.run)
+        for key in plan.run:
+            self.cached[key] = self.lengths[key]
+            self.lengths[key] += 1
+            if self.lengths[key] == self.ends_at(key):
+                self.schedule.ended(key)
+                self.running.remove(key)
+                self.num_finished += 1
+        self.wanted = [key for key in plan.wants_evicted if key in self.running]
+        return bool(plan.run or plan.chunks)
+
+    def end_copies(self, share: float) -> bool:
+        ended = [key for key in sorted(self.pulling | self.leaving) if self.rng.random() < share]
+        for key in ended:
+            if key in self.pulling:
+                self._pull_ended(key)
+            else:
+                self._evict_ended(key)
+        return bool(ended)
+
+    def _pull_ended(self, key: RequestKey) -> None:
+        self.pulling.remove(key)
+        if self.rng.random() < 0.1:
+            self.schedule.pull_failed(key)
+            if key not in self.aborted:
+                self.outside.append(key)
+        elif self.schedule.pulled(key):
+            assert key not in self.aborted
+            self.running.add(key)
+
+    def _evict_ended(self, key: RequestKey) -> None:
+        self.leaving.remove(key)
+        if self.rng.random() < 0.1:
+            if self.schedule.evict_failed(key):
+                self.running.add(key)
+        elif self.schedule.evicted(key):
+            self.outside.append(key)
+
+    def evict_wanted(self, share: float) -> bool:
+        chosen = [key for key in self.wanted if self.rng.random() < share]
+        for key in chosen:
+            assert self.schedule.evict(key)
+            self.running.remove(key)
+            self.leaving.add(key)
+        self.wanted = [key for key in self.wanted if key not in chosen]
+        return bool(chosen)
+
+    def abort_one(self) -> None:
+        known = [
+            key for key in self.works if key not in self.aborted and self.lengths[key] < self.ends_at(key)
+        ]
+        if not known:
+            return
+        key = self.rng.choice(known)
+        self.aborted.add(key)
+        is_held = self.schedule.abort(key)
+        assert is_held == (key in self.pulling | self.leaving)
+        self.running.discard(key)
+        self.outside = [other for other in self.outside if other != key]
+        self.wanted = [other for other in self.wanted if other != key]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(15, 40),
+    max_num_seqs=st.integers(1, 8),
+    evict_ahead=st.integers(1, 8),
+    admit_ahead=st.integers(1, 40),
+    fill_mark=st.floats(0.1, 1.0),
+)
+def test_every_request_ends_and_every_plan_fits(
+    seed: int, num_blocks: int, max_num_seqs: int, evict_ahead: int, admit_ahead: int, fill_mark: float
+) -> None:
+    rng = random.Random(seed)
+    limits = InstanceLimits(
+        num_blocks=num_blocks,
+        block_size=BLOCK,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + rng.randint(0, 20),
+        max_model_len=60,
+    )
+    schedule = DecodeSchedule(limits, DecodeOptions(evict_ahead, admit_ahead, fill_mark))
+    world = World(rng, schedule, limits)
+    num_arrivals = rng.randint(1, 25)
+    for turn in range(10_000):
+        if turn % 3 == 0 and len(world.works) < num_arrivals:
+            world.arrive()
+        if world.outside and rng.random() < 0.5:
+            world.offer()
+        if rng.random() < 0.02:
+            world.abort_one()
+        has_run = world.step()
+        has_moved = world.end_copies(0.5) | world.evict_wanted(0.5)
+        if len(world.works) == num_arrivals and world.num_finished + len(world.aborted) == num_arrivals:
+            break
+        if not (has_run or has_moved or world.pulling or world.leaving or world.wanted):
+            assert world.outside or len(world.works) < num_arrivals, "nothing runs, and nothing will"
+    assert world.num_finished + len(world.aborted) == num_arrivals, "not all ended"
+    while world.pulling or world.leaving:
+        world.end_copies(1.0)
+    schedule.check_idle()

@@ -1,0 +1,177 @@
+"""What a decode instance says, and what is left of requests that end early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alignedserve.messages import DecodeReport, Evict, Failed, Prefill, Withdraw
+from alignedserve.types import RequestKey
+from tests.engine.helpers import greedy_params
+from tests.island import Entry, Island
+from tests.tiny_models import greedy, prompts
+
+Directory = Callable[[str], Path]
+FAMILY = "llama-gqa-tied"
+
+
+@pytest.fixture
+def island(tiny_model: Directory) -> Island:
+    return Island(tiny_model(FAMILY))
+
+
+def submit_all(island: Island) -> list[Entry]:
+    return [island.submit(prompt, greedy_params()) for prompt in prompts()]
+
+
+def turn_until(island: Island, is_done: Callable[[], object]) -> None:
+    while not is_done():
+        island.turn()
+
+
+def check_tokens(entries: list[Entry], directory: Path) -> None:
+    """Aborted ones have some of theirs, the others all."""
+    for entry, tokens in zip(entries, greedy(directory), strict=True):
+        assert entry.output == tokens[: len(entry.output)]
+        assert entry.is_aborted or len(entry.output) == len(tokens)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_aborts_at_any_time_leave_nothing_and_harm_nobody(
+    island: Island, tiny_model: Directory, every: int
+) -> None:
+    def meddle(island: Island) -> None:
+        for entry in island.in_place("running")[:2]:
+            if (island.num_turns + entry.key) % 5 == 0:
+                island.evict(entry)
+        places = ("prefill", "decode", "running", "evicting")
+        entry = next((entry for entry in entries[::2] if entry.place in places), None)
+        if entry and island.num_turns % every == 0:
+            aborted_in.append(entry.place)
+            island.abort(entry)
+
+    entries, aborted_in = submit_all(island), list[str]()
+    island.meddle = meddle
+    island.finish()
+    check_tokens(entries, tiny_model(FAMILY))
+    assert len(aborted_in) == len(entries[::2])
+
+
+def test_abort_while_kv_is_on_its_way_to_the_instance(island: Island) -> None:
+    entry = island.submit(prompts()[8], greedy_params())
+    turn_until(island, lambda: entry.place == "decode")
+    assert island.decode.schedule.num_candidates == 0, (
+        "its pull has started, and is picked up in the next turn"
+    )
+    island.abort(entry)
+    island.finish()
+    assert not any(report.admitted for report in island.reports)
+
+
+def test_abort_while_kv_is_on_its_way_back(island: Island) -> None:
+    entry = island.submit(prompts()[8], greedy_params())
+    turn_until(island, lambda: entry.place == "running")
+    island.evict(entry)
+    island.abort(entry)
+    island.finish()
+    assert not any(report.evicted for report in island.reports)
+
+
+def test_a_pull_that_fails_is_reported_and_the_request_recovers(
+    island: Island, tiny_model: Directory
+) -> None:
+    entries = submit_all(island)
+    mover = island.decode._mover
+    clock, mover._clock = mover._clock, lambda: math.inf  # every deadline has passed
+    turn_until(island, lambda: island.failures)
+    mover._clock = clock
+    island.finish()
+    check_tokens(entries, tiny_model(FAMILY))
+    assert {(failed.what, failed.reason) for failed in island.failures} == {("pull", "its deadline passed")}
+
+
+def test_an_eviction_that_fails_leaves_the_request_running(island: Island, tiny_model: Directory) -> None:
+    entries = submit_all(island)
+    turn_until(island, lambda: len(island.in_place("running")) == len(entries))
+    mover = island.decode._mover
+    clock, mover._clock = mover._clock, lambda: math.inf
+    victim = entries[4]
+    island.evict(victim)
+    turn_until(island, lambda: island.failures)
+    assert island.failures == [Failed(victim.key, "evict", "its deadline passed")]
+    assert victim.place == "running"
+    mover._clock = clock
+    island.finish()
+    check_tokens(entries, tiny_model(FAMILY))
+
+
+def test_a_new_pool_voids_candidates_and_leaves_the_running_alone(
+    island: Island, tiny_model: Directory
+) -> None:
+    entries = submit_all(island)
+    turn_until(island, lambda: len(island.in_place("running")) >= 4)
+    island.pool = np.zeros_like(island.pool)
+    for worker in island.workers:
+        worker.use_pool(island.pool)
+    for entry in entries:
+        entry.num_cached = 0
+        if entry.place in ("prefill", "pooled", "decode"):
+            entry.place = "queued"
+    island.meddle = lambda island: None
+    island.finish()
+    check_tokens(entries, tiny_model(FAMILY))
+
+
+def test_a_dead_routers_orders_are_dropped_and_the_next_one_is_served(
+    island: Island, tiny_model: Directory
+) -> None:
+    entries = submit_all(island)
+    turn_until(island, lambda: len(island.in_place("running")) >= 4)
+    island.evict(island.in_place("running")[0])
+    for worker in island.workers:
+        worker.drop_all()
+        worker.engine.check_idle()
+    for entry in entries:
+        entry.place = "over" if entry.is_finished else "queued"
+        entry.num_cached = 0
+    island.finish()
+    check_tokens(entries, tiny_model(FAMILY))
+
+
+def test_what_changes_between_iterations_is_reported_once(island: Island) -> None:
+    decode = island.decode
+    messages, goes_on = decode.step()
+    (report,) = messages
+    assert isinstance(report, DecodeReport) and not goes_on
+    assert (report.num_running, report.num_free_blocks) == (0, decode.engine.num_blocks)
+    assert decode.step() == ([], False), "nothing is new"
+    decode.on(Withdraw([RequestKey(5)]))
+    (report,) = decode.step()[0]
+    assert isinstance(report, DecodeReport) and report.withdrawn == []
+    decode.on(Evict(RequestKey(5), [], 0))
+    assert decode.step() == ([], False), "it had ended"
+    island.close()
+
+
+def test_reports_say_what_runs(island: Island) -> None:
+    first, second = (
+        island.submit(prompts()[2], greedy_params()),
+        island.submit(prompts()[5], greedy_params(8)),
+    )
+    island.finish()
+    assert [key for report in island.reports for key in report.admitted] == [first.key, second.key]
+    both = [report for report in island.reports if report.num_running == 2]
+    assert both and len({report.max_length - report.min_length for report in both}) == 1
+    assert all(report.sum_lengths == report.max_length + report.min_length for report in both)
+    assert island.reports[-1].num_running == 0
+    assert all(report.duration_s > 0 for report in island.reports)
+
+
+def test_others_orders_are_refused(island: Island) -> None:
+    with pytest.raises(RuntimeError, match="Prefill: no order for a decode instance"):
+        island.decode.on(Prefill([]))
+    island.close()
