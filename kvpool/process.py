@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.kv_format import BlockFormat
-from alignedserve.messages import AnyMessage, Hello, InstanceLimits, PoolUse, Welcome
+from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, RouterLink, new_epoch, stop_on_sigterm
 from kvpool.pool import Pool
@@ -95,7 +96,7 @@ class _Answering:
                 if use.num_free_blocks == self.pool.num_blocks:
                     self.pool.check_idle()
 
-    def _send(self, messages: list[AnyMessage]) -> None:
+    def _send(self, messages: Sequence[Message]) -> None:
         for message in messages:
             self.link.send(message)
 

@@ -10,6 +10,7 @@ What Ray 2.60 was seen to do, and why it is told otherwise:
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ def _init(**options: Any) -> Any:
     # here: its native part reads the environment when it is imported
     import ray
 
-    ray.init(logging_level="error", **options)
+    ray.init(logging_level=logging.ERROR, **options)
     return ray
 
 

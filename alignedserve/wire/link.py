@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from alignedserve.messages import AnyMessage, Hello, Refused, Stop, Welcome
+from alignedserve.messages import AnyMessage, Hello, Message, Refused, Stop, Welcome
 from alignedserve.types import Epoch
 from alignedserve.wire.peer import Peer
 
@@ -65,7 +65,7 @@ class RouterLink:
     def is_up(self) -> bool:
         return self._is_up
 
-    def send(self, message: AnyMessage) -> None:
+    def send(self, message: Message) -> None:
         """In the event loop's thread."""
         if self._peer:
             self._peer.send(message)
