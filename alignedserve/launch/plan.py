@@ -141,8 +141,8 @@ def _num_pool_blocks(asked: Request, form: BlockFormat, site: Site) -> int:
     if budget // form.block_bytes < needed:
         raise ValueError(
             f"pool_memory_bytes={budget}: holds {budget // form.block_bytes} blocks of {form.block_bytes} bytes, "
-            f"but one request of max_model_len={max_model_len} tokens needs {needed}; {free} bytes of shared memory are free "
-            f"on {site.name}"
+            f"but one request of max_model_len={max_model_len} tokens needs {needed}; "
+            f"{free} bytes of shared memory are free on {site.name}"
         )
     return budget // form.block_bytes
 
