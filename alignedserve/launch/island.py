@@ -57,6 +57,8 @@ class IslandKeeper:
 
     def on_down(self) -> None:
         self._router.down()
+        for keeper in [*self.keepers.values(), *self._others.values()]:
+            keeper.unseen()
 
     def on_message(self, message: AnyMessage) -> None:
         if isinstance(message, Cluster):

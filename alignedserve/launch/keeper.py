@@ -38,27 +38,38 @@ class Keeper:
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
         self._was_up = False
+        # it was said that it is down
+        self._is_missed = False
         self._num_deaths = 0
         self._start_s = time.monotonic()
         self._first_took_s = 0.0
 
     def up(self, detail: str) -> None:
-        if not self._is_up.is_set():
-            self._is_up.set()
-            self._is_down.clear()
-            took_s = time.monotonic() - self._start_s
-            if not self._was_up:
-                self._first_took_s = took_s
-            self._was_up, self._num_deaths = True, 0
+        if self._is_up.is_set():
+            return
+        took_s = time.monotonic() - self._start_s
+        if not self._was_up:
+            self._first_took_s = took_s
+        if self._is_missed or not self._was_up:
             self._say(f"{self.name} is up after {took_s:.1f} s: {detail}")
+        self._was_up, self._is_missed, self._num_deaths = True, False, 0
+        self._is_up.set()
+        self._is_down.clear()
 
     def down(self) -> None:
+        """It was up, and is not connected any more."""
+        if self._is_up.is_set():
+            self.unseen()
+            self._is_missed = True
+            if not self._is_stopping:
+                self._say(f"{self.name} is down; starting it again")
+
+    def unseen(self) -> None:
+        """It may be up, but there is no router to say so."""
         if self._is_up.is_set():
             self._is_up.clear()
             self._is_down.set()
             self._start_s = time.monotonic()
-            if not self._is_stopping:
-                self._say(f"{self.name} is down; starting it again")
 
     async def until_up(self) -> None:
         await self._is_up.wait()

@@ -21,7 +21,7 @@ _POLL_S = 0.05
 
 # Ray's processes may still be writing when this process was killed: a few attempts.
 _REMOVE = """
-cat > /dev/null
+while read -r line; do :; done
 for attempt in 1 2 3 4 5 6 7 8 9 10; do
   rm -rf -- "$1" && rm -f -- /dev/shm/"$2"-* && exit 0
   sleep 0.5

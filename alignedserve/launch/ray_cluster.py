@@ -5,6 +5,7 @@ What Ray 2.60 was seen to do, and why it is told otherwise:
   is named after the systems where they are off by default;
 - RAY_AUTH_TOKEN keeps it from writing a token to the home directory;
 - `num_cpus` workers are started ahead, which saves most of an actor's start and restart: one for each part;
+- it says at length, and again, that a worker died, which is said here in a line;
 - its memory monitor kills workers when the machine is 95 % full, whoever filled it.
 """
 
@@ -22,6 +23,7 @@ from alignedserve.launch.leftovers import descendants, end
 
 # The least that Ray takes. Nothing of ours goes through it.
 OBJECT_STORE_BYTES = 80 << 20
+_UNSAID = r"^A worker died or was killed while executing a task|^Task .* failed\. There are .* retries remaining"
 
 
 @contextmanager
@@ -36,6 +38,7 @@ def local_ray(directory: Path, num_parts: int, num_threads: int) -> Iterator[Any
         RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
         RAY_USAGE_STATS_ENABLED="0",
         RAY_memory_monitor_refresh_ms="0",
+        RAY_DEDUP_LOGS_SKIP_REGEX=_UNSAID,
     )
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     before = set(descendants(os.getpid()))
