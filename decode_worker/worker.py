@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from alignedserve.transport.completions import Outcome
+
 from alignedserve.engine.engine import Engine, TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
@@ -24,7 +26,6 @@ from alignedserve.messages import (
     Withdraw,
     Work,
 )
-from alignedserve.transport.completions import Outcome
 from alignedserve.types import Epoch, RequestKey
 from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
 
