@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from alignedserve.transport.completions import Outcome
-
 from alignedserve.engine.engine import Engine, TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
@@ -26,6 +24,7 @@ from alignedserve.messages import (
     Withdraw,
     Work,
 )
+from alignedserve.transport.completions import Outcome
 from alignedserve.types import Epoch, RequestKey
 from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
 
