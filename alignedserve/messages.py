@@ -153,10 +153,12 @@ class Reserve(Message):
 
 
 class Reserved(Message):
+    """Also sent without a Reserve, about a request whose reservation has lapsed: no blocks, and itself dropped."""
+
     key: RequestKey
     # all of the request's blocks; None: no room, nothing changed
     blocks: list[PoolBlockId] | None
-    # spare copies that had to go for it
+    # nothing is left of these: spare copies that had to go for it
     dropped: list[RequestKey] = []
 
 

@@ -11,6 +11,7 @@ import alignedserve
 _COMMANDS = {
     "generate": "alignedserve.cli.generate",
     "bench": "alignedserve.cli.bench",
+    "serve": "alignedserve.cli.serve",
 }
 
 

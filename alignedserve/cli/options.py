@@ -1,4 +1,4 @@
-"""Command-line options made from EngineConfig: names, defaults and help are stated there, once."""
+"""Command-line options made from configuration classes: names, defaults and help are stated there, once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,28 @@ Command = Callable[..., Any]
 
 
 def engine_options(command: Command) -> Command:
-    """Adds one option for each field of EngineConfig but the model, which commands take as an argument."""
-    hints = get_type_hints(EngineConfig, include_extras=True)
-    for field in reversed(fields(EngineConfig)):
-        if field.default is not MISSING:
-            kind, text = get_args(hints[field.name])
-            command = _option(field.name, kind, field.default, text)(command)
-    return command
+    """One option for each field of EngineConfig but the model, which commands take as an argument."""
+    return options_of(EngineConfig)(command)
+
+
+def options_of(config_class: type[Any]) -> Callable[[Command], Command]:
+    """Adds one option for each field that has a default."""
+    hints = get_type_hints(config_class, include_extras=True)
+
+    def add(command: Command) -> Command:
+        for field in reversed(fields(config_class)):
+            if field.default is not MISSING:
+                kind, text = get_args(hints[field.name])
+                command = _option(field.name, kind, field.default, text)(command)
+        return command
+
+    return add
+
+
+def taken(config_class: type[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Those of the options that are the class's."""
+    names = {field.name for field in fields(config_class)}
+    return {name: value for name, value in options.items() if name in names}
 
 
 def _option(name: str, kind: Any, default: Any, text: str) -> Callable[[Command], Command]:

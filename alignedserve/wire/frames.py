@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from alignedserve.messages import AnyMessage
+from alignedserve.messages import AnyMessage, Message
 
 _LENGTH_BYTES = 4
 # A prompt of a million tokens takes five; what is longer is no message of ours.
@@ -20,7 +20,7 @@ class WireError(ValueError):
     """What came is not one of our messages. The connection is of no use any more."""
 
 
-def frame(message: AnyMessage) -> bytes:
+def frame(message: Message) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise WireError(

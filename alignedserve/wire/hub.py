@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from alignedserve.messages import ROLES, AnyMessage, Hello, Refused
+from alignedserve.messages import ROLES, AnyMessage, Hello, Message, Refused
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire.peer import Peer
 
@@ -45,7 +45,7 @@ class Hub:
         self._server = await asyncio.get_running_loop().create_server(self._new_peer, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def send(self, to: InstanceId, message: AnyMessage) -> None:
+    def send(self, to: InstanceId, message: Message) -> None:
         """Lost when `to` is not connected; the handler has been told so, or will be."""
         if to in self._peers:
             self._peers[to].send(message)

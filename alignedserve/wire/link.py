@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from alignedserve.messages import AnyMessage, Hello, Refused, Stop, Welcome
+from alignedserve.messages import AnyMessage, Hello, Message, Refused, Stop, Welcome
 from alignedserve.types import Epoch
 from alignedserve.wire.peer import Peer
 
@@ -55,6 +55,8 @@ class RouterLink:
         self._peer: Peer | None = None
         self._is_up = False
         self._is_stopped = False
+        # by the router, that is
+        self.was_told_to_stop = False
         # of the connection, or of the wait for the next one
         self._over = asyncio.Event()
         self._error: Exception | None = None
@@ -63,7 +65,7 @@ class RouterLink:
     def is_up(self) -> bool:
         return self._is_up
 
-    def send(self, message: AnyMessage) -> None:
+    def send(self, message: Message) -> None:
         """In the event loop's thread."""
         if self._peer:
             self._peer.send(message)
@@ -125,6 +127,7 @@ class RouterLink:
     def _dispatch(self, message: AnyMessage) -> None:
         match message:
             case Stop():
+                self.was_told_to_stop = True
                 self.stop()
             case Refused(reason=reason):
                 self._fail(RefusedByRouter(reason))

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from alignedserve.messages import AnyMessage
+from alignedserve.messages import AnyMessage, Message
 from alignedserve.wire.frames import FrameReader, WireError, frame
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Peer(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, message: AnyMessage) -> None:
+    def send(self, message: Message) -> None:
         """Nothing happens when the connection is closed: whoever sends hears of that by `on_closed`.
 
         What is sent in one turn of the event loop leaves in one write.

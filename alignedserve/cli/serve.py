@@ -1,0 +1,37 @@
+"""`alignedserve serve`: the whole system on this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from alignedserve.cli.options import engine_options, options_of, taken
+from alignedserve.config import EngineConfig
+from alignedserve.launch.config import ServeConfig
+from router.config import RouterConfig
+
+
+@click.command("serve")
+@click.argument("model", required=False)
+@options_of(ServeConfig)
+@engine_options
+@options_of(RouterConfig)
+def command(model: str | None, **options: Any) -> None:
+    """Serve MODEL (the demo model if none is named) behind the OpenAI API."""
+    from alignedserve import demo
+    from alignedserve.launch.serve import serve
+
+    if model is None:
+        options["served_model_name"] = options["served_model_name"] or "demo"
+    engine = EngineConfig(model or str(demo.MODEL_DIR), **taken(EngineConfig, options))
+    config = ServeConfig(**taken(ServeConfig, options))
+    try:
+        serve(engine, RouterConfig(**taken(RouterConfig, options)), config, _say)
+    except RuntimeError as error:
+        # PartFailed; imported by name it would bring ray into every --help
+        raise click.ClickException(str(error)) from error
+
+
+def _say(line: str) -> None:
+    click.echo(line)

@@ -1,0 +1,21 @@
+"""The Ray shell of a gateway. Its module is imported where it runs: the launcher needs none of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ray
+
+if TYPE_CHECKING:
+    from alignedserve.gateway.process import GatewayConfig
+
+
+@ray.remote
+class GatewayActor:
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+
+    def run(self) -> None:
+        from alignedserve.gateway.process import GatewayProcess
+
+        GatewayProcess(self._config).run()

@@ -1,0 +1,169 @@
+"""OpenAI's answer objects, whole and in chunks. Chats and completions differ in shape only."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from alignedserve.gateway.generation import Delta, TokenLogprobs, Usage
+from alignedserve.gateway.model import ServedModel
+
+Json = dict[str, Any]
+
+
+@dataclass
+class _Whole:
+    """A choice, collected."""
+
+    text: str = ""
+    logprobs: Json | None = None
+    finish_reason: str | None = None
+
+
+@dataclass
+class Answer(ABC):
+    model: ServedModel
+    created: int
+    wants_logprobs: bool
+    id: str = ""
+    # of each choice, characters said
+    _lengths: dict[int, int] = field(default_factory=dict)
+
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+
+    def whole(self, deltas: list[Delta], usage: Usage) -> Json:
+        choices: dict[int, _Whole] = {}
+        for delta in deltas:
+            self._collect(choices.setdefault(delta.index, _Whole()), delta)
+        listed = [self._whole_choice(index, choices[index]) for index in sorted(choices)]
+        return self._envelope(self.kind, listed) | {"usage": usage.body}
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        """None for a token without text, unless there is something else to say of it."""
+        choices = self._opening(delta.index) if delta.index not in self._lengths else []
+        logprobs = self._logprobs(delta) if self.wants_logprobs else None
+        self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
+        if delta.text or logprobs or delta.finish_reason:
+            choices.append(self._chunk_choice(delta, logprobs))
+        return [self._envelope(self.chunk_kind, [choice]) for choice in choices]
+
+    def usage_chunk(self, usage: Usage) -> Json:
+        return self._envelope(self.chunk_kind, []) | {"usage": usage.body}
+
+    def _collect(self, choice: _Whole, delta: Delta) -> None:
+        if self.wants_logprobs:
+            found = self._logprobs(delta)
+            choice.logprobs = found if choice.logprobs is None else self._join(choice.logprobs, found)
+        self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
+        choice.text += delta.text
+        choice.finish_reason = delta.finish_reason
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model.name,
+            "choices": choices,
+        }
+
+    def _join(self, some: Json, more: Json) -> Json:
+        return {name: some[name] + more[name] for name in some}
+
+    def _opening(self, index: int) -> list[Json]:
+        """What a choice's stream begins with."""
+        return []
+
+    @abstractmethod
+    def _whole_choice(self, index: int, choice: _Whole) -> Json: ...
+
+    @abstractmethod
+    def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json: ...
+
+    @abstractmethod
+    def _logprobs(self, delta: Delta) -> Json: ...
+
+
+class CompletionAnswer(Answer):
+    id_prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
+
+    def _whole_choice(self, index: int, choice: _Whole) -> Json:
+        return {
+            "index": index,
+            "text": choice.text,
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
+        return {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _logprobs(self, delta: Delta) -> Json:
+        texts = [self.model.token_text(token_id) for token_id in delta.token_ids]
+        # text appears when its last token does: the offsets of tokens that come together are counted from there
+        offset, offsets = self._lengths.get(delta.index, 0), []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        likeliest = [
+            {self.model.token_text(token_id): logprob for token_id, logprob in top.items()} | {text: chosen}
+            for text, (chosen, _, top) in zip(texts, delta.logprobs, strict=True)
+        ]
+        return {
+            "tokens": texts,
+            "token_logprobs": [logprob for logprob, _, _ in delta.logprobs],
+            "top_logprobs": likeliest,
+            "text_offset": offsets,
+        }
+
+
+class ChatAnswer(Answer):
+    id_prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def _opening(self, index: int) -> list[Json]:
+        role = {"role": "assistant", "content": ""}
+        return [{"index": index, "delta": role, "logprobs": None, "finish_reason": None}]
+
+    def _whole_choice(self, index: int, choice: _Whole) -> Json:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
+        return {
+            "index": delta.index,
+            "delta": {"content": delta.text} if delta.text or logprobs else {},
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _logprobs(self, delta: Delta) -> Json:
+        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
+        return {"content": [self._token(token_id, found) for token_id, found in pairs]}
+
+    def _token(self, token_id: int, found: TokenLogprobs) -> Json:
+        logprob, _, top = found
+        likeliest = sorted(top.items(), key=lambda item: -item[1])
+        return self._named(token_id, logprob) | {"top_logprobs": [self._named(*item) for item in likeliest]}
+
+    def _named(self, token_id: int, logprob: float) -> Json:
+        text = self.model.token_text(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

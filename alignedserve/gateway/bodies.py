@@ -1,0 +1,148 @@
+"""What a client may send, field by field. Anything else is refused by name: a misspelt parameter must not be ignored.
+
+Ranges are checked by SamplingParams, for every way into the system the same.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import InvalidRequest
+
+# OpenAI's default for completions; chats go on until the model ends them
+COMPLETION_MAX_TOKENS = 16
+
+TokenIds = Annotated[list[int], Field(min_length=1)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    # change nothing here
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options: only allowed with stream=true")
+
+    def _sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        if self.logit_bias is not None:
+            given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs)
+
+
+# fields that SamplingParams has by the same name and meaning
+_SAMPLING = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+)
+
+
+class CompletionBody(_Body):
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[TokenIds], Field(min_length=1)]
+    )
+    max_tokens: int | None = COMPLETION_MAX_TOKENS
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+    def sampling_params(self) -> SamplingParams:
+        self.check()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidRequest(f"best_of={self.best_of}: must be n={self.n or 1}, or absent")
+        return self._sampling_params(self.max_tokens, self.logprobs)
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+
+
+class ChatBody(_Body):
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: TextFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        self.check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest(f"top_logprobs={self.top_logprobs}: only allowed with logprobs=true")
+        newer = self.max_completion_tokens
+        max_tokens = self.max_tokens if newer is None else newer
+        return self._sampling_params(max_tokens, self.top_logprobs or 0 if self.logprobs else None)
+
+
+def _token_id(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise InvalidRequest(f"logit_bias key={key!r}: must be a token id") from None

@@ -1,0 +1,94 @@
+"""OpenAI's error envelope: {"error": {"message", "type", "param", "code"}}, whatever went wrong and wherever."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from alignedserve.types import InvalidRequest
+
+RETRY_AFTER_S = 1
+
+
+class ApiError(Exception):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry: bool = False,
+    ) -> None:
+        """`retry`: the same request may well be answered a moment later."""
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def unavailable(message: str) -> ApiError:
+    return ApiError(503, message, code="overloaded", retry=True)
+
+
+def invalid(error: ValueError) -> ApiError:
+    """Our messages begin with the name of what is wrong: "top_p=2: must be ..."."""
+    name = re.match(r"[a-z_]+(?=[=:\[ ])", str(error))
+    return ApiError(400, str(error), param=name[0] if name else None)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(InvalidRequest, _invalid_request)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _invalid_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, InvalidRequest)
+    return invalid(error).response()
+
+
+async def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if part != "body"]
+    name = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        message = f"{name}: unknown, or not supported by this server"
+    elif first["type"] == "json_invalid":
+        message = f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}"
+    else:
+        message = f"{name or 'the body'}: {first['msg']}"
+    return ApiError(400, message, param=path[0] if path else None).response()
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {HTTPStatus(error.status_code).phrase.lower()}"
+    return ApiError(error.status_code, message).response()
+
+
+async def _unexpected(_: Request, error: Exception) -> JSONResponse:
+    # the server logs it with its traceback
+    return ApiError(500, f"internal error: {type(error).__name__}").response()

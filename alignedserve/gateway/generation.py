@@ -1,0 +1,130 @@
+"""One API call: its prompts times n choices, each a request of its own to the router, and what comes back of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from alignedserve.gateway.errors import ApiError, unavailable
+from alignedserve.gateway.island import News
+from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.text_stream import TextStream
+from alignedserve.messages import NewTokens, Rejected, Request
+from alignedserve.sampling_params import MAX_SEED, SamplingParams
+from alignedserve.seeds import child_seed
+from alignedserve.types import RequestKey
+
+# of one token: (log-probability, rank, {likeliest token: log-probability})
+TokenLogprobs = tuple[float, int, dict[int, float]]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new of a choice. Its first token may have no text yet, and its last one none at all."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: str | None
+
+
+@dataclass
+class Usage:
+    num_prompt_tokens: int
+    num_completion_tokens: int = 0
+
+    @property
+    def body(self) -> dict[str, Any]:
+        prompt, completion = self.num_prompt_tokens, self.num_completion_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+
+@dataclass(eq=False)
+class _Choice:
+    key: RequestKey
+    text: TextStream
+
+
+@dataclass(eq=False)
+class Generation:
+    islands: Islands
+    model: ServedModel
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    _choices: list[_Choice] = field(default_factory=list)
+    _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self.usage = Usage(sum(map(len, self.prompts)))
+
+    def start(self) -> None:
+        """Raises ApiError when there is no router."""
+        one = replace(self.params, n=1)
+        for prompt in self.prompts:
+            seed = random.randint(0, MAX_SEED) if self.params.seed is None else self.params.seed
+            for n in range(self.params.n):
+                self._open(prompt, one, child_seed(seed, n))
+
+    def close(self) -> None:
+        """Aborts what has not ended. Safe to repeat."""
+        for choice in self._choices:
+            self.islands.close(choice.key)
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Until all choices have ended. Raises ApiError when one of them can't go on."""
+        num_unfinished = len(self._choices)
+        while num_unfinished:
+            index, news = await self._news.get()
+            delta = self._delta(index, news)
+            if delta is not None:
+                num_unfinished -= delta.finish_reason is not None
+                yield delta
+
+    def _open(self, prompt: list[int], params: SamplingParams, seed: int) -> None:
+        index = len(self._choices)
+        request = Request(_new_key(), prompt, params, seed, arrival_s=time.monotonic())
+        self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
+        self.islands.open(request, lambda news: self._news.put_nowait((index, news)))
+
+    def _delta(self, index: int, news: News) -> Delta | None:
+        """None for what comes after a stop string."""
+        if isinstance(news, Rejected):
+            raise _rejection(news)
+        if news.finish_reason in ("error", "abort"):
+            raise ApiError(500, f"generation failed: {news.error or news.finish_reason}")
+        choice = self._choices[index]
+        if choice.text.stop_string is not None:
+            return None
+        return self._take(index, choice, news)
+
+    def _take(self, index: int, choice: _Choice, news: NewTokens) -> Delta:
+        text, taken, reason = "", 0, news.finish_reason
+        for taken, token_id in enumerate(news.tokens, 1):
+            is_last = taken == len(news.tokens)
+            text += choice.text.append(token_id, news.finish_reason if is_last else None)
+            if choice.text.stop_string is not None:
+                reason = "stop"
+                self.islands.close(choice.key)
+                break
+        self.usage.num_completion_tokens += taken
+        return Delta(index, text, news.tokens[:taken], news.logprobs[:taken], reason)
+
+
+def _rejection(rejected: Rejected) -> ApiError:
+    if rejected.reason == "too_long":
+        return ApiError(400, rejected.message, param="prompt", code="context_length_exceeded")
+    return unavailable(rejected.message)
+
+
+def _new_key() -> RequestKey:
+    return RequestKey(random.SystemRandom().randint(1, 2**63 - 1))

@@ -1,0 +1,50 @@
+"""Whether the system can answer, asked of those who would: a router knows which processes its island has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from alignedserve.gateway.errors import ApiError
+from alignedserve.gateway.islands import Islands, requests_of
+from alignedserve.messages import Cluster, Part
+
+# without one of each, an island answers nothing
+NEEDED = ("kvpool", "prefill", "decode")
+
+
+async def health(islands: Islands) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body. One island that can answer is enough."""
+    try:
+        clusters = await islands.cluster()
+    except ApiError as error:
+        return 503, {"status": "unavailable", "reason": str(error)}
+    missing = [_missing(cluster) for cluster in clusters]
+    if all(missing):
+        return 503, {"status": "unavailable", "reason": f"no {' and no '.join(missing[0])} process is up"}
+    down = [part.instance_id for cluster in clusters for part in cluster.parts if part.state != "up"]
+    return 200, {"status": "degraded", "down": down} if down else {"status": "ok"}
+
+
+def cluster_body(clusters: Sequence[Cluster]) -> dict[str, Any]:
+    processes = [
+        _part(part) | {"island": number} for number, cluster in enumerate(clusters) for part in cluster.parts
+    ]
+    return {"processes": processes, "requests": requests_of(clusters)}
+
+
+def _missing(cluster: Cluster) -> list[str]:
+    up = {part.role for part in cluster.parts if part.state == "up"}
+    return [role for role in NEEDED if role not in up]
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {
+        "role": part.role,
+        "instance_id": part.instance_id,
+        "epoch": part.epoch,
+        "pid": part.pid,
+        "state": part.state,
+        "blocks": {"used": part.num_blocks - part.num_free_blocks, "free": part.num_free_blocks},
+        "requests": part.requests,
+    }

@@ -1,0 +1,206 @@
+"""The gateway's view of an island: its router, and the requests that this gateway has open there.
+
+The router may die. What is open is submitted again, with the tokens that have been delivered, when it is back; a
+request that it will not take at that moment (its queue is full) was taken once, and is offered until it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from alignedserve.gateway.errors import unavailable
+from alignedserve.messages import (
+    Abort,
+    AnyMessage,
+    AskCluster,
+    Cluster,
+    Hello,
+    InstanceLimits,
+    NewTokens,
+    Rejected,
+    Request,
+    Submit,
+    Tokens,
+    Welcome,
+)
+from alignedserve.types import InstanceId, RequestKey
+from alignedserve.wire import RouterAddress, RouterLink, new_epoch
+
+RESUBMIT_S = 0.25
+# A router that has not come back by then is given up, and what is open there fails.
+PATIENCE_S = 60.0
+CLUSTER_TIMEOUT_S = 2.0
+
+News = NewTokens | Rejected
+
+
+@dataclass(eq=False)
+class Open:
+    """A request that has not ended."""
+
+    request: Request
+    tell: Callable[[News], None]
+    delivered: list[int] = field(default_factory=list)
+    num_submitted: int = 0
+
+
+class Island:
+    def __init__(
+        self,
+        address: RouterAddress,
+        me: InstanceId,
+        fingerprint: Mapping[str, str],
+        on_lost: Callable[[Island], None] = lambda island: None,
+    ) -> None:
+        """`on_lost`: its router is gone; what is open may be taken elsewhere."""
+        hello = Hello("gateway", me, new_epoch(), os.getpid(), "", dict(fingerprint), InstanceLimits())
+        self._link = RouterLink(address, lambda: hello, self)
+        self._on_lost = on_lost
+        self._open: dict[RequestKey, Open] = {}
+        self._asked: dict[int, asyncio.Future[Cluster]] = {}
+        self._tickets = itertools.count(1)
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._is_given_up = False
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def is_up(self) -> bool:
+        return self._link.is_up
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._open
+
+    async def run(self) -> None:
+        """Until the router says so."""
+        self._start_giving_up()
+        try:
+            await self._link.run()
+        finally:
+            self._give_up("this server is stopping")
+
+    def stop(self) -> None:
+        self._link.stop()
+
+    def open(self, request: Request, tell: Callable[[News], None]) -> None:
+        """`tell` hears its tokens, each once and in order, until it ends or is closed. Raises ApiError at once when
+        there is no router."""
+        if self._is_given_up:
+            raise unavailable("the router is down")
+        self.adopt(Open(request, tell))
+
+    def adopt(self, entry: Open) -> None:
+        self._open[entry.request.key] = entry
+        if self.is_up:
+            self._submit(entry)
+
+    def take_all(self) -> list[Open]:
+        """They are somebody else's now."""
+        taken, self._open = list(self._open.values()), {}
+        return taken
+
+    def close(self, key: RequestKey) -> None:
+        """Nobody waits for it any more. Safe to repeat."""
+        if self._open.pop(key, None):
+            self._link.send(Abort(key))
+
+    async def cluster(self) -> Cluster:
+        """Raises ApiError when the router does not answer."""
+        if not self.is_up:
+            raise unavailable("the router is down")
+        ticket = next(self._tickets)
+        self._asked[ticket] = asyncio.get_running_loop().create_future()
+        self._link.send(AskCluster(ticket))
+        try:
+            return await asyncio.wait_for(self._asked[ticket], CLUSTER_TIMEOUT_S)
+        except TimeoutError:
+            raise unavailable("the router does not answer") from None
+        finally:
+            del self._asked[ticket]
+
+    # ---- what the link hears ----
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._is_given_up = False
+        if self._giving_up:
+            self._giving_up.cancel()
+        for entry in self._open.values():
+            self._submit(entry)
+
+    def on_down(self) -> None:
+        self._on_lost(self)
+        self._start_giving_up()
+
+    def on_message(self, message: AnyMessage) -> None:
+        match message:
+            case Tokens(news=all_news):
+                for news in all_news:
+                    self._news(news)
+            case Rejected():
+                self._rejected(message)
+            case Cluster(ticket=ticket) if ticket in self._asked and not self._asked[ticket].done():
+                self._asked[ticket].set_result(message)
+
+    # ---- requests ----
+
+    def _submit(self, entry: Open) -> None:
+        entry.num_submitted += 1
+        self._link.send(Submit(entry.request, list(entry.delivered)))
+
+    def _news(self, news: NewTokens) -> None:
+        entry = self._open.get(news.key)
+        if entry is None:
+            return
+        num_known = len(entry.delivered) - news.first
+        if num_known < 0:
+            raise RuntimeError(
+                f"request {news.key}: {len(entry.delivered)} tokens delivered, the next ones come after {news.first}"
+            )
+        if num_known:
+            news = msgspec.structs.replace(
+                news,
+                first=len(entry.delivered),
+                tokens=news.tokens[num_known:],
+                logprobs=news.logprobs[num_known:],
+            )
+        entry.delivered += news.tokens
+        if news.finish_reason:
+            del self._open[news.key]
+        entry.tell(news)
+
+    def _rejected(self, rejected: Rejected) -> None:
+        entry = self._open.get(rejected.key)
+        if entry is None:
+            return
+        if entry.num_submitted > 1 and rejected.reason != "too_long":
+            asyncio.get_running_loop().call_later(RESUBMIT_S, self._submit_again, entry)
+            return
+        del self._open[rejected.key]
+        entry.tell(rejected)
+
+    def _submit_again(self, entry: Open) -> None:
+        if self._open.get(entry.request.key) is entry and self.is_up:
+            self._submit(entry)
+
+    # ---- a router that stays away ----
+
+    def _start_giving_up(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._giving_up = loop.call_later(PATIENCE_S, self._give_up, "the router is down")
+
+    def _give_up(self, reason: str) -> None:
+        self._is_given_up = True
+        if self._giving_up:
+            self._giving_up.cancel()
+        for entry in self.take_all():
+            entry.tell(
+                NewTokens(entry.request.key, len(entry.delivered), [], finish_reason="error", error=reason)
+            )

@@ -1,0 +1,64 @@
+"""All islands: a request goes to the one with the fewest open; those of an island that is lost go to the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from alignedserve.gateway.island import Island, News
+from alignedserve.messages import Cluster, Request
+from alignedserve.types import InstanceId, RequestKey
+from alignedserve.wire import RouterAddress
+
+
+class Islands:
+    def __init__(
+        self, routers: Sequence[RouterAddress], me: InstanceId, fingerprint: Mapping[str, str]
+    ) -> None:
+        self._islands = [Island(router, me, fingerprint, self._rescue) for router in routers]
+
+    async def run(self) -> None:
+        """Until all routers have said so."""
+        await asyncio.gather(*(island.run() for island in self._islands))
+
+    def stop(self) -> None:
+        for island in self._islands:
+            island.stop()
+
+    def open(self, request: Request, tell: Callable[[News], None]) -> None:
+        """See Island.open."""
+        self._best(self._islands).open(request, tell)
+
+    def close(self, key: RequestKey) -> None:
+        """Nobody waits for it any more. Safe to repeat."""
+        for island in self._islands:
+            island.close(key)
+
+    async def cluster(self) -> list[Cluster]:
+        """Of each island that answers. Raises ApiError when none does."""
+        answers = await asyncio.gather(
+            *(island.cluster() for island in self._islands), return_exceptions=True
+        )
+        clusters = [answer for answer in answers if isinstance(answer, Cluster)]
+        for answer in answers:
+            if isinstance(answer, BaseException) and not clusters:
+                raise answer
+        return clusters
+
+    def _rescue(self, lost: Island) -> None:
+        others = [island for island in self._islands if island is not lost and island.is_up]
+        if others:
+            for entry in lost.take_all():
+                self._best(others).adopt(entry)
+
+    @staticmethod
+    def _best(islands: Sequence[Island]) -> Island:
+        return min(islands, key=lambda island: (not island.is_up, island.num_open))
+
+
+def requests_of(clusters: Sequence[Cluster]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for cluster in clusters:
+        total.update(cluster.requests)
+    return dict(total)

@@ -1,0 +1,42 @@
+"""The text of one choice, piece by piece: as much as is certain after each token.
+
+What may be half a character, or the start of a stop string, is held back until it is known not to be.
+"""
+
+from __future__ import annotations
+
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.text.stop import StopStrings
+from alignedserve.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+        # the stop string that ended it
+        self.stop_string: str | None = None
+        self._text = StopStrings(tokenizer, params) if tokenizer else None
+        self._keeps_stop_token = params.include_stop_str_in_output
+        self._num_tokens = 0
+        self._num_shown = 0
+
+    def append(self, token_id: int, finish_reason: str | None) -> str:
+        """What can be shown now. `finish_reason`: why the engine ended it with this token, if it did."""
+        if self._text is None:
+            return ""
+        self._num_tokens += 1
+        if finish_reason != "stop":
+            self.stop_string = self._text.append(token_id, self._num_tokens)
+        elif self._keeps_stop_token:
+            # after no tokens no stop string counts
+            self._text.append(token_id, num_tokens=0)
+        if self.stop_string is not None:
+            return self._show(len(self._text.text))
+        if finish_reason is not None:
+            self._text.flush()
+            return self._show(len(self._text.text))
+        return self._show(self._text.num_final)
+
+    def _show(self, end: int) -> str:
+        assert self._text
+        start, self._num_shown = self._num_shown, max(end, self._num_shown)
+        return self._text.text[start:end]

@@ -1,0 +1,83 @@
+"""Keeps the parts of one island, and hears from its router which of them are up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from alignedserve.launch.actors import ACTORS
+from alignedserve.launch.keeper import Keeper, make_actor
+from alignedserve.launch.plan import IslandPlan, PartPlan
+from alignedserve.messages import AnyMessage, Cluster, Hello, InstanceLimits, Part, Stop, Welcome
+from alignedserve.types import InstanceId
+from alignedserve.wire import RouterLink, new_epoch
+
+# After being told to stop, processes get so long to do so by themselves.
+STOP_S = 5.0
+
+
+class IslandKeeper:
+    def __init__(
+        self,
+        plan: IslandPlan,
+        name_of: Callable[[PartPlan], str],
+        say: Callable[[str], None],
+        others: dict[InstanceId, Keeper],
+    ) -> None:
+        """`others`: what is kept elsewhere, and is seen here too."""
+        self.plan = plan
+        node_id = plan.site.node_id
+        self.keepers = {
+            part.instance_id: Keeper(part, name_of(part), make_actor(part, ACTORS[part.role], node_id), say)
+            for part in plan.parts
+        }
+        self._router = self.keepers[InstanceId("router")]
+        self._others = others
+        self._link = RouterLink(plan.router, self._hello, self)
+        self._epoch = new_epoch()
+
+    async def keep(self) -> None:
+        """Until it is told to stop. Raises PartFailed, in a group."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._link.run())
+            for keeper in self.keepers.values():
+                group.create_task(keeper.keep())
+
+    def stop(self) -> None:
+        """Tells the router, which tells the others."""
+        for keeper in self.keepers.values():
+            keeper.stopping()
+        self._link.send(Stop())
+
+    # ---- what the link hears ----
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._router.up(f"epoch {welcome.router_epoch}, port {self.plan.router.port}")
+
+    def on_down(self) -> None:
+        self._router.down()
+        for keeper in [*self.keepers.values(), *self._others.values()]:
+            keeper.unseen()
+
+    def on_message(self, message: AnyMessage) -> None:
+        if isinstance(message, Cluster):
+            for part in message.parts:
+                self._seen(part)
+
+    def _seen(self, part: Part) -> None:
+        keeper = self.keepers.get(part.instance_id) or self._others.get(part.instance_id)
+        if keeper is None or keeper is self._router:
+            return
+        if part.state == "up":
+            keeper.up(_detail(part))
+        else:
+            keeper.down()
+
+    def _hello(self) -> Hello:
+        return Hello("launcher", InstanceId("launcher-0"), self._epoch, os.getpid(), "", {}, InstanceLimits())
+
+
+def _detail(part: Part) -> str:
+    blocks = f", {part.num_blocks} blocks" if part.num_blocks else ""
+    return f"pid {part.pid}{blocks}"

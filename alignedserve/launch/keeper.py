@@ -1,0 +1,138 @@
+"""Keeps one part of the system running: starts its actor, runs it again when it died, gives up when that is no use.
+
+Ray makes a dead actor again (max_restarts=-1); that `run` ended, and how, is heard here. Whether the part works is the
+router's word: a part is up when it is connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from alignedserve.launch.plan import PartPlan
+
+# A part that was up gets so long to be up again, and three times as long as it took at first, if that is more.
+RESTART_S = 60.0
+# Deaths in a row, without having been up: the next one would be no different.
+MAX_DEATHS = 4
+_RETRY_S = 0.2
+
+
+class PartFailed(RuntimeError):
+    """A part can't be brought up, or not back."""
+
+
+class Keeper:
+    def __init__(self, plan: PartPlan, name: str, actor: Any, say: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.name = name
+        self._actor = actor
+        self._say = say
+        self._is_stopping = False
+        self._is_up = asyncio.Event()
+        self._is_down = asyncio.Event()
+        self._was_up = False
+        # it was said that it is down
+        self._is_missed = False
+        self._num_deaths = 0
+        self._start_s = time.monotonic()
+        self._first_took_s = 0.0
+
+    def up(self, detail: str) -> None:
+        if self._is_up.is_set():
+            return
+        took_s = time.monotonic() - self._start_s
+        if not self._was_up:
+            self._first_took_s = took_s
+        if self._is_missed or not self._was_up:
+            self._say(f"{self.name} is up after {took_s:.1f} s: {detail}")
+        self._was_up, self._is_missed, self._num_deaths = True, False, 0
+        self._is_up.set()
+        self._is_down.clear()
+
+    def down(self) -> None:
+        """It was up, and is not connected any more."""
+        if self._is_up.is_set():
+            self.unseen()
+            self._is_missed = True
+            if not self._is_stopping:
+                self._say(f"{self.name} is down; starting it again")
+
+    def unseen(self) -> None:
+        """It may be up, but there is no router to say so."""
+        if self._is_up.is_set():
+            self._is_up.clear()
+            self._is_down.set()
+            self._start_s = time.monotonic()
+
+    async def until_up(self) -> None:
+        await self._is_up.wait()
+
+    def stopping(self) -> None:
+        self._is_stopping = True
+
+    async def keep(self) -> None:
+        """Until it stops, having been told to. Raises PartFailed."""
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self._watch())
+            await self._run()
+            watching.cancel()
+
+    async def _run(self) -> None:
+        while not self._is_stopping:
+            error = await self._run_once()
+            if self._is_stopping:
+                return
+            self._judge(error)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _run_once(self) -> RayError | None:
+        try:
+            await self._actor.run.remote()
+        except RayError as error:
+            return error
+        return None
+
+    def _judge(self, error: RayError | None) -> None:
+        self._num_deaths += 1
+        reason = _reason(error)
+        if isinstance(error, ActorDiedError | ActorUnschedulableError):
+            raise PartFailed(f"{self.name} can't be started again: {reason}")
+        if isinstance(error, RayTaskError):
+            if not self._was_up:
+                raise PartFailed(f"{self.name}: {reason}")
+            self._say(f"{self.name} failed: {reason}")
+            ray.kill(self._actor, no_restart=False)
+        if self._num_deaths >= MAX_DEATHS:
+            raise PartFailed(f"{self.name} died {self._num_deaths} times in a row: {reason}")
+
+    async def _watch(self) -> None:
+        """Gives up a part that was up and does not come back."""
+        while True:
+            await self._is_down.wait()
+            patience_s = max(RESTART_S, 3 * self._first_took_s)
+            try:
+                await asyncio.wait_for(self._is_up.wait(), patience_s)
+            except TimeoutError:
+                raise PartFailed(f"{self.name} did not come back within {patience_s:.0f} s") from None
+
+
+def make_actor(plan: PartPlan, actor_class: Any, node_id: str | None) -> Any:
+    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": plan.num_gpus, "max_restarts": -1}
+    if node_id is not None:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return actor_class.options(**options).remote(plan.config)
+
+
+def _reason(error: RayError | None) -> str:
+    if error is None:
+        return "it stopped by itself"
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    # the first line: what follows is for Ray's own developers
+    return str(cause).strip().split("\n")[0] or type(cause).__name__

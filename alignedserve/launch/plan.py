@@ -1,0 +1,152 @@
+"""Which processes there will be, with which settings: decided, and checked, before any of them exists."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from alignedserve.config import EngineConfig
+from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
+from alignedserve.gateway.process import GatewayConfig
+from alignedserve.instance.config import InstanceConfig
+from alignedserve.kv_format import BlockFormat
+from alignedserve.launch.config import ServeConfig
+from alignedserve.models.locate import Location
+from alignedserve.types import InstanceId
+from alignedserve.wire import RouterAddress
+from kvpool.process import PoolProcessConfig
+from router.config import RouterConfig
+from router.process import RouterProcessConfig
+
+# Most that is taken without being asked for; and of what is free, so much is left to others.
+DEFAULT_POOL_BYTES = 1 << 30
+DEFAULT_POOL_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for."""
+
+    engine: EngineConfig
+    router: RouterConfig
+    serve: ServeConfig
+    model: Location
+
+
+@dataclass(frozen=True)
+class Site:
+    """A host that becomes an island."""
+
+    # short and unique within the system
+    name: str
+    # Ray's id of it; None: the only one there is
+    node_id: str | None
+    num_gpus: int
+    free_shm_bytes: int
+    router: RouterAddress
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    role: str
+    instance_id: InstanceId
+    config: Any
+    num_gpus: int = 0
+
+
+@dataclass(frozen=True)
+class IslandPlan:
+    site: Site
+    parts: tuple[PartPlan, ...]
+    num_pool_blocks: int
+    form: BlockFormat
+
+    @property
+    def router(self) -> RouterAddress:
+        return self.site.router
+
+
+def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
+    """Raises ValueError for what does not fit the site."""
+    is_cpu = asked.engine.device == "cpu" or (asked.engine.device == "auto" and not site.num_gpus)
+    _check_gpus(asked.serve, site, is_cpu)
+    dtype = choose_dtype(asked.engine, asked.model.config, is_cpu)
+    form = block_format(asked.engine, asked.model.config, dtype)
+    num_pool_blocks = _num_pool_blocks(asked, form, site)
+    engine = replace(_local(asked), dtype=dtype, device="cpu" if is_cpu else "cuda", use_tqdm=False)
+    instances = [
+        PartPlan(role, name, InstanceConfig(name, site.router, engine), num_gpus=0 if is_cpu else 1)
+        for role, count in (
+            ("prefill", asked.serve.prefill_instances),
+            ("decode", asked.serve.decode_instances),
+        )
+        for name in (InstanceId(f"{role}-{number}") for number in range(count))
+    ]
+    pool_name = InstanceId("kvpool-0")
+    pool = PoolProcessConfig(pool_name, site.router, f"{segment_prefix}-{site.name}", form, num_pool_blocks)
+    expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
+    router = RouterProcessConfig(site.router, asked.router, expected, asked.serve.event_log)
+    parts = (
+        PartPlan("router", InstanceId("router"), router),
+        PartPlan("kvpool", pool_name, pool),
+        *instances,
+    )
+    return IslandPlan(site, parts, num_pool_blocks, form)
+
+
+def plan_gateway(asked: Request, islands: list[IslandPlan]) -> PartPlan:
+    engine = _local(asked)
+    name = InstanceId("gateway-0")
+    config = GatewayConfig(
+        instance_id=name,
+        routers=tuple(island.router for island in islands),
+        host=asked.serve.host,
+        port=asked.serve.port,
+        engine=engine,
+        served_model_name=served_name(asked),
+        fingerprint={"model": engine.model},
+    )
+    return PartPlan("gateway", name, config)
+
+
+def served_name(asked: Request) -> str:
+    return asked.serve.served_model_name or asked.engine.model
+
+
+def _local(asked: Request) -> EngineConfig:
+    """The model is found once; on this machine nobody has to look for it again."""
+    if asked.serve.address is not None or asked.model.directory is None:
+        return asked.engine
+    return replace(asked.engine, model=str(asked.model.directory), revision=None)
+
+
+def _check_gpus(serve: ServeConfig, site: Site, is_cpu: bool) -> None:
+    needed = serve.prefill_instances + serve.decode_instances
+    if not is_cpu and needed > site.num_gpus:
+        raise ValueError(
+            f"prefill_instances={serve.prefill_instances} and decode_instances={serve.decode_instances} "
+            f"need {needed} GPUs, and {site.name} has {site.num_gpus}"
+        )
+
+
+def _num_pool_blocks(asked: Request, form: BlockFormat, site: Site) -> int:
+    free = site.free_shm_bytes
+    wanted = asked.serve.pool_memory_bytes
+    budget = min(DEFAULT_POOL_BYTES, int(free * DEFAULT_POOL_SHARE)) if wanted is None else wanted
+    max_model_len = choose_max_model_len(asked.engine, asked.model.config)
+    needed = form.num_blocks(max_model_len)
+    if budget > free:
+        raise ValueError(f"pool_memory_bytes={budget}: {free} bytes of shared memory are free on {site.name}")
+    if budget // form.block_bytes < needed:
+        raise ValueError(
+            f"pool_memory_bytes={budget}: holds {budget // form.block_bytes} blocks of {form.block_bytes} bytes, "
+            f"but one request of max_model_len={max_model_len} tokens needs {needed}; "
+            f"{free} bytes of shared memory are free on {site.name}"
+        )
+    return budget // form.block_bytes
+
+
+def free_shm_bytes(directory: str = "/dev/shm") -> int:
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize

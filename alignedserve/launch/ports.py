@@ -1,0 +1,32 @@
+"""Ports for routers, and whether the one for HTTP is free."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+
+# Below what kernels hand out for outgoing connections: while a router is away, nobody else gets its port by chance.
+FIRST, LAST = 20_000, 32_000
+
+
+def free_port(host: str) -> int:
+    """One that nobody listens on. Raises OSError when `host` is no address of this machine."""
+    while True:
+        port = random.SystemRandom().randint(FIRST, LAST)
+        if is_free(host, port):
+            return port
+
+
+def is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+            sock.listen(1)
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno != errno.EADDRINUSE:
+                raise
+            return False
+    return True

@@ -1,0 +1,83 @@
+"""Ray for one system: its own on this machine, on loopback and behind a token, or somebody's that is joined.
+
+What Ray 2.60 was seen to do, and why it is told otherwise:
+- it listens on all interfaces, `_node_ip_address="127.0.0.1"` notwithstanding, unless clusters are off: the variable
+  is named after the systems where they are off by default;
+- RAY_AUTH_TOKEN keeps it from writing a token to the home directory;
+- `num_cpus` workers are started ahead, which saves most of an actor's start and restart: one for each part;
+- it says at length, and again, that a worker died, which is said here in a line;
+- its memory monitor kills workers when the machine is 95 % full, whoever filled it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alignedserve.launch.leftovers import descendants, end
+
+# The least that Ray takes. Nothing of ours goes through it.
+OBJECT_STORE_BYTES = 80 << 20
+_UNSAID = (
+    r"^A worker died or was killed while executing a task|^Task .* failed\. There are .* retries remaining"
+)
+
+
+@contextmanager
+def local_ray(directory: Path, num_parts: int, num_threads: int) -> Iterator[Any]:
+    """The ray module, of a Ray that ends with the block and leaves no process.
+
+    `num_threads`: of an instance on a CPU, where the environment does not say.
+    """
+    os.environ.update(
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN=secrets.token_hex(32),
+        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_memory_monitor_refresh_ms="0",
+        RAY_DEDUP_LOGS_SKIP_REGEX=_UNSAID,
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    before = set(descendants(os.getpid()))
+    try:
+        ray = _init(
+            address="local",
+            num_cpus=num_parts,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(directory),
+        )
+        yield ray
+    finally:
+        ours = set(descendants(os.getpid())) - before
+        _shutdown()
+        end(ours)
+
+
+@contextmanager
+def joined_ray(address: str) -> Iterator[Any]:
+    """The ray module, connected to a cluster. Its token is where Ray looks for it."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    try:
+        yield _init(address=address)
+    finally:
+        _shutdown()
+
+
+def _init(**options: Any) -> Any:
+    # here: its native part reads the environment when it is imported
+    import ray
+
+    ray.init(logging_level=logging.ERROR, **options)
+    return ray
+
+
+def _shutdown() -> None:
+    import ray
+
+    ray.shutdown()

@@ -1,0 +1,53 @@
+"""`alignedserve serve`: check, start Ray, plan, supervise, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from alignedserve.config import EngineConfig
+from alignedserve.launch.config import ServeConfig
+from alignedserve.launch.plan import Request, Site, plan_gateway, plan_island
+from alignedserve.launch.ports import is_free
+from alignedserve.launch.sites import nodes_of, this_machine
+from alignedserve.models.locate import locate_model
+from router.config import RouterConfig
+
+
+def serve(
+    engine: EngineConfig, router: RouterConfig, config: ServeConfig, say: Callable[[str], None]
+) -> None:
+    """Until a signal ends it. Raises ValueError for what can't work, PartFailed for what turns out not to."""
+    start_s = time.monotonic()
+    if not is_free(config.host, config.port):
+        raise ValueError(f"port={config.port}: another program listens on it at {config.host}")
+    model = locate_model(engine.model, engine.load_format, engine.revision)
+    asked = Request(engine, router, config, model)
+    prefix = f"alignedserve-{secrets.token_hex(6)}"
+    with _sites(asked, prefix, say) as sites:
+        say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
+        islands = [plan_island(asked, site, prefix) for site in sites]
+        gateway = plan_gateway(asked, islands)
+        url = f"http://{config.host}:{config.port}/v1"
+
+        def ready() -> None:
+            say(f"ready after {time.monotonic() - start_s:.1f} s: {url}")
+
+        # not before: it imports ray, which has to be set up first
+        from alignedserve.launch.supervisor import Supervisor
+
+        async def supervise() -> None:
+            await Supervisor(islands, gateway, say, ready).run()
+
+        asyncio.run(supervise())
+
+
+def _sites(asked: Request, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[list[Site]]:
+    token = secrets.token_hex(32)
+    if asked.serve.address is None:
+        return this_machine(asked.serve, token, prefix)
+    needs_gpus = asked.engine.device.startswith("cuda")
+    return nodes_of(asked.serve.address, asked.serve, needs_gpus, token, say)

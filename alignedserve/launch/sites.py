@@ -1,0 +1,66 @@
+"""Where islands can be: on this machine, under a Ray of its own; or on the nodes of a Ray cluster, one each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from alignedserve.launch.config import ServeConfig
+from alignedserve.launch.leftovers import removing
+from alignedserve.launch.plan import Site, free_shm_bytes
+from alignedserve.launch.ports import free_port
+from alignedserve.launch.ray_cluster import joined_ray, local_ray
+from alignedserve.wire import RouterAddress
+
+LOOPBACK = "127.0.0.1"
+_NODES_POLL_S = 1.0
+
+
+@contextmanager
+def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[Site]]:
+    """`prefix`: of the shared memory's name; what is left of it at the end is removed."""
+    num_instances = config.prefill_instances + config.decode_instances
+    num_threads = max(1, len(os.sched_getaffinity(0)) // num_instances)
+    with removing(prefix) as directory, local_ray(directory, num_instances + 3, num_threads) as ray:
+        num_gpus = int(ray.cluster_resources().get("GPU", 0))
+        address = RouterAddress(LOOPBACK, free_port(LOOPBACK), token)
+        yield [Site("this machine", None, num_gpus, free_shm_bytes(), address)]
+
+
+@contextmanager
+def nodes_of(
+    address: str, config: ServeConfig, needs_gpus: bool, token: str, say: Callable[[str], None]
+) -> Iterator[list[Site]]:
+    with joined_ray(address) as ray:
+        nodes = _usable_nodes(ray, needs_gpus)
+        while len(nodes) < (config.num_islands or 1):
+            say(f"{len(nodes)} of {config.num_islands or 1} nodes are there")
+            time.sleep(_NODES_POLL_S)
+            nodes = _usable_nodes(ray, needs_gpus)
+        chosen = nodes[: config.num_islands]
+        yield [_site(ray, node, number, token) for number, node in enumerate(chosen)]
+
+
+def _usable_nodes(ray: Any, needs_gpus: bool) -> list[dict[str, Any]]:
+    """Those with GPUs, where there are some or have to be; else all."""
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeID"]))
+    with_gpus = [node for node in alive if node["Resources"].get("GPU", 0) >= 1]
+    return with_gpus if with_gpus or needs_gpus else alive
+
+
+def _site(ray: Any, node: dict[str, Any], number: int, token: str) -> Site:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    host = node["NodeManagerAddress"]
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    probe = ray.remote(_probe).options(num_cpus=0, scheduling_strategy=there)
+    port, free_bytes = ray.get(probe.remote(host))
+    num_gpus = int(node["Resources"].get("GPU", 0))
+    return Site(f"node-{number}", node["NodeID"], num_gpus, free_bytes, RouterAddress(host, port, token))
+
+
+def _probe(host: str) -> tuple[int, int]:
+    return free_port(host), free_shm_bytes()

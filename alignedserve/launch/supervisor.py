@@ -1,0 +1,94 @@
+"""The whole system: its islands and its gateway, from the first actor to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+
+import ray
+
+from alignedserve.launch.actors import ACTORS
+from alignedserve.launch.island import STOP_S, IslandKeeper
+from alignedserve.launch.keeper import Keeper, PartFailed, make_actor
+from alignedserve.launch.plan import IslandPlan, PartPlan
+
+
+class Supervisor:
+    def __init__(
+        self,
+        islands: Sequence[IslandPlan],
+        gateway: PartPlan,
+        say: Callable[[str], None],
+        ready: Callable[[], None],
+    ) -> None:
+        """`ready` is called when everything is up for the first time."""
+        self._say = say
+        self._ready = ready
+        here = ray.get_runtime_context().get_node_id()
+        self._gateway = Keeper(gateway, "gateway", make_actor(gateway, ACTORS["gateway"], here), say)
+        others = {gateway.instance_id: self._gateway}
+        self._islands = [
+            IslandKeeper(plan, _naming(plan, is_only=len(islands) == 1), say, others) for plan in islands
+        ]
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until a signal says so. Raises PartFailed when something can't be brought up, or not back."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop.set)
+        keeping = asyncio.create_task(self._keep())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        self._say("stopping")
+        self._gateway.stopping()
+        for island in self._islands:
+            island.stop()
+        await asyncio.wait({keeping}, timeout=STOP_S)
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        if not keeping.cancelled() and (error := keeping.exception()):
+            raise first_failure(error)
+
+    async def _keep(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._announce())
+            group.create_task(self._gateway.keep())
+            group.create_task(self._keep_islands())
+
+    async def _announce(self) -> None:
+        keepers = [self._gateway, *(each for island in self._islands for each in island.keepers.values())]
+        await asyncio.gather(*(keeper.until_up() for keeper in keepers))
+        self._ready()
+
+    async def _keep_islands(self) -> None:
+        """One that is lost is a loss only as long as there are others."""
+        running = {asyncio.create_task(island.keep()) for island in self._islands}
+        try:
+            while running:
+                ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    if error := task.exception():
+                        failure = first_failure(error)
+                        if not running:
+                            raise failure
+                        self._say(f"an island is lost: {failure}")
+        finally:
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+
+
+def first_failure(error: BaseException) -> BaseException:
+    """Of a group, the part that failed first; what failed with it was cancelled or follows from it."""
+    while isinstance(error, BaseExceptionGroup):
+        failed = [each for each in error.exceptions if isinstance(each, PartFailed)]
+        error = (failed or error.exceptions)[0]
+    return error
+
+
+def _naming(plan: IslandPlan, is_only: bool) -> Callable[[PartPlan], str]:
+    return lambda part: part.instance_id if is_only else f"{plan.site.name}/{part.instance_id}"

@@ -1,0 +1,21 @@
+"""The Ray shell of the pool. Its module is imported where it runs: the launcher needs none of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ray
+
+if TYPE_CHECKING:
+    from kvpool.process import PoolProcessConfig
+
+
+@ray.remote
+class PoolActor:
+    def __init__(self, config: PoolProcessConfig) -> None:
+        self._config = config
+
+    def run(self) -> None:
+        from kvpool.process import PoolProcess
+
+        PoolProcess(self._config).run()

@@ -1,0 +1,57 @@
+"""A batch while it is put together: requests taken from the tree's lengths, within limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from alignedserve.types import RequestKey
+from kvpool.quadtree import MAX_LENGTH, QuadTree
+
+
+@dataclass(frozen=True)
+class Limits:
+    # of KV, in all
+    max_blocks: int
+    max_requests: int
+    # fewer only if no other fits
+    min_requests: int = 0
+
+
+class Basket:
+    def __init__(self, tree: QuadTree, limits: Limits) -> None:
+        self._tree = tree
+        self._limits = limits
+        self.keys: list[RequestKey] = []
+        self.blocks_left = limits.max_blocks
+
+    @property
+    def slots_left(self) -> int:
+        return self._limits.max_requests - len(self.keys)
+
+    @property
+    def num_wanted(self) -> int:
+        """How many requests it still has too few."""
+        return self._limits.min_requests - len(self.keys)
+
+    def add(self, key: RequestKey) -> bool:
+        """If it fits."""
+        num_blocks = self._tree.blocks_of(key)
+        if num_blocks > self.blocks_left or not self.slots_left:
+            return False
+        self.keys.append(key)
+        self.blocks_left -= num_blocks
+        return True
+
+    def add_at_length(self, length: int, at_most: int) -> bool:
+        """Requests of this length, those that came first first, until one doesn't fit; whether it was all of them."""
+        keys = self._tree.at_length(length)
+        at_most = min(at_most, self.slots_left)
+        if length == MAX_LENGTH:
+            # longer ones are among them
+            return all(self.add(key) for key in islice(keys, at_most)) and at_most >= len(keys)
+        num_blocks = self._tree.blocks_for(length)
+        count = min(len(keys), at_most, self.blocks_left // num_blocks)
+        self.keys.extend(islice(keys, count))
+        self.blocks_left -= count * num_blocks
+        return count == len(keys)

@@ -1,0 +1,149 @@
+"""The pool's decisions: messages of the router in, answers out. No I/O, no clock; the bytes are others' business.
+
+Made over an owner table: the segment's, or a plain one. What the table says is in the pool from the start; call
+`inventory` for every Hello, since a router that hears of requests anew says anew which of them are candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.messages import (
+    Candidates,
+    Commit,
+    FindNear,
+    FormBatch,
+    MakeSpare,
+    Message,
+    Release,
+    Reserve,
+    Reserved,
+    Stored,
+)
+from alignedserve.types import RequestKey
+from kvpool.basket import Limits
+from kvpool.ledger import Ledger
+from kvpool.owners import OwnerTable
+from kvpool.quadtree import QuadTree
+from kvpool.search import find_near, form_batch
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    # A reservation that is not committed for so long is nobody's. Far more than the slowest prompt takes to compute and
+    # save: until then its blocks may still be written to.
+    lapse_s: float = 300.0
+    # a request due within so long decides where the next batch is looked for
+    horizon_s: float = 0.5
+    # a range of lengths that yields no batch for so long goes before denser ones
+    starvation_s: float = 2.0
+
+
+class Pool:
+    def __init__(
+        self, table: OwnerTable, block_size: int, now: float, config: PoolConfig | None = None
+    ) -> None:
+        self._config = config or PoolConfig()
+        self._ledger = Ledger(table, block_size, now + self._config.lapse_s)
+        self._tree = QuadTree(block_size)
+
+    def on(self, message: Message, now: float) -> list[Message]:
+        match message:
+            case Reserve():
+                return self._reserve(message, now)
+            case Commit():
+                return self._commit(message, now)
+            case MakeSpare(keys=keys):
+                for key in keys:
+                    self._no_candidate(key)
+                    self._ledger.make_spare(key)
+                return []
+            case Release(keys=keys):
+                for key in keys:
+                    self._no_candidate(key)
+                    self._ledger.release(key)
+                return []
+            case FormBatch():
+                return [self._form_batch(message, now)]
+            case FindNear():
+                return [self._find_near(message)]
+            case _:
+                raise ValueError(f"a {type(message).__name__} is not for the pool")
+
+    def tick(self, now: float) -> list[Message]:
+        """From time to time: reservations lapse."""
+        return [gone(key) for key in self._ledger.lapse(now)]
+
+    def inventory(self) -> list[Stored]:
+        """All that is in the pool, reservations too. Nothing is a candidate until it is committed again."""
+        self._tree = QuadTree(self._tree.block_size)
+        return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._ledger.holdings]
+
+    @property
+    def num_blocks(self) -> int:
+        return self._ledger.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._ledger.num_free_blocks
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """Free as soon as they are needed."""
+        return self._ledger.num_spare_blocks
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self._tree)
+
+    def check(self) -> None:
+        """Raises if it has lost count of something."""
+        self._ledger.check()
+        self._tree.check()
+
+    def check_idle(self) -> None:
+        """The same, and nothing is left of requests that ended."""
+        self.check()
+        self._ledger.check_idle()
+
+    def _reserve(self, reserve: Reserve, now: float) -> list[Message]:
+        grant = self._ledger.reserve(reserve.key, reserve.num_tokens, now + self._config.lapse_s)
+        if grant is None:
+            return [Reserved(reserve.key, None)]
+        self._no_candidate(reserve.key)
+        return [Reserved(reserve.key, grant.blocks, grant.dropped)]
+
+    def _commit(self, commit: Commit, now: float) -> list[Message]:
+        self._no_candidate(commit.key)
+        if not self._ledger.commit(commit.key, commit.num_tokens):
+            self._ledger.release(commit.key)
+            return [gone(commit.key)]
+        if commit.is_candidate:
+            self._tree.insert(commit.key, commit.num_tokens, commit.due_s, now)
+        return []
+
+    def _form_batch(self, ask: FormBatch, now: float) -> Candidates:
+        limits = Limits(ask.max_blocks, ask.max_requests, ask.min_requests)
+        keys = form_batch(
+            self._tree,
+            limits,
+            urgent_before_s=now + self._config.horizon_s,
+            starved_before_s=now - self._config.starvation_s,
+        )
+        self._tree.take_batch(keys, now)
+        return Candidates(ask.decode, keys, is_batch=True)
+
+    def _find_near(self, ask: FindNear) -> Candidates:
+        keys = find_near(self._tree, ask.low, ask.high, Limits(ask.max_blocks, ask.max_requests))
+        for key in keys:
+            self._tree.remove(key)
+        return Candidates(ask.decode, keys, is_batch=False)
+
+    def _no_candidate(self, key: RequestKey) -> None:
+        if key in self._tree:
+            self._tree.remove(key)
+
+
+def gone(key: RequestKey) -> Reserved:
+    """To say, unasked, that nothing of a request is in the pool any more."""
+    return Reserved(key, None, dropped=[key])

@@ -1,0 +1,132 @@
+"""The pool's process: makes the segment or finds the one that its predecessor left, and answers the router."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.kv_format import BlockFormat
+from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
+from alignedserve.types import Epoch, InstanceId
+from alignedserve.wire import RouterAddress, RouterLink, new_epoch, stop_on_sigterm
+from kvpool.pool import Pool
+from kvpool.segment import DIRECTORY, Segment
+
+logger = logging.getLogger(__name__)
+
+# how often reservations are looked through, and the router hears how full the pool is
+TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class PoolProcessConfig:
+    instance_id: InstanceId
+    router: RouterAddress
+    # the segment is called so, and by the epoch that made it
+    segment_prefix: str
+    form: BlockFormat
+    num_blocks: int
+
+
+class PoolProcess:
+    def __init__(self, config: PoolProcessConfig) -> None:
+        self._config = config
+
+    def run(self) -> None:
+        """Until the router says so: then the segment goes too. After SIGTERM it stays, for whoever comes next.
+
+        Raises ValueError when there is too little shared memory.
+        """
+        epoch = new_epoch()
+        segment = open_segment(self._config, epoch)
+        try:
+            was_told_to_stop = asyncio.run(self._serve(segment, epoch))
+        finally:
+            segment.close()
+        if was_told_to_stop:
+            Segment.unlink(segment.name)
+
+    async def _serve(self, segment: Segment, epoch: Epoch) -> bool:
+        answering = _Answering(Pool(segment.table, self._config.form.block_size, time.monotonic()))
+        link = RouterLink(
+            self._config.router, lambda: _hello(self._config, segment, answering.pool, epoch), answering
+        )
+        answering.link = link
+        stop_on_sigterm(link.stop)
+        ticking = asyncio.create_task(answering.tick())
+        running = asyncio.create_task(link.run())
+        # neither ends by itself but with an error
+        await asyncio.wait({ticking, running}, return_when=asyncio.FIRST_COMPLETED)
+        link.stop()
+        await running
+        if ticking.done():
+            ticking.result()
+        ticking.cancel()
+        return link.was_told_to_stop
+
+
+class _Answering:
+    link: RouterLink
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._said = PoolUse(-1, -1)
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._said = PoolUse(-1, -1)
+
+    def on_down(self) -> None:
+        pass
+
+    def on_message(self, message: AnyMessage) -> None:
+        self._send(self.pool.on(message, time.monotonic()))
+
+    async def tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._send(self.pool.tick(time.monotonic()))
+            use = PoolUse(self.pool.num_free_blocks, self.pool.num_spare_blocks)
+            if use != self._said:
+                self._said = use
+                self._send([use])
+                if use.num_free_blocks == self.pool.num_blocks:
+                    self.pool.check_idle()
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self.link.send(message)
+
+
+def open_segment(config: PoolProcessConfig, epoch: Epoch) -> Segment:
+    for name in segments(config.segment_prefix):
+        try:
+            return Segment.attach(name, config.form)
+        except ValueError as error:
+            logger.warning("Not taking over what an earlier pool left: %s", error)
+            Segment.unlink(name)
+    # a name of its own: whoever still maps an older one must not take it for this
+    return Segment.create(f"{config.segment_prefix}-{epoch}", config.form, config.num_blocks)
+
+
+def segments(prefix: str) -> list[str]:
+    """Names of those that there are, the latest first."""
+    return sorted((path.name for path in DIRECTORY.glob(f"{prefix}-*")), reverse=True)
+
+
+def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch) -> Hello:
+    limits = InstanceLimits(num_blocks=segment.num_blocks, block_size=config.form.block_size)
+    return Hello(
+        role="kvpool",
+        instance_id=config.instance_id,
+        epoch=epoch,
+        pid=os.getpid(),
+        token="",
+        fingerprint=config.form.describe(),
+        limits=limits,
+        segment=segment.name,
+        inventory=pool.inventory(),
+    )

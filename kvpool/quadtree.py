@@ -1,0 +1,193 @@
+"""Pooled requests by prefix length, so that dense ranges of lengths are found without looking at requests.
+
+Lengths are 1 .. 65536; longer ones count as 65536. The root covers all of them, a node's range is cut in four, leaves
+are 16 wide. The tree is implicit: one array per level and count, no pointers; the children of node i are 4i .. 4i + 3.
+
+    depth       0      1     2     3    4     5     6
+    nodes       1      4    16    64  256  1024  4096
+    width   65536  16384  4096  1024  256    64    16
+
+Beside the tree: each leaf's requests by deadline, each length's in order of arrival, and the lengths that occur, in
+order. These are plain lists: what a change moves within them, it moves as one piece of memory.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from alignedserve.types import RequestKey
+
+MAX_LENGTH = 65536
+LEAF_WIDTH = 16
+NUM_LEVELS = 7
+NUM_LEAVES = MAX_LENGTH // LEAF_WIDTH
+
+
+class Node(NamedTuple):
+    depth: int
+    # its index among those of its depth
+    number: int
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.depth == NUM_LEVELS - 1
+
+    @property
+    def parent(self) -> Node:
+        return Node(self.depth - 1, self.number >> 2)
+
+    @property
+    def children(self) -> list[Node]:
+        first = 4 * self.number
+        return [Node(self.depth + 1, number) for number in range(first, first + 4)]
+
+    @property
+    def leaves(self) -> tuple[int, int]:
+        """First and last leaf under it."""
+        shift = 2 * (NUM_LEVELS - 1 - self.depth)
+        return self.number << shift, ((self.number + 1) << shift) - 1
+
+
+ROOT = Node(0, 0)
+
+
+@dataclass(slots=True)
+class Level:
+    """Counts of the nodes of one depth, by index."""
+
+    # a leaf's number, shifted by so much, is the index of the node above it
+    shift: int
+    num_requests: list[int]
+    num_blocks: list[int]
+    earliest_due_s: list[float]
+    # when it last yielded a batch, or got its first request after it was empty
+    waiting_since_s: list[float]
+
+    @classmethod
+    def empty(cls, depth: int) -> Level:
+        size = 4**depth
+        shift = 2 * (NUM_LEVELS - 1 - depth)
+        return cls(shift, [0] * size, [0] * size, [math.inf] * size, [0.0] * size)
+
+
+class Entry(NamedTuple):
+    length: int
+    num_blocks: int
+    due_s: float
+
+
+def leaf_of(length: int) -> int:
+    return (min(length, MAX_LENGTH) - 1) // LEAF_WIDTH
+
+
+class QuadTree:
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.levels = [Level.empty(depth) for depth in range(NUM_LEVELS)]
+        # those that occur, sorted
+        self.lengths: list[int] = []
+        self._entries: dict[RequestKey, Entry] = {}
+        self._at_length: dict[int, dict[RequestKey, None]] = {}
+        self._by_due: list[list[tuple[float, RequestKey]]] = [[] for _ in range(NUM_LEAVES)]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._entries
+
+    def blocks_for(self, length: int) -> int:
+        return -(-length // self.block_size)
+
+    def blocks_of(self, key: RequestKey) -> int:
+        return self._entries[key].num_blocks
+
+    def at_length(self, length: int) -> Collection[RequestKey]:
+        """Those that came first first."""
+        return self._at_length[length]
+
+    def by_due(self, leaf: int) -> Iterable[tuple[float, RequestKey]]:
+        return self._by_due[leaf]
+
+    def insert(self, key: RequestKey, length: int, due_s: float, now: float) -> None:
+        if key in self._entries:
+            there = self._entries[key].length
+            raise RuntimeError(
+                f"request {key} is in the tree with {there} tokens already, and comes with {length}"
+            )
+        entry = Entry(min(length, MAX_LENGTH), self.blocks_for(length), due_s)
+        leaf = leaf_of(length)
+        self._entries[key] = entry
+        insort(self._by_due[leaf], (due_s, key))
+        self._add_at_length(entry.length, key)
+        for level in self.levels:
+            index = leaf >> level.shift
+            if not level.num_requests[index]:
+                level.waiting_since_s[index] = now
+            level.num_requests[index] += 1
+            level.num_blocks[index] += entry.num_blocks
+        self._refresh_due(leaf)
+
+    def remove(self, key: RequestKey) -> None:
+        entry = self._entries.pop(key)
+        leaf = leaf_of(entry.length)
+        by_due = self._by_due[leaf]
+        del by_due[bisect_left(by_due, (entry.due_s, key))]
+        self._remove_at_length(entry.length, key)
+        for level in self.levels:
+            index = leaf >> level.shift
+            level.num_requests[index] -= 1
+            level.num_blocks[index] -= entry.num_blocks
+        self._refresh_due(leaf)
+
+    def take_batch(self, keys: Iterable[RequestKey], now: float) -> None:
+        """Removes them; the ranges they come from have yielded a batch."""
+        leaves = {leaf_of(self._entries[key].length) for key in keys}
+        for key in keys:
+            self.remove(key)
+        for level in self.levels:
+            for index in {leaf >> level.shift for leaf in leaves}:
+                level.waiting_since_s[index] = now
+
+    def check(self) -> None:
+        """What the nodes of a level count is what there is."""
+        num_blocks = sum(entry.num_blocks for entry in self._entries.values())
+        earliest = min((entry.due_s for entry in self._entries.values()), default=math.inf)
+        there = (len(self._entries), num_blocks, earliest)
+        for depth, level in enumerate(self.levels):
+            counted = (sum(level.num_requests), sum(level.num_blocks), min(level.earliest_due_s))
+            if counted != there:
+                raise RuntimeError(
+                    f"depth {depth} counts (requests, blocks, earliest) {counted}, there are {there}"
+                )
+
+    def _add_at_length(self, length: int, key: RequestKey) -> None:
+        at_length = self._at_length.get(length)
+        if at_length is None:
+            at_length = self._at_length[length] = {}
+            insort(self.lengths, length)
+        at_length[key] = None
+
+    def _remove_at_length(self, length: int, key: RequestKey) -> None:
+        at_length = self._at_length[length]
+        del at_length[key]
+        if not at_length:
+            del self._at_length[length]
+            del self.lengths[bisect_left(self.lengths, length)]
+
+    def _refresh_due(self, leaf: int) -> None:
+        """From the leaf up to where nothing changes."""
+        by_due = self._by_due[leaf]
+        earliest = by_due[0][0] if by_due else math.inf
+        index = leaf
+        for level in reversed(self.levels):
+            if level.earliest_due_s[index] == earliest:
+                return
+            level.earliest_due_s[index] = earliest
+            first_sibling = index & ~3
+            earliest = min(level.earliest_due_s[first_sibling : first_sibling + 4])
+            index >>= 2

@@ -1,0 +1,143 @@
+"""Density First Search: the next batch, as large as may be, of requests of similar length.
+
+It starts at the root; or, if the admission deadline of some request falls within the horizon, at the leaf that holds
+the most urgent one. Then, of the node it is at:
+- all of it fits, and has enough requests: that is the batch;
+- too much: on to the child that has waited longest for a batch, if longer than the starvation threshold, else to the
+  child with most requests; a leaf gives its requests, the most urgent first, as long as they fit;
+- too few: they are kept, and the batch is widened (widen.py).
+A request that fits no batch by itself plays no part; so what a search sees ends with the leaf of `max_blocks`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from alignedserve.types import RequestKey
+from kvpool.basket import Basket, Limits
+from kvpool.quadtree import MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
+from kvpool.widen import Widening, lengths_of
+
+
+class Totals(NamedTuple):
+    num_requests: int
+    num_blocks: int
+    earliest_due_s: float
+
+
+def form_batch(
+    tree: QuadTree, limits: Limits, urgent_before_s: float = -math.inf, starved_before_s: float = -math.inf
+) -> list[RequestKey]:
+    """Changes nothing. Urgent: due by then. Starved: without a batch since before then. Empty if nothing fits."""
+    if not tree.lengths or limits.max_requests < 1:
+        return []
+    longest_leaf, last_leaf = leaf_of(tree.lengths[-1]), leaf_of(limits.max_blocks * tree.block_size)
+    while last_leaf >= 0:
+        end = last_leaf if longest_leaf > last_leaf else NUM_LEAVES - 1
+        search = DensityFirstSearch(tree, limits, end)
+        if not search.totals(ROOT).num_requests:
+            return []
+        if batch := search.run(urgent_before_s, starved_before_s):
+            return batch
+        # it ended in the last leaf, where all are a little too long
+        last_leaf = min(last_leaf, longest_leaf) - 1
+    return []
+
+
+class DensityFirstSearch:
+    def __init__(self, tree: QuadTree, limits: Limits, last_leaf: int) -> None:
+        self._tree = tree
+        self._limits = limits
+        self._last_leaf = last_leaf
+        # of nodes that lie on both sides of its end
+        self._cut: dict[Node, Totals] = {}
+
+    def run(self, urgent_before_s: float, starved_before_s: float) -> list[RequestKey]:
+        is_urgent = self.totals(ROOT).earliest_due_s <= urgent_before_s
+        node = self._most_urgent_leaf() if is_urgent else ROOT
+        while not (fits := self._fits(node)) and not node.is_leaf:
+            node = self._next(node, starved_before_s)
+        basket = Basket(self._tree, self._limits)
+        if fits:
+            self._take_all(basket, node)
+        else:
+            self._take_by_due(basket, node)
+        if basket.keys and basket.num_wanted > 0:
+            Widening(self._tree, basket, node, self._last_leaf).run()
+        return basket.keys
+
+    def totals(self, node: Node) -> Totals:
+        first, last = node.leaves
+        if first > self._last_leaf:
+            return Totals(0, 0, math.inf)
+        if last > self._last_leaf:
+            return self._cut.get(node) or self._cut_totals(node)
+        level, index = self._tree.levels[node.depth], node.number
+        return Totals(level.num_requests[index], level.num_blocks[index], level.earliest_due_s[index])
+
+    def _cut_totals(self, node: Node) -> Totals:
+        parts = [self.totals(child) for child in node.children]
+        self._cut[node] = found = Totals(
+            sum(part.num_requests for part in parts),
+            sum(part.num_blocks for part in parts),
+            min(part.earliest_due_s for part in parts),
+        )
+        return found
+
+    def _fits(self, node: Node) -> bool:
+        totals, limits = self.totals(node), self._limits
+        return totals.num_blocks <= limits.max_blocks and totals.num_requests <= limits.max_requests
+
+    def _most_urgent_leaf(self) -> Node:
+        node = ROOT
+        while not node.is_leaf:
+            node = min(node.children, key=lambda child: self.totals(child).earliest_due_s)
+        return node
+
+    def _next(self, node: Node, starved_before_s: float) -> Node:
+        children = {child: count for child in node.children if (count := self.totals(child).num_requests)}
+        waiting_since = self._tree.levels[node.depth + 1].waiting_since_s
+        longest = min(children, key=lambda child: waiting_since[child.number])
+        if waiting_since[longest.number] < starved_before_s:
+            return longest
+        return max(children, key=lambda child: children[child])
+
+    def _take_all(self, basket: Basket, node: Node) -> None:
+        low, high = lengths_of(node)
+        lengths = self._tree.lengths
+        for length in lengths[bisect_left(lengths, low) : bisect_right(lengths, high)]:
+            if leaf_of(length) > self._last_leaf:
+                break
+            basket.add_at_length(length, basket.slots_left)
+
+    def _take_by_due(self, basket: Basket, leaf: Node) -> None:
+        shortest = self._tree.blocks_for(lengths_of(leaf)[0])
+        for _, key in self._tree.by_due(leaf.number):
+            if basket.blocks_left < shortest or not basket.slots_left:
+                return
+            basket.add(key)
+
+
+def find_near(tree: QuadTree, low: int, high: int, limits: Limits) -> list[RequestKey]:
+    """Requests of lengths low .. high, the nearest to the middle first, as many as fit. Changes nothing."""
+    basket = Basket(tree, limits)
+    lengths = tree.lengths
+    low, high = min(low, MAX_LENGTH), min(high, MAX_LENGTH)
+    middle = (low + high) / 2
+    right = bisect_left(lengths, middle)
+    left, end = right - 1, bisect_right(lengths, high)
+    while basket.slots_left:
+        gap_left = middle - lengths[left] if left >= 0 and lengths[left] >= low else math.inf
+        gap_right = lengths[right] - middle if right < end else math.inf
+        if gap_left == gap_right == math.inf:
+            break
+        if gap_left <= gap_right:
+            is_all = basket.add_at_length(lengths[left], basket.slots_left)
+            fitting = lengths[left] - 1 if is_all else basket.blocks_left * tree.block_size
+            left = bisect_right(lengths, fitting, 0, left) - 1
+        else:
+            is_all = basket.add_at_length(lengths[right], basket.slots_left)
+            right = right + 1 if is_all else end
+    return basket.keys

@@ -1,0 +1,85 @@
+"""Requests from the neighbourhood of a range, for a batch that has too few: always the nearest length next.
+
+First among the siblings of the range's node, then among its parent's siblings, and so on up. Nearest is what makes the
+batch's range of lengths grow least; of two equally near, the shorter. The batch is full when the nearest does not fit.
+Only if it still has too few requests then, those that don't fit are passed over until it has enough.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+
+from kvpool.basket import Basket
+from kvpool.quadtree import LEAF_WIDTH, Node, QuadTree
+
+
+class Widening:
+    def __init__(self, tree: QuadTree, basket: Basket, node: Node, last_leaf: int) -> None:
+        """`node`: the range that the batch is of, not empty. Nothing beyond `last_leaf` is looked at."""
+        self._block_size = tree.block_size
+        self._lengths = tree.lengths
+        self._basket = basket
+        self._node = node
+        self._max_length = (last_leaf + 1) * LEAF_WIDTH
+        low, high = lengths_of(node)
+        # the next on either side, as indices of lengths, and the range that the batch has so far
+        self._left = bisect_left(self._lengths, low) - 1
+        self._right = bisect_right(self._lengths, min(high, self._max_length))
+        self._low, self._high = self._lengths[self._left + 1], self._lengths[self._right - 1]
+        # something did not fit
+        self._is_full = False
+
+    def run(self) -> None:
+        node = self._node
+        while node.depth and self._num_open:
+            node = node.parent
+            low, high = lengths_of(node)
+            self._within(low, min(high, self._max_length))
+
+    @property
+    def _num_open(self) -> int:
+        """How many more it may take."""
+        slots_left, num_wanted = self._basket.slots_left, self._basket.num_wanted
+        return min(slots_left, max(num_wanted, 0)) if self._is_full else slots_left
+
+    def _within(self, low: int, high: int) -> None:
+        lengths = self._lengths
+        while num_open := self._num_open:
+            left, right = self._left, self._right
+            gap_left = self._low - lengths[left] if left >= 0 and lengths[left] >= low else math.inf
+            gap_right = math.inf
+            if right < len(lengths) and lengths[right] <= high:
+                gap_right = lengths[right] - self._high
+            if gap_left == gap_right == math.inf:
+                return
+            if gap_left <= gap_right:
+                self._take_left(num_open)
+            else:
+                self._take_right(num_open)
+
+    def _take_left(self, num_open: int) -> None:
+        basket, length = self._basket, self._lengths[self._left]
+        if basket.add_at_length(length, num_open):
+            self._low = length
+            self._left -= 1
+        else:
+            self._is_full = True
+            fitting = basket.blocks_left * self._block_size
+            self._left = bisect_right(self._lengths, fitting, 0, self._left) - 1
+
+    def _take_right(self, num_open: int) -> None:
+        length = self._lengths[self._right]
+        if self._basket.add_at_length(length, num_open):
+            self._high = length
+            self._right += 1
+        else:
+            # what is longer does not fit either
+            self._is_full = True
+            self._right = len(self._lengths)
+
+
+def lengths_of(node: Node) -> tuple[int, int]:
+    """Shortest and longest that it covers."""
+    first, last = node.leaves
+    return first * LEAF_WIDTH + 1, (last + 1) * LEAF_WIDTH

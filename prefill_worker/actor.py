@@ -1,0 +1,18 @@
+"""The Ray shell of a prefill instance. Its module is imported where it runs: the launcher needs none of it."""
+
+from __future__ import annotations
+
+import ray
+
+from alignedserve.instance.config import InstanceConfig
+
+
+@ray.remote
+class PrefillActor:
+    def __init__(self, config: InstanceConfig) -> None:
+        self._config = config
+
+    def run(self) -> None:
+        from prefill_worker.process import PrefillProcess
+
+        PrefillProcess(self._config).run()

@@ -1,0 +1,52 @@
+"""The router's process."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from alignedserve.types import Epoch, InstanceId
+from alignedserve.wire import RouterAddress, new_epoch, stop_on_sigterm
+from router.config import RouterConfig
+from router.eventlog import EventLog
+from router.router import Router
+from router.server import RouterServer
+
+
+@dataclass(frozen=True)
+class RouterProcessConfig:
+    # where it listens, and what those who connect have to know
+    address: RouterAddress
+    router: RouterConfig
+    # the processes that should be there, and their roles
+    expected: dict[InstanceId, str] = field(default_factory=dict)
+    # directory for logs of events, one for each epoch
+    event_log: str | None = None
+
+
+class RouterProcess:
+    def __init__(self, config: RouterProcessConfig) -> None:
+        self._config = config
+
+    def run(self) -> None:
+        """Until it is told to stop. Raises OSError when its port is taken."""
+        with ExitStack() as files:
+            asyncio.run(self._run(new_epoch(), files))
+
+    async def _run(self, epoch: Epoch, files: ExitStack) -> None:
+        config = self._config
+        log = self._event_log(epoch, files)
+        server = RouterServer(Router(config.router, epoch), epoch, config.address.token, config.expected, log)
+        await server.listen(config.address.host, config.address.port)
+        stop_on_sigterm(server.stop)
+        await server.run()
+
+    def _event_log(self, epoch: Epoch, files: ExitStack) -> EventLog | None:
+        if self._config.event_log is None:
+            return None
+        directory = Path(self._config.event_log)
+        directory.mkdir(parents=True, exist_ok=True)
+        file = files.enter_context((directory / f"router-{epoch}.events").open("wb", buffering=0))
+        return EventLog(file, self._config.router, epoch)

@@ -1,0 +1,137 @@
+"""The asyncio shell around the pure core: connections become events, orders go out on connections.
+
+What is about processes rather than requests (who is there, stop) is answered here and never gets to the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from alignedserve.messages import (
+    Abort,
+    AnyMessage,
+    AskCluster,
+    Candidates,
+    Cluster,
+    DecodeReport,
+    Failed,
+    Gone,
+    Hello,
+    InstanceLimits,
+    PoolUse,
+    PrefillReport,
+    Reserved,
+    Stop,
+    Submit,
+)
+from alignedserve.types import Epoch, InstanceId
+from alignedserve.wire import Hub, WireError
+from router.eventlog import EventLog
+from router.events import Closed, Connected, Event, Received, Tick
+from router.router import Router
+from router.status import describe
+
+# Nothing in the core waits for less.
+TICK_S = 0.1
+
+_MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
+    "kvpool": (Reserved, Candidates, PoolUse),
+    "prefill": (PrefillReport, Gone, Failed),
+    "decode": (DecodeReport, Gone, Failed),
+    "gateway": (Submit, Abort, AskCluster),
+    "launcher": (AskCluster, Stop),
+}
+
+
+class RouterServer:
+    def __init__(
+        self,
+        router: Router,
+        epoch: Epoch,
+        token: str,
+        expected: dict[InstanceId, str] | None = None,
+        event_log: EventLog | None = None,
+    ) -> None:
+        """`expected`: the processes that should be there, and their roles."""
+        self._router = router
+        self._me = Hello("router", InstanceId("router"), epoch, os.getpid(), "", {}, InstanceLimits())
+        self._expected = expected or {}
+        self._log = event_log
+        self._hub = Hub(token, self)
+        self._pool_use: PoolUse | None = None
+        self._over: asyncio.Future[None] | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """The port. Raises OSError when it is taken."""
+        self._over = asyncio.get_running_loop().create_future()
+        return await self._hub.listen(host, port)
+
+    async def run(self) -> None:
+        """Until a launcher, or `stop`, says so. Raises what the core raises: its state is not to be trusted then."""
+        assert self._over, "listen first"
+        ticking = asyncio.create_task(self._tick())
+        try:
+            await self._over
+        finally:
+            ticking.cancel()
+            self._hub.close()
+
+    def stop(self) -> None:
+        """Tells everyone to stop, and makes `run` return. Safe to repeat."""
+        for hello in self._hub:
+            self._hub.send(hello.instance_id, Stop())
+        if self._over and not self._over.done():
+            self._over.set_result(None)
+
+    # ---- what the hub hears ----
+
+    def connected(self, hello: Hello) -> None:
+        self._tell_core(Connected(hello))
+        self._tell_launchers()
+
+    def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
+        self._tell_core(Closed(instance_id, epoch))
+        self._tell_launchers()
+
+    def received(self, hello: Hello, message: AnyMessage) -> None:
+        if not isinstance(message, _MAY_SEND[hello.role]):
+            raise WireError(f"a {type(message).__name__} does not come from a {hello.role}")
+        match message:
+            case PoolUse():
+                self._pool_use = message
+            case AskCluster(ticket=ticket):
+                self._hub.send(hello.instance_id, self._describe(ticket))
+            case Stop():
+                self.stop()
+            case _:
+                self._tell_core(Received(hello.instance_id, message))
+
+    # ---- the core ----
+
+    def _tell_core(self, event: Event) -> None:
+        if self._over is None or self._over.done():
+            return
+        try:
+            now = time.monotonic()
+            if self._log:
+                self._log.append(now, event)
+            for send in self._router.on(event, now):
+                self._hub.send(send.to, send.message)
+        except Exception as error:
+            self._over.set_exception(error)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if not self._router.is_idle:
+                self._tell_core(Tick())
+
+    def _describe(self, ticket: int) -> Cluster:
+        return describe(self._router, self._me, self._hub, self._expected, self._pool_use, ticket)
+
+    def _tell_launchers(self) -> None:
+        for hello in self._hub:
+            if hello.role == "launcher":
+                self._hub.send(hello.instance_id, self._describe(ticket=0))

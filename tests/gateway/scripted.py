@@ -1,0 +1,117 @@
+"""An island that answers by a script: a real hub on a real socket, and a model that says what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from alignedserve import demo
+from alignedserve.config import EngineConfig
+from alignedserve.gateway.model import ServedModel
+from alignedserve.messages import (
+    Abort,
+    AnyMessage,
+    AskCluster,
+    Cluster,
+    Hello,
+    NewTokens,
+    Part,
+    Rejected,
+    Request,
+    Submit,
+    Tokens,
+    Welcome,
+)
+from alignedserve.types import Epoch, InstanceId, RequestKey
+from alignedserve.wire import Hub
+
+TOKEN = "secret"
+
+MODEL = ServedModel.load("demo", EngineConfig(str(demo.MODEL_DIR)))
+assert MODEL.tokenizer
+TOKENIZER = MODEL.tokenizer
+EOS = next(iter(MODEL.vocabulary.eos_token_ids))
+
+
+def answer_of(text: str) -> list[int]:
+    return [*TOKENIZER.encode(text), EOS]
+
+
+class ScriptedRouter:
+    """Says `answer` to everyone, a token at a time, as far as `allowed` permits."""
+
+    def __init__(self, epoch: int = 1, answer: list[int] | None = None) -> None:
+        self.answer = answer or answer_of("one two three")
+        self.hub = Hub(TOKEN, self)
+        self.submitted: list[Submit] = []
+        self.aborted: list[RequestKey] = []
+        # refuses a submission, or None
+        self.refuse: Callable[[Submit], Rejected | None] = lambda submit: None
+        # tokens that each request may get; None: all
+        self.allowed: int | None = None
+        self.parts: list[Part] = [part(role) for role in ("kvpool", "prefill", "decode")]
+        self.answers_cluster = True
+        self._epoch = Epoch(epoch)
+        self._open: dict[RequestKey, tuple[InstanceId, Request, int]] = {}
+        self._changed = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def allow(self, count: int | None) -> None:
+        self.allowed = count
+        for key in list(self._open):
+            self._say(key)
+
+    def fail(self, reason: str) -> None:
+        for key, (gateway, _, first) in list(self._open.items()):
+            self.hub.send(gateway, Tokens([NewTokens(key, first, [], finish_reason="error", error=reason)]))
+        self._open.clear()
+
+    # ---- what the hub hears ----
+
+    def connected(self, hello: Hello) -> None:
+        self.hub.send(hello.instance_id, Welcome(self._epoch))
+        self._changed.set()
+
+    def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
+        self._changed.set()
+
+    def received(self, hello: Hello, message: AnyMessage) -> None:
+        match message:
+            case Submit():
+                self._submit(hello.instance_id, message)
+            case Abort(key=key):
+                self.aborted.append(key)
+                self._open.pop(key, None)
+            case AskCluster(ticket=ticket) if self.answers_cluster:
+                self.hub.send(hello.instance_id, Cluster(ticket, self.parts, {"running": len(self._open)}))
+        self._changed.set()
+
+    def _submit(self, gateway: InstanceId, submit: Submit) -> None:
+        self.submitted.append(submit)
+        if rejected := self.refuse(submit):
+            self.hub.send(gateway, rejected)
+            return
+        self._open[submit.request.key] = (gateway, submit.request, len(submit.delivered))
+        self._say(submit.request.key)
+
+    def _say(self, key: RequestKey) -> None:
+        gateway, request, first = self._open[key]
+        room = min(len(self.answer), request.params.max_tokens or len(self.answer))
+        end = room if self.allowed is None else min(room, self.allowed)
+        for position in range(first, end):
+            is_last = position == room - 1
+            token = self.answer[position]
+            reason = ("stop" if token == EOS else "length") if is_last else None
+            logprobs = [] if request.params.logprobs is None else [[-0.25, 1, {token: -0.25, 7: -2.0}]]
+            self.hub.send(gateway, Tokens([NewTokens(key, position, [token], logprobs, reason)]))
+        self._open[key] = (gateway, request, max(first, end))
+        if end == room:
+            del self._open[key]
+
+
+def part(role: str, state: str = "up") -> Part:
+    return Part(role, InstanceId(f"{role}-0"), Epoch(1), 42, state, 10, 4, {"running": 1})

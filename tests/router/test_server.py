@@ -1,0 +1,230 @@
+"""The router's shell around the real core, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignedserve.messages import (
+    AnyMessage,
+    AskCluster,
+    Cluster,
+    Hello,
+    InstanceLimits,
+    NewTokens,
+    PoolUse,
+    Prefill,
+    PrefillReport,
+    Request,
+    Reserve,
+    Reserved,
+    Stop,
+    Submit,
+    UsePool,
+    Welcome,
+)
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
+from alignedserve.wire import RouterAddress, RouterLink
+from router.config import RouterConfig
+from router.eventlog import EventLog, replay
+from router.events import Send
+from router.router import Router
+from router.server import RouterServer
+
+TOKEN = "secret"
+EPOCH = Epoch(5)
+LIMITS = InstanceLimits(
+    num_blocks=10, block_size=16, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100
+)
+EXPECTED = {InstanceId("kvpool-0"): "kvpool", InstanceId("decode-0"): "decode"}
+
+
+class Client:
+    """A process as the router sees it: says Hello, and keeps what it hears."""
+
+    def __init__(self, role: str, port: int, segment: str = "") -> None:
+        self.name = InstanceId(f"{role}-0")
+        self.heard: list[AnyMessage] = []
+        self._changed = asyncio.Event()
+        hello = Hello(role, self.name, Epoch(1), os.getpid(), "", {}, LIMITS, segment)
+        self.link = RouterLink(RouterAddress("127.0.0.1", port, TOKEN), lambda: hello, self)
+        self.running = asyncio.create_task(self.link.run())
+
+    def on_up(self, welcome: Welcome) -> None:
+        self.on_message(welcome)
+
+    def on_message(self, message: AnyMessage) -> None:
+        self.heard.append(message)
+        self._changed.set()
+
+    def on_down(self) -> None:
+        pass
+
+    async def hears(self, kind: type[Any], count: int = 1) -> Any:
+        while sum(isinstance(message, kind) for message in self.heard) < count:
+            self._changed.clear()
+            await self._changed.wait()
+        return next(message for message in reversed(self.heard) if isinstance(message, kind))
+
+    async def ask_cluster(self) -> Cluster:
+        self.link.send(AskCluster(9))
+        found: Cluster = await self.hears(Cluster)
+        return found
+
+
+@asynccontextmanager
+async def serving(log: EventLog | None = None) -> AsyncIterator[tuple[RouterServer, int, asyncio.Task[None]]]:
+    server = RouterServer(Router(RouterConfig(), EPOCH), EPOCH, TOKEN, EXPECTED, log)
+    port = await server.listen("127.0.0.1", 0)
+    running = asyncio.create_task(server.run())
+    yield server, port, running
+    server.stop()
+    await asyncio.wait([running])
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def within_time() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(within_time())
+
+
+def submit(num_prompt: int = 20) -> Submit:
+    request = Request(RequestKey(7), [1] * num_prompt, SamplingParams(), seed=1, arrival_s=0.0)
+    return Submit(request)
+
+
+def test_events_reach_the_core_and_its_orders_their_addressees() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, port, _):
+            gateway, pool = Client("gateway", port), Client("kvpool", port, "segment-1")
+            prefill = Client("prefill", port)
+            assert (await prefill.hears(UsePool)).segment == "segment-1"
+            gateway.link.send(submit())
+            assert (await pool.hears(Reserve)).key == 7
+
+    play(scenario)
+
+
+def test_the_cluster_is_described_with_who_is_missing() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, port, _):
+            gateway, pool = Client("gateway", port), Client("kvpool", port, "segment-1")
+            prefill = Client("prefill", port)
+            await prefill.hears(UsePool)
+            gateway.link.send(submit())
+            await pool.hears(Reserve)
+            pool.link.send(PoolUse(num_free_blocks=3, num_spare_blocks=1))
+            pool.link.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)]))
+            while (cluster := await gateway.ask_cluster()).requests != {"prefilling": 1}:
+                gateway.heard.clear()
+            parts = {part.instance_id: part for part in cluster.parts}
+            assert list(parts) == ["router", "kvpool-0", "prefill-0", "decode-0", "gateway-0"]
+            assert parts[InstanceId("decode-0")].state == "down"
+            assert (
+                parts[InstanceId("kvpool-0")].num_blocks,
+                parts[InstanceId("kvpool-0")].num_free_blocks,
+            ) == (10, 3)
+            assert parts[InstanceId("prefill-0")].requests == {"prefilling": 1}
+            assert parts[InstanceId("router")].pid == os.getpid()
+
+    play(scenario)
+
+
+def test_launchers_hear_who_comes_and_goes() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, port, _):
+            launcher = Client("launcher", port)
+            await launcher.hears(Cluster, 1)
+            decode = Client("decode", port)
+            assert "up" in states(await launcher.hears(Cluster, 2), "decode-0")
+            decode.link.stop()
+            assert "down" in states(await launcher.hears(Cluster, 3), "decode-0")
+
+    play(scenario)
+
+
+def states(cluster: Cluster, name: str) -> list[str]:
+    return [part.state for part in cluster.parts if part.instance_id == name]
+
+
+def test_who_says_what_is_not_his_is_cut_off() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, port, running):
+            launcher, gateway = Client("launcher", port), Client("gateway", port)
+            await gateway.hears(Welcome)
+            gateway.link.send(PoolUse(1, 1))
+            # it connects again
+            await gateway.hears(Welcome, 2)
+            assert len(await hears_of(launcher, "gateway-0")) >= 2 and not running.done()
+
+    play(scenario)
+
+
+async def hears_of(launcher: Client, name: str) -> list[Cluster]:
+    await launcher.hears(Cluster, 3)
+    return [message for message in launcher.heard if isinstance(message, Cluster) and states(message, name)]
+
+
+def test_stop_reaches_everyone() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, port, running):
+            clients = [Client(role, port) for role in ("launcher", "gateway", "decode")]
+            for client in clients:
+                await client.hears(Welcome)
+            clients[0].link.send(Stop())
+            await asyncio.gather(running, *(client.running for client in clients))
+
+    play(scenario)
+
+
+def test_a_core_that_fails_ends_the_process() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, port, running):
+            gateway = Client("gateway", port)
+            await gateway.hears(Welcome)
+            gateway.link.send(submit())
+            prefill = Client("prefill", port)
+            pool = Client("kvpool", port, "segment-1")
+            await pool.hears(Reserve)
+            pool.link.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)]))
+            await prefill.hears(Prefill)
+            broken = NewTokens(RequestKey(7), 5, [1])
+            prefill.link.send(PrefillReport([broken], [], [], [], 10))
+            with pytest.raises(RuntimeError, match="request 7 has 0 tokens, and 5 before the new ones"):
+                await running
+
+    play(scenario)
+
+
+def test_the_event_log_replays_to_the_same_orders(tmp_path: Path) -> None:
+    orders: list[Send] = []
+
+    async def scenario() -> None:
+        with (tmp_path / "log").open("wb", buffering=0) as file:
+            async with serving(EventLog(file, RouterConfig(), EPOCH)) as (server, port, _):
+                core_on = server._router.on
+
+                def noting(event: Any, now: float) -> list[Send]:
+                    sends = core_on(event, now)
+                    orders.extend(sends)
+                    return sends
+
+                server._router.on = noting  # type: ignore[method-assign]
+                gateway, pool = Client("gateway", port), Client("kvpool", port, "segment-1")
+                prefill = Client("prefill", port)
+                await prefill.hears(UsePool)
+                gateway.link.send(submit())
+                await pool.hears(Reserve)
+
+    play(scenario)
+    assert orders
+    assert [send for _, _, sends in replay(tmp_path / "log") for send in sends] == orders
