@@ -45,6 +45,8 @@ class Hello(Message):
     # of a pool: its segment, and what was in it when it re-attached
     segment: str = ""
     inventory: list[Stored] = []
+    # of a prefill instance: "host:port" where staged KV is pulled from, if its link is not the pool's memory
+    link: str = ""
 
 
 class InstanceLimits(Message):
@@ -249,6 +251,8 @@ class Offer(Message):
     is_batch: bool
     # the prefill instance that has staged them; None: fetch them from the pool
     source: InstanceId | None = None
+    # the source's `Hello.link`
+    address: str = ""
 
 
 class Withdraw(Message):
