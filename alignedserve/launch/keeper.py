@@ -37,6 +37,7 @@ class Keeper:
         self._is_stopping = False
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
+        self._seen_by: set[str] = set()
         self._was_up = False
         # it was said that it is down
         self._is_missed = False
@@ -44,7 +45,9 @@ class Keeper:
         self._start_s = time.monotonic()
         self._first_took_s = 0.0
 
-    def up(self, detail: str) -> None:
+    def seen(self, by: str, detail: str) -> None:
+        """A router is connected to it."""
+        self._seen_by.add(by)
         if self._is_up.is_set():
             return
         took_s = time.monotonic() - self._start_s
@@ -56,20 +59,17 @@ class Keeper:
         self._is_up.set()
         self._is_down.clear()
 
-    def down(self) -> None:
-        """It was up, and is not connected any more."""
-        if self._is_up.is_set():
-            self.unseen()
+    def unseen(self, by: str, is_dead: bool) -> None:
+        """A router is connected to it no longer; `is_dead` unless it is the router that is gone."""
+        self._seen_by.discard(by)
+        if self._seen_by or not self._is_up.is_set():
+            return
+        self._is_up.clear()
+        self._is_down.set()
+        self._start_s = time.monotonic()
+        if is_dead and not self._is_stopping:
             self._is_missed = True
-            if not self._is_stopping:
-                self._say(f"{self.name} is down; starting it again")
-
-    def unseen(self) -> None:
-        """It may be up, but there is no router to say so."""
-        if self._is_up.is_set():
-            self._is_up.clear()
-            self._is_down.set()
-            self._start_s = time.monotonic()
+            self._say(f"{self.name} is down; starting it again")
 
     async def until_up(self) -> None:
         await self._is_up.wait()

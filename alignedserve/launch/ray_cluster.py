@@ -23,7 +23,9 @@ from alignedserve.launch.leftovers import descendants, end
 
 # The least that Ray takes. Nothing of ours goes through it.
 OBJECT_STORE_BYTES = 80 << 20
-_UNSAID = r"^A worker died or was killed while executing a task|^Task .* failed\. There are .* retries remaining"
+_UNSAID = (
+    r"^A worker died or was killed while executing a task|^Task .* failed\. There are .* retries remaining"
+)
 
 
 @contextmanager
