@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from alignedserve.launch.actors import ACTORS
-from alignedserve.launch.keeper import Keeper, make_actor
+from alignedserve.launch.actors import RayActor
+from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import IslandPlan, PartPlan
 from alignedserve.messages import AnyMessage, Cluster, Hello, InstanceLimits, Part, Stop, Welcome
 from alignedserve.types import InstanceId
@@ -27,9 +27,8 @@ class IslandKeeper:
     ) -> None:
         """`others`: what is kept elsewhere, and is seen here too."""
         self.plan = plan
-        node_id = plan.site.node_id
         self.keepers = {
-            part.instance_id: Keeper(part, name_of(part), make_actor(part, ACTORS[part.role], node_id), say)
+            part.instance_id: Keeper(name_of(part), RayActor(part, plan.site.node_id), say)
             for part in plan.parts
         }
         self._router = self.keepers[InstanceId("router")]

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
-import ray
-from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from alignedserve.launch.plan import PartPlan
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    RayError,
+    RayTaskError,
+)
 
 # A part that was up gets so long to be up again, and three times as long as it took at first, if that is more.
 RESTART_S = 60.0
@@ -28,9 +30,16 @@ class PartFailed(RuntimeError):
     """A part can't be brought up, or not back."""
 
 
+class Actor(Protocol):
+    async def run(self) -> None:
+        """Until the part has been told to stop. Raises RayError."""
+
+    def restart(self) -> None:
+        """Kills its process; Ray makes another."""
+
+
 class Keeper:
-    def __init__(self, plan: PartPlan, name: str, actor: Any, say: Callable[[str], None]) -> None:
-        self.plan = plan
+    def __init__(self, name: str, actor: Actor, say: Callable[[str], None]) -> None:
         self.name = name
         self._actor = actor
         self._say = say
@@ -94,7 +103,7 @@ class Keeper:
 
     async def _run_once(self) -> RayError | None:
         try:
-            await self._actor.run.remote()
+            await self._actor.run()
         except RayError as error:
             return error
         return None
@@ -108,7 +117,7 @@ class Keeper:
             if not self._was_up:
                 raise PartFailed(f"{self.name}: {reason}")
             self._say(f"{self.name} failed: {reason}")
-            ray.kill(self._actor, no_restart=False)
+            self._actor.restart()
         if self._num_deaths >= MAX_DEATHS:
             raise PartFailed(f"{self.name} died {self._num_deaths} times in a row: {reason}")
 
@@ -123,16 +132,11 @@ class Keeper:
                 raise PartFailed(f"{self.name} did not come back within {patience_s:.0f} s") from None
 
 
-def make_actor(plan: PartPlan, actor_class: Any, node_id: str | None) -> Any:
-    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": plan.num_gpus, "max_restarts": -1}
-    if node_id is not None:
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return actor_class.options(**options).remote(plan.config)
-
-
 def _reason(error: RayError | None) -> str:
     if error is None:
         return "it stopped by itself"
+    if isinstance(error, ActorUnavailableError):
+        return "its process died"
     cause = error.cause if isinstance(error, RayTaskError) else error
     # the first line: what follows is for Ray's own developers
     return str(cause).strip().split("\n")[0] or type(cause).__name__
