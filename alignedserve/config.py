@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+# "float" and "half" as vLLM has them
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 

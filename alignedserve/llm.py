@@ -79,6 +79,10 @@ class LLM:
         # one generate call at a time: the engine's events are for whoever takes a step
         self._running = Lock()
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What prompts without parameters get."""
+        return SamplingParams()
+
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             raise ValueError(

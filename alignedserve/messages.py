@@ -45,6 +45,8 @@ class Hello(Message):
     # of a pool: its segment, and what was in it when it re-attached
     segment: str = ""
     inventory: list[Stored] = []
+    # of a prefill instance: "host:port" where staged KV is pulled from, if its link is not the pool's memory
+    link: str = ""
 
 
 class InstanceLimits(Message):
@@ -153,10 +155,12 @@ class Reserve(Message):
 
 
 class Reserved(Message):
+    """Also sent without a Reserve, about a request whose reservation has lapsed: no blocks, and itself dropped."""
+
     key: RequestKey
     # all of the request's blocks; None: no room, nothing changed
     blocks: list[PoolBlockId] | None
-    # spare copies that had to go for it
+    # nothing is left of these: spare copies that had to go for it
     dropped: list[RequestKey] = []
 
 
@@ -247,6 +251,8 @@ class Offer(Message):
     is_batch: bool
     # the prefill instance that has staged them; None: fetch them from the pool
     source: InstanceId | None = None
+    # the source's `Hello.link`
+    address: str = ""
 
 
 class Withdraw(Message):

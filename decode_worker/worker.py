@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from alignedserve.transport.completions import Outcome
-
 from alignedserve.engine.engine import Engine, TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
@@ -26,6 +24,7 @@ from alignedserve.messages import (
     Withdraw,
     Work,
 )
+from alignedserve.transport.completions import Outcome
 from alignedserve.types import Epoch, RequestKey
 from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
 
@@ -76,11 +75,19 @@ class DecodeWorker(Worker):
                 raise RuntimeError(f"{type(order).__name__}: no order for a decode instance")
 
     def _evict(self, order: Evict) -> None:
-        if not self.schedule.evict(order.key):
+        request = self._requests.get(order.key)
+        if request is None:
             return  # it ended while the order was on its way
-        request, form = self._requests[order.key], self.engine.cache.format
-        self.engine.part(request)
-        changed = slice(order.num_saved // form.block_size, form.num_blocks(request.num_computed))
+        needed = self.engine.cache.format.num_blocks(request.num_computed)
+        if needed > len(order.blocks):
+            reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"
+            self._outbox.append(Failed(order.key, "evict", reason))
+        elif self.schedule.evict(order.key):
+            self.engine.part(request)
+            self._save_changed(order, request, needed)
+
+    def _save_changed(self, order: Evict, request: Request, num_blocks: int) -> None:
+        changed = slice(order.num_saved // self.engine.cache.format.block_size, num_blocks)
         pairs = zip(self.engine.blocks_of(request)[changed], order.blocks[changed], strict=True)
         self._save(order.key, list(pairs), self._evicted)
 

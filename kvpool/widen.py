@@ -60,11 +60,8 @@ class Widening:
 
     def _take_left(self, num_open: int) -> None:
         basket, length = self._basket, self._lengths[self._left]
-        num_before = len(basket.keys)
-        is_all = basket.add_at_length(length, num_open)
-        if len(basket.keys) > num_before:
+        if basket.add_at_length(length, num_open):
             self._low = length
-        if is_all:
             self._left -= 1
         else:
             self._is_full = True

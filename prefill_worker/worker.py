@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from alignedserve.transport.completions import Outcome
-
 from alignedserve.engine.engine import Engine, TokenOutput
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.validate import check_request
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.worker import Worker
 from alignedserve.messages import Abort, AnyMessage, Failed, Gone, NewTokens, Prefill, PrefillReport, Work
+from alignedserve.transport.completions import Outcome
 from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
 from prefill_worker.schedule import PrefillPlan, PrefillSchedule
 

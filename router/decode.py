@@ -52,10 +52,8 @@ class DecodeSide:
             for entry in entries:
                 life.commit(entry, is_candidate=True)
             return
-        if found.is_batch:
-            view.is_batch_asked = False
-        else:
-            view.is_near_asked = False
+        search = view.batch_search if found.is_batch else view.near_search
+        search.answered(has_found=bool(found.keys))
         self._assign(found.decode, entries, found.is_batch)
 
     def _assign(self, decode: InstanceId, entries: Sequence[Entry], is_batch: bool) -> None:
@@ -96,6 +94,8 @@ class DecodeSide:
 
     def _promise(self, decode: InstanceId, entry: Entry, is_batch: bool) -> None:
         if view := self._life.fleet.decode(decode):
+            if is_batch and not view.batch:
+                view.batch_since_s = self._life.now
             (view.batch if is_batch else view.near)[entry.key] = len(entry.blocks) + 1
 
     # ---- on a decode instance ----

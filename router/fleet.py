@@ -32,19 +32,37 @@ class PrefillView(Process):
 
 
 @dataclass(eq=False, slots=True)
+class Search:
+    """A question to the pool. What found nothing is asked again when there is something new to find."""
+
+    is_asked: bool = False
+    # what there was to find, when it was asked last, and when it last found nothing
+    _asked_about: object = None
+    _fruitless: object = None
+
+    def is_due(self, about: object) -> bool:
+        return not self.is_asked and self._fruitless != about
+
+    def ask(self, about: object) -> None:
+        self.is_asked, self._asked_about = True, about
+
+    def answered(self, has_found: bool) -> None:
+        self.is_asked = False
+        self._fruitless = None if has_found else self._asked_about
+
+
+@dataclass(eq=False, slots=True)
 class DecodeView(Process):
     report: DecodeReport | None = None
     # what it was offered and has not admitted, with blocks needed
     batch: dict[RequestKey, int] = field(default_factory=dict)
     near: dict[RequestKey, int] = field(default_factory=dict)
+    # since when it has a batch that it has not admitted entirely
+    batch_since_s: float = 0.0
     # requests that run there
     running: dict[RequestKey, None] = field(default_factory=dict)
-    # what the pool was asked for and has not answered
-    is_batch_asked: bool = False
-    is_near_asked: bool = False
-    # the pool had nothing at this count of additions to it
-    batch_tried_at: int = -1
-    near_tried_at: int = -1
+    batch_search: Search = field(default_factory=Search)
+    near_search: Search = field(default_factory=Search)
 
     @property
     def num_blocks(self) -> int:

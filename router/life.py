@@ -11,7 +11,7 @@ request says so (`Gone`), or dies; until then the request is LEAVING.
 
 from __future__ import annotations
 
-from alignedserve.messages import Abort, AnyMessage, Commit, NewTokens, Release, Tokens
+from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release, Tokens
 from alignedserve.types import InstanceId, RequestKey
 from router.config import RouterConfig
 from router.entry import RUNNING, Entry, State
@@ -63,6 +63,7 @@ class Life:
         """The one place where states change, and the counts that hang on them."""
         self.reserving.pop(entry.key, None)
         self.pooled.pop(entry.key, None)
+        self.queue.discard(entry)
         if prefill := self.fleet.prefill(entry.place):
             prefill.pending.pop(entry.key, None)
         for name in (entry.place, entry.staged_for):
@@ -88,7 +89,16 @@ class Life:
             entry.num_cached = min(entry.num_cached, entry.num_tokens - 1)
             self.enter(entry, State.QUEUED)
             self.queue.push(entry, self.policy.prefill_due_s(entry))
+            self._hold_no_room(entry)
         entry.staged_at = entry.staged_for = None
+
+    def _hold_no_room(self, entry: Entry) -> None:
+        """Or those before it in the queue might wait for it for ever."""
+        if entry.num_cached:
+            self.send_pool(MakeSpare([entry.key]))
+        elif entry.blocks:
+            entry.blocks = []
+            self.release([entry.key])
 
     def commit(self, entry: Entry, is_candidate: bool) -> None:
         due_s = self.policy.admission_due_s(entry, entry.since_s)

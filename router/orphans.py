@@ -18,8 +18,9 @@ class Orphans:
         self._found[stored.key] = (now, stored)
 
     def claim(self, key: RequestKey) -> Stored | None:
-        _, stored = self._found.pop(key, (0.0, None))
-        return stored
+        """None as well of one that was only reserved: who was to fill it may be at it still."""
+        _, stored = self._found.get(key, (0.0, None))
+        return self._found.pop(key)[1] if stored and stored.num_tokens else None
 
     def take_expired(self, now: float) -> list[RequestKey]:
         expired = [key for key, (since, _) in self._found.items() if now - since >= self._patience_s]

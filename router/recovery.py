@@ -6,6 +6,7 @@ from alignedserve.messages import Hello, MakeSpare, UsePool, Welcome
 from alignedserve.types import Epoch, InstanceId
 from router.decode import DecodeSide
 from router.entry import Entry, State
+from router.fleet import Search
 from router.life import Life
 from router.orphans import Orphans
 
@@ -55,7 +56,7 @@ class Recovery:
     def _pool_closed(self) -> None:
         self._life.queue.pool_is_full = False
         for view in self._life.fleet.decodes:
-            view.is_batch_asked = view.is_near_asked = False
+            view.batch_search, view.near_search = Search(), Search()
         for entry in list(self._life.reserving.values()):
             self._life.requeue(entry)
 

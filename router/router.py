@@ -21,7 +21,7 @@ from alignedserve.messages import (
     Reserved,
     Submit,
 )
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.types import Epoch, InstanceId, RequestKey
 from router.admission import refuse
 from router.config import RouterConfig
 from router.decode import DecodeSide
@@ -54,10 +54,15 @@ class Router:
                 self._received(event.sender, event.message)
             case Tick():
                 self.life.queue.pool_is_full = False
-                self.life.release(self._orphans.take_expired(now))
+                self.life.release([key for key in self._orphans.take_expired(now) if self._is_unused(key)])
         self._prefill.start()
         self._decode.assign()
         return self.life.take_sends()
+
+    def _is_unused(self, key: RequestKey) -> bool:
+        """What the pool holds for an orphan may have become its request's room by now."""
+        entry = self.life.entries.get(key)
+        return entry is None or (entry.state is State.QUEUED and not entry.blocks)
 
     @property
     def num_queued(self) -> int:

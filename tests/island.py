@@ -1,6 +1,6 @@
 """A prefill and a decode instance on real engines and a pool, in one process, with a few rules in place of the router.
 
-Every request is prefilled, saved, offered, admitted. Between reports the script may interfere: `meddle` sees the island
+Every request is prefilled, saved, offered, admitted. Between reports a test may interfere: `meddle` sees the island
 after every turn. What a request got so far is checked on the way: no token is missing or comes twice.
 """
 
@@ -19,6 +19,7 @@ from alignedserve.instance.worker import Worker
 from alignedserve.messages import (
     Abort,
     AnyMessage,
+    Commit,
     DecodeReport,
     Evict,
     Failed,
@@ -27,38 +28,22 @@ from alignedserve.messages import (
     Offer,
     Prefill,
     PrefillReport,
+    Release,
     Request,
+    Reserve,
+    Reserved,
     Work,
 )
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
 from decode_worker.schedule import DecodeOptions
 from decode_worker.worker import DecodeWorker
+from kvpool.owners import OwnerTable
+from kvpool.pool import Pool
 from prefill_worker.worker import PrefillWorker
 from tests.engine.helpers import make_engine
 
 STALL_S = 60.0
-
-
-class Blocks:
-    """Who has which block of the pool."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks, self._block_size = num_blocks, block_size
-        self._free = [PoolBlockId(block) for block in range(num_blocks)]
-        self._held: dict[RequestKey, list[PoolBlockId]] = {}
-
-    def reserve(self, key: RequestKey, num_tokens: int) -> list[PoolBlockId]:
-        held = self._held.setdefault(key, [])
-        while len(held) * self._block_size < num_tokens:
-            held.append(self._free.pop())
-        return list(held)
-
-    def release(self, key: RequestKey) -> None:
-        self._free += self._held.pop(key, [])
-
-    def check_idle(self) -> None:
-        assert not self._held and len(set(self._free)) == self.num_blocks
 
 
 @dataclass
@@ -84,115 +69,80 @@ class Entry:
         return bool(self.news) and self.news[-1].finish_reason is not None
 
 
-class Island:
+class Rules:
+    """In place of the router: everyone goes straight on, and who is told to leave is gone when the instance says so."""
+
     def __init__(
         self,
-        directory: Path,
-        *,
-        num_pool_blocks: int = 512,
-        prefill: dict[str, Any] | None = None,
-        decode: dict[str, Any] | None = None,
-        options: DecodeOptions | None = None,
-        meddle: Callable[[Island], None] = lambda island: None,
-        **both: Any,
+        table: OwnerTable,
+        block_size: int,
+        to_prefill: Callable[[AnyMessage], None],
+        to_decode: Callable[[AnyMessage], None],
     ) -> None:
-        self._wake = threading.Event()
-        self.prefill = PrefillWorker(_engine(directory, both, prefill), Epoch(1), self._wake.set)
-        self.decode = DecodeWorker(_engine(directory, both, decode), Epoch(1), self._wake.set, options)
-        form = self.prefill.engine.cache.format
-        self.blocks = Blocks(num_pool_blocks, form.block_size)
-        self.pool = np.zeros((num_pool_blocks, form.block_bytes), dtype=np.uint8)
-        self.workers: tuple[Worker, Worker] = (self.prefill, self.decode)
-        for worker in self.workers:
-            worker.use_pool(self.pool)
+        self.pool = Pool(table, block_size, now=0.0)
+        self.to_prefill, self.to_decode = to_prefill, to_decode
         self.entries: dict[RequestKey, Entry] = {}
-        self.meddle = meddle
         self.failures: list[Failed] = []
         self.reports: list[DecodeReport] = []
+        # tokens that a request may compute while the order to evict it is on its way
+        self.evict_slack = 0
         self.num_turns = self.num_evicted = self.num_recomputed = 0
 
-    # ---- what tests do ----------------------------------------------------------------------------------------------
-
-    def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        """The tokens of each; everything is empty afterwards."""
-        entries = [self.submit(prompt, wanted) for prompt, wanted in zip(prompts, params, strict=True)]
-        self.finish()
-        return [entry.output for entry in entries]
+    # ---- for tests --------------------------------------------------------------------------------------------------
 
     def submit(self, prompt: list[int], params: SamplingParams) -> Entry:
         key = RequestKey(len(self.entries) + 1)
         entry = self.entries[key] = Entry(Request(key, prompt, params, params.seed or 0, arrival_s=0.0))
         return entry
 
-    def finish(self) -> None:
-        while not self._is_over:
-            self.turn()
-        self.close()
-        self.check_idle()
-
-    def close(self) -> None:
-        for worker in self.workers:
-            worker.leave_pool()
-
-    def check_idle(self) -> None:
-        self.prefill.schedule.check_idle()
-        self.decode.schedule.check_idle()
-        self.blocks.check_idle()
-        for worker in self.workers:
-            worker.engine.check_idle()
-
     def in_place(self, place: str) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.place == place]
 
+    @property
+    def is_over(self) -> bool:
+        return all(entry.place == "over" for entry in self.entries.values())
+
+    @property
+    def has_orders(self) -> bool:
+        return bool(self.in_place("queued") or self.in_place("pooled"))
+
     def evict(self, entry: Entry) -> None:
         entry.place = "evicting"
-        blocks = self.blocks.reserve(entry.key, entry.num_tokens)
-        self.decode.on(Evict(entry.key, blocks, entry.num_cached))
+        self.to_decode(Evict(entry.key, self._reserve(entry, self.evict_slack), entry.num_cached))
 
     def abort(self, entry: Entry) -> None:
         entry.is_aborted = True
         self._recall(entry)
 
-    # ---- in place of the router -------------------------------------------------------------------------------------
+    # ---- orders -----------------------------------------------------------------------------------------------------
 
-    def turn(self) -> None:
+    def order(self) -> None:
         self.num_turns += 1
-        self._wake.clear()
-        self._order()
-        goes_on = [self._step(worker) for worker in self.workers]
-        self.meddle(self)
-        if not (any(goes_on) or self._has_orders() or self._is_over) and not self._wake.wait(STALL_S):
-            places = {entry.key: entry.place for entry in self.entries.values()}
-            raise RuntimeError(f"nothing moved for {STALL_S:.0f} s: {places}")
-
-    @property
-    def _is_over(self) -> bool:
-        return all(entry.place == "over" for entry in self.entries.values())
-
-    def _has_orders(self) -> bool:
-        return bool(self.in_place("queued") or self.in_place("pooled"))
-
-    def _order(self) -> None:
         for entry in self.in_place("queued"):
             entry.place = "prefill"
-            self.prefill.on(Prefill([self._work(entry)]))
+            self.to_prefill(Prefill([self._work(entry)]))
         pooled = self.in_place("pooled")
-        if pooled:
-            self.decode.on(Offer([self._work(entry) for entry in pooled], is_batch=self.num_turns % 2 == 0))
         for entry in pooled:
             entry.place = "decode"
+        if pooled:
+            self.to_decode(Offer([self._work(entry) for entry in pooled], is_batch=self.num_turns % 2 == 0))
 
     def _work(self, entry: Entry) -> Work:
-        blocks = self.blocks.reserve(entry.key, entry.num_tokens)
-        return Work(entry.request, list(entry.output), entry.num_cached, blocks)
+        return Work(entry.request, list(entry.output), entry.num_cached, self._reserve(entry))
 
-    def _step(self, worker: Worker) -> bool:
-        messages, goes_on = worker.step()
-        for message in messages:
-            self._received(message)
-        return goes_on
+    def _reserve(self, entry: Entry, num_more: int = 0) -> list[PoolBlockId]:
+        (reserved,) = self.pool.on(Reserve(entry.key, entry.num_tokens + num_more), now=0.0)
+        assert isinstance(reserved, Reserved) and reserved.blocks is not None
+        return reserved.blocks
 
-    def _received(self, message: AnyMessage) -> None:
+    def _recall(self, entry: Entry) -> None:
+        to = self.to_prefill if entry.place == "prefill" else self.to_decode
+        entry.place = "leaving"
+        to(Abort(entry.key))
+
+    # ---- reports ----------------------------------------------------------------------------------------------------
+
+    def received(self, message: AnyMessage) -> None:
         match message:
             case PrefillReport():
                 self._news(message.news)
@@ -204,10 +154,7 @@ class Island:
                 for key in message.keys:
                     self._left(self.entries[key])
             case Failed():
-                self.failures.append(message)
-                entry = self.entries[message.key]
-                if not entry.is_aborted:
-                    entry.place = "running" if message.what == "evict" else "queued"
+                self._failed(message)
 
     def _decode_report(self, report: DecodeReport) -> None:
         self.reports.append(report)
@@ -226,6 +173,7 @@ class Island:
     def _saved(self, entry: Entry, num_tokens: int) -> None:
         assert entry.num_cached <= num_tokens < entry.num_tokens
         entry.num_cached = num_tokens
+        self.pool.on(Commit(entry.key, num_tokens, due_s=0.0), now=0.0)
         if not entry.is_aborted:
             entry.place = "pooled"
 
@@ -238,17 +186,80 @@ class Island:
             if news.finish_reason and not entry.is_aborted:
                 self._recall(entry)
 
-    def _recall(self, entry: Entry) -> None:
-        worker = self.prefill if entry.place == "prefill" else self.decode
-        entry.place = "leaving"
-        worker.on(Abort(entry.key))
+    def _failed(self, failed: Failed) -> None:
+        self.failures.append(failed)
+        entry = self.entries[failed.key]
+        if not entry.is_aborted:
+            entry.place = "running" if failed.what == "evict" else "queued"
 
     def _left(self, entry: Entry) -> None:
         """No instance has it; nobody touches its blocks."""
         assert entry.place == "leaving"
         entry.place = "over" if entry.is_finished or entry.is_aborted else "queued"
         if entry.place == "over":
-            self.blocks.release(entry.key)
+            self.pool.on(Release([entry.key]), now=0.0)
+
+
+class Island(Rules):
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        num_pool_blocks: int = 512,
+        prefill: dict[str, Any] | None = None,
+        decode: dict[str, Any] | None = None,
+        options: DecodeOptions | None = None,
+        meddle: Callable[[Island], None] = lambda island: None,
+        **both: Any,
+    ) -> None:
+        self._wake = threading.Event()
+        self.prefill = PrefillWorker(_engine(directory, both, prefill), Epoch(1), self._wake.set)
+        self.decode = DecodeWorker(_engine(directory, both, decode), Epoch(1), self._wake.set, options)
+        self.workers: tuple[Worker, Worker] = (self.prefill, self.decode)
+        form = self.prefill.engine.cache.format
+        super().__init__(OwnerTable.plain(num_pool_blocks), form.block_size, self.prefill.on, self.decode.on)
+        self.memory = np.zeros((num_pool_blocks, form.block_bytes), dtype=np.uint8)
+        for worker in self.workers:
+            worker.use_pool(self.memory)
+        self.meddle = meddle
+
+    def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+        """The tokens of each; everything is empty afterwards."""
+        entries = [self.submit(prompt, wanted) for prompt, wanted in zip(prompts, params, strict=True)]
+        self.finish()
+        return [entry.output for entry in entries]
+
+    def finish(self) -> None:
+        while not self.is_over:
+            self.turn()
+        self.close()
+        self.check_idle()
+
+    def turn(self) -> None:
+        self._wake.clear()
+        self.order()
+        goes_on = [self._step(worker) for worker in self.workers]
+        self.meddle(self)
+        if not (any(goes_on) or self.has_orders or self.is_over) and not self._wake.wait(STALL_S):
+            places = {entry.key: entry.place for entry in self.entries.values()}
+            raise RuntimeError(f"nothing moved for {STALL_S:.0f} s: {places}")
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.leave_pool()
+
+    def check_idle(self) -> None:
+        self.prefill.schedule.check_idle()
+        self.decode.schedule.check_idle()
+        self.pool.check_idle()
+        for worker in self.workers:
+            worker.engine.check_idle()
+
+    def _step(self, worker: Worker) -> bool:
+        messages, goes_on = worker.step()
+        for message in messages:
+            self.received(message)
+        return goes_on
 
 
 def _engine(directory: Path, both: dict[str, Any], own: dict[str, Any] | None) -> Engine:

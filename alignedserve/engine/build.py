@@ -45,7 +45,7 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
     dtype_name = choose_dtype(config, model_config, is_cpu=device.type == "cpu")
     dtype = _TORCH_DTYPES[dtype_name]
     max_model_len = choose_max_model_len(config, model_config)
-    ops = make_ops(config.attention_backend, device, dtype)
+    ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim)
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()

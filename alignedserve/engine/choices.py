@@ -14,10 +14,13 @@ from alignedserve.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
+# as vLLM has them
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+
 
 def choose_dtype(config: EngineConfig, model_config: ModelConfig, is_cpu: bool) -> str:
     if config.dtype != "auto":
-        return config.dtype
+        return _DTYPE_ALIASES.get(config.dtype, config.dtype)
     if model_config.dtype == "float16" and is_cpu:
         logger.warning(
             "The checkpoint is float16, which CPUs are slow at: running in bfloat16. --dtype overrides"

@@ -41,10 +41,10 @@ class Fields:
             return ValueError(f"{self.where}: {key} is missing; must be {allowed}")
         return ValueError(f"{self.where}: {key} is {self.values[key]!r}; must be {allowed}")
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         value = self._or_default(key, default)
-        if type(value) is not int or not 1 <= value <= MAX_SIZE:
-            raise self.error(key, f"a positive integer, at most {MAX_SIZE}")
+        if type(value) is not int or not 1 <= value <= most:
+            raise self.error(key, f"a positive integer, at most {most}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:

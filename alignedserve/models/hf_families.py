@@ -24,6 +24,8 @@ _OPT_ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+# far beyond any model, and far below what memory is made for
+MAX_LAYERS = 10_000
 _GATED_ACTIVATIONS = {"silu": "silu", "swish": "silu"}
 
 
@@ -32,7 +34,7 @@ def _common(fields: Fields, tie_word_embeddings: bool) -> dict[str, Any]:
     return {
         "vocab_size": fields.size("vocab_size"),
         "hidden_size": fields.size("hidden_size"),
-        "num_layers": fields.size("num_hidden_layers"),
+        "num_layers": fields.size("num_hidden_layers", most=MAX_LAYERS),
         "num_heads": fields.size("num_attention_heads"),
         "dtype": fields.choice(dtype_key, _DTYPES, "float32"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", tie_word_embeddings),

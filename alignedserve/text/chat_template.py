@@ -65,8 +65,22 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"messages holds {message!r}; must be objects with a role")
+    return [_plain(message) for message in messages]
+
+
+def _plain(message: Message) -> dict[str, Any]:
     # clients send `content: null` beside tool calls; templates test whether a key is there
-    return [{key: value for key, value in message.items() if value is not None} for message in messages]
+    present = {key: value for key, value in message.items() if value is not None}
+    if isinstance(present.get("content"), list):
+        present["content"] = "\n".join(map(_text_of, present["content"]))
+    return present
+
+
+def _text_of(part: object) -> str:
+    """OpenAI's content parts; most templates take text only."""
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise ValueError(f"content holds {part!r}; must be parts of type text")
 
 
 class _GenerationBlock(Extension):

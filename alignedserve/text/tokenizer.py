@@ -24,7 +24,7 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, directory: Path | str) -> Tokenizer:
         """Raises ValueError naming the directory and the files looked for when it holds no tokenizer."""
-        return cls(read_tokenizer_files(Path(directory)), str(directory))
+        return cls(read_tokenizer_files(Path(directory).expanduser()), str(directory))
 
     @cached_property
     def bos_token_id(self) -> int | None:

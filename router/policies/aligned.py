@@ -13,9 +13,6 @@ from router.entry import Entry
 from router.fleet import DecodeView, Fleet
 from router.policies.base import Assign, BatchPolicy
 
-# in starvation thresholds
-OVERDUE = 2.0
-
 
 class AlignedPolicy(BatchPolicy):
     name = "aligned"
@@ -26,48 +23,37 @@ class AlignedPolicy(BatchPolicy):
     ) -> Sequence[FormBatch | FindNear | Assign]:
         if not pooled:
             return []
-        asks: list[FormBatch | FindNear | Assign] = self._overdue(fleet, pooled, now)
+        asks: list[FormBatch | FindNear | Assign] = []
         for view in sorted(fleet.decodes, key=lambda view: -view.num_unspoken_blocks):
-            if self._wants_batch(view, num_added):
-                view.is_batch_asked, view.batch_tried_at = True, num_added
+            if not view.batch and view.batch_search.is_due(num_added):
+                view.batch_search.ask(num_added)
                 asks.append(self._form_batch(view))
-            elif self._wants_near(view, num_added):
-                view.is_near_asked, view.near_tried_at = True, num_added
+            elif self._wants_near(view, now) and view.near_search.is_due(self._near_what(view, num_added)):
+                view.near_search.ask(self._near_what(view, num_added))
                 asks.append(self._find_near(view))
         return asks
 
-    def _overdue(
-        self, fleet: Fleet, pooled: Collection[Entry], now: float
-    ) -> list[FormBatch | FindNear | Assign]:
-        """A request that no search has chosen for long, such as one larger than a batch, is offered by itself.
-
-        Candidate requests go before batches, so that a decode instance makes room for it.
-        """
-        oldest = next(iter(pooled))
-        decodes = [view for view in fleet.decodes if not view.near]
-        if not decodes or now - oldest.since_s < OVERDUE * self.config.starvation_s:
-            return []
-        return [Assign(max(decodes, key=lambda view: view.num_unspoken_blocks).instance_id, [oldest], False)]
-
-    def _wants_batch(self, view: DecodeView, num_added: int) -> bool:
-        return not view.batch and not view.is_batch_asked and view.batch_tried_at != num_added
-
     def _form_batch(self, view: DecodeView) -> FormBatch:
+        """With room for the longest request: one that fits into no batch would starve."""
+        limits = view.hello.limits
+        longest = -(-limits.max_model_len // limits.block_size)
         return FormBatch(
             decode=view.instance_id,
-            max_blocks=max(1, int(view.num_blocks * self.config.batch_share)),
+            max_blocks=max(longest, int(view.num_blocks * self.config.batch_share)),
             min_requests=self.config.min_batch_requests,
-            max_requests=view.hello.limits.max_num_seqs,
+            max_requests=limits.max_num_seqs,
         )
 
-    def _wants_near(self, view: DecodeView, num_added: int) -> bool:
-        return bool(
-            view.report
-            and view.report.num_running
-            and not view.near
-            and not view.is_near_asked
-            and view.near_tried_at != num_added
-        )
+    def _wants_near(self, view: DecodeView, now: float) -> bool:
+        """Candidate requests go before the batch: without end, it would never get its turn."""
+        is_batch_overdue = view.batch and now - view.batch_since_s >= self.config.starvation_s
+        return bool(view.report and view.report.num_running and not view.near and not is_batch_overdue)
+
+    def _near_what(self, view: DecodeView, num_added: int) -> object:
+        """What there is to find: what was added, and what the running batch has come near to."""
+        report, block_size = view.report, view.hello.limits.block_size
+        assert report
+        return num_added, report.min_length // block_size, report.max_length // block_size
 
     def _find_near(self, view: DecodeView) -> FindNear:
         report = view.report

@@ -104,7 +104,7 @@ def test_a_decode_instance_computes_what_is_missing_itself(tiny_model: Directory
 
     def lose(island: Island) -> None:
         for entry in island.in_place("pooled"):
-            entry.num_cached = max(0, entry.num_cached - 11 * entry.key)
+            entry.num_cached = max(1, entry.num_cached - 11 * entry.key)
 
     island = Island(
         directory,

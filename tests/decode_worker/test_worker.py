@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alignedserve.messages import DecodeReport, Evict, Failed, Prefill, Withdraw
-from alignedserve.types import RequestKey
+from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
 from tests.island import Entry, Island
 from tests.tiny_models import greedy, prompts
@@ -30,6 +30,7 @@ def submit_all(island: Island) -> list[Entry]:
 
 def turn_until(island: Island, is_done: Callable[[], object]) -> None:
     while not is_done():
+        assert not island.is_over
         island.turn()
 
 
@@ -96,13 +97,12 @@ def test_a_pull_that_fails_is_reported_and_the_request_recovers(
 
 def test_an_eviction_that_fails_leaves_the_request_running(island: Island, tiny_model: Directory) -> None:
     entries = submit_all(island)
-    turn_until(island, lambda: len(island.in_place("running")) == len(entries))
+    victim = entries[4]
+    turn_until(island, lambda: victim.place == "running")
     mover = island.decode._mover
     clock, mover._clock = mover._clock, lambda: math.inf
-    victim = entries[4]
     island.evict(victim)
-    turn_until(island, lambda: island.failures)
-    assert island.failures == [Failed(victim.key, "evict", "its deadline passed")]
+    turn_until(island, lambda: Failed(victim.key, "evict", "its deadline passed") in island.failures)
     assert victim.place == "running"
     mover._clock = clock
     island.finish()
@@ -113,10 +113,10 @@ def test_a_new_pool_voids_candidates_and_leaves_the_running_alone(
     island: Island, tiny_model: Directory
 ) -> None:
     entries = submit_all(island)
-    turn_until(island, lambda: len(island.in_place("running")) >= 4)
-    island.pool = np.zeros_like(island.pool)
+    turn_until(island, lambda: island.in_place("running"))
+    island.memory = np.zeros_like(island.memory)
     for worker in island.workers:
-        worker.use_pool(island.pool)
+        worker.use_pool(island.memory)
     for entry in entries:
         entry.num_cached = 0
         if entry.place in ("prefill", "pooled", "decode"):
@@ -130,7 +130,7 @@ def test_a_dead_routers_orders_are_dropped_and_the_next_one_is_served(
     island: Island, tiny_model: Directory
 ) -> None:
     entries = submit_all(island)
-    turn_until(island, lambda: len(island.in_place("running")) >= 4)
+    turn_until(island, lambda: island.in_place("running"))
     island.evict(island.in_place("running")[0])
     for worker in island.workers:
         worker.drop_all()
@@ -175,3 +175,15 @@ def test_others_orders_are_refused(island: Island) -> None:
     with pytest.raises(RuntimeError, match="Prefill: no order for a decode instance"):
         island.decode.on(Prefill([]))
     island.close()
+
+
+def test_an_eviction_without_enough_blocks_is_refused(island: Island) -> None:
+    entry = island.submit(prompts()[6], greedy_params())
+    turn_until(island, lambda: entry.place == "running" and len(entry.output) > 20)
+    entry.place = "evicting"
+    island.decode.on(Evict(entry.key, [PoolBlockId(block) for block in range(4)], entry.num_cached))
+    island.turn()
+    reason = "6 blocks hold its KV by now, and 4 are reserved"
+    assert island.failures == [Failed(entry.key, "evict", reason)]
+    island.finish()
+    assert len(entry.output) == 64

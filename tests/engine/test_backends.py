@@ -18,10 +18,17 @@ CPU = torch.device("cpu")
 
 
 def test_auto_is_native_on_a_cpu_and_torch_for_dtypes_it_lacks(caplog: pytest.LogCaptureFixture) -> None:
-    assert make_ops("auto", CPU, torch.bfloat16).name == "cpu"
+    assert make_ops("auto", CPU, torch.bfloat16, 64).name == "cpu"
     assert not caplog.records
-    assert make_ops("auto", CPU, torch.float16).name == "torch"
+    assert make_ops("auto", CPU, torch.float16, 64).name == "torch"
     assert "float16" in caplog.text
+
+
+def test_auto_takes_torch_for_heads_that_the_native_kernels_lack(caplog: pytest.LogCaptureFixture) -> None:
+    assert make_ops("auto", CPU, torch.float32, 256).name == "cpu"
+    for head_dim in (36, 264):
+        assert make_ops("auto", CPU, torch.float32, head_dim).name == "torch"
+        assert f"head_dim={head_dim}" in caplog.text
 
 
 def test_without_a_compiler_torch_runs_and_says_why(
@@ -45,4 +52,4 @@ def test_without_a_compiler_torch_runs_and_says_why(
 
 def test_the_native_backend_is_for_cpus() -> None:
     with pytest.raises(ValueError, match="cuda"):
-        make_ops("cpu", torch.device("cuda:0"), torch.float32)
+        make_ops("cpu", torch.device("cuda:0"), torch.float32, 64)

@@ -164,6 +164,19 @@ def test_an_urgent_request_takes_its_neighbours_along() -> None:
     assert len(form_batch(both.tree, roomy, urgent_before_s=1)) == 7
 
 
+def test_widening_takes_the_nearest_next_the_shorter_of_two_and_siblings_first() -> None:
+    both = Both(16)
+    # of the range 577 .. 640, and just beyond it
+    seed, left, right, far_left, far_right, beyond = (
+        both.insert(length, due_s)
+        for length, due_s in [(610, 1), (590, 9), (630, 9), (580, 9), (640, 9), (576, 9)]
+    )
+    for max_requests in range(1, 7):
+        limits = Limits(9999, max_requests, min_requests=max_requests)
+        found = form_batch(both.tree, limits, urgent_before_s=1)
+        assert found == [seed, left, far_left, right, far_right, beyond][:max_requests]
+
+
 def test_an_urgent_request_may_be_alone() -> None:
     both = Both(16)
     both.insert(40_000)

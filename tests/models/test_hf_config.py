@@ -255,6 +255,7 @@ def test_end_tokens_of_generation_config_are_merged(
         ({"vocab_size": "many"}, ["vocab_size", "'many'", "positive integer"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "0", "positive integer"]),
         ({"num_hidden_layers": True}, ["num_hidden_layers", "True", "positive integer"]),
+        ({"num_hidden_layers": 10**6}, ["num_hidden_layers", "1000000", "at most 10000"]),
         ({"max_position_embeddings": 2**31}, ["max_position_embeddings", str(2**31), str(2**31 - 1)]),
         ({"architectures": [["LlamaForCausalLM"]]}, ["architectures", "[['LlamaForCausalLM']]"]),
         ({"hidden_size": 250}, ["hidden_size", "250", "multiple of num_attention_heads, which is 32"]),

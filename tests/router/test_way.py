@@ -223,16 +223,50 @@ def test_requests_of_like_length_are_looked_for_beside_a_running_batch() -> None
     assert not script.take_one(Offer, DECODE).is_batch
 
 
-def test_what_no_search_finds_is_offered_by_itself_in_the_end() -> None:
-    script = Script(starvation_s=1.0)
-    script.pooled()
+def searches(script: Script, kind: type[FormBatch] | type[FindNear]) -> int:
+    return sum(isinstance(message, kind) for _, message in script.take())
+
+
+def test_a_search_that_found_something_is_made_again_without_anything_new() -> None:
+    script = Script()
+    script.pooled(1)
+    script.pooled(2)
+    assert searches(script, FormBatch) == 1
+    script.chosen(1)
+    script.decode(admitted=[ONE])
+    assert searches(script, FormBatch) == 1
+
+
+def test_a_search_that_found_nothing_is_made_again_when_there_is_something_new() -> None:
+    script = Script()
+    script.pooled(1)
+    assert searches(script, FormBatch) == 1
     script.chosen()
+    script.tick(1.0)
+    assert searches(script, FormBatch) == 0
+    script.pooled(2)
+    assert searches(script, FormBatch) == 1
+
+
+def test_a_batch_holds_the_longest_request() -> None:
+    script = Script(batch_share=0.01)
+    script.pooled()
+    form = next(message for _, message in script.take() if isinstance(message, FormBatch))
+    assert form.max_blocks == 200 // 4
+
+
+def test_a_batch_that_waits_too_long_is_not_overtaken_any_more() -> None:
+    script = Script(starvation_s=1.0)
+    script.running(1)
+    script.pooled(2)
+    script.chosen(2)
     script.take()
-    script.tick(1.9)
-    assert not script.take()
-    script.tick(0.2)
-    sent = script.take()
-    assert [type(message) for _, message in sent] == [Commit, Offer] and not sent[0][1].is_candidate  # type: ignore[union-attr]
+    script.pooled(3)
+    assert searches(script, FindNear) == 1
+    script.chosen(is_batch=False)
+    script.tick(1.1)
+    script.pooled(4)
+    assert searches(script, FindNear) == 0
 
 
 def test_fcfs_offers_at_once_what_fits() -> None:

@@ -139,6 +139,16 @@ def test_an_absent_content_reads_as_a_missing_key(tmp_path: Path) -> None:
     )
 
 
+def test_content_in_parts_is_their_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(write_qwen(tmp_path))
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    text = tokenizer.apply_chat_template([{"role": "user", "content": parts}])
+    assert text == tokenizer.apply_chat_template([{"role": "user", "content": "one\ntwo"}])
+    image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+    with pytest.raises(ValueError, match="parts of type text"):
+        tokenizer.apply_chat_template([{"role": "user", "content": image}])
+
+
 def test_a_template_in_its_own_file_goes_first(tmp_path: Path) -> None:
     write_qwen(tmp_path, chat_template="in the config")
     (tmp_path / "chat_template.jinja").write_text("in the file {{ messages[0].content }}")
@@ -230,7 +240,7 @@ def test_what_a_template_raises_is_reported(tmp_path: Path) -> None:
         tokenizer.apply_chat_template([{"role": "tool", "content": "x"}])
     tokenizer = Tokenizer.from_directory(write_qwen(tmp_path))
     with pytest.raises(ValueError, match="rejects these messages: can only concatenate str"):
-        tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
+        tokenizer.apply_chat_template([{"role": "user", "content": {"type": "image"}}])
 
 
 @pytest.mark.parametrize(

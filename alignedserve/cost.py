@@ -1,0 +1,119 @@
+"""How long an iteration and a transfer take. Pure: for the simulator, and for whoever has to decide ahead of time.
+
+    iteration = prefill_token_s * prompt tokens + what is fixed + attention of chunks + attention of decodes
+    what is fixed = the longest of the decode lines (fixed_s + token_s * decodes) and, with chunks, prefill_fixed_s
+
+**Decode lines.** All weights are read once an iteration, whatever runs in it; arithmetic and bookkeeping grow with the
+requests. What takes longer is the time: a flat line and a steep one. DistServe's published fits jump from one line to
+the other at 95 requests; the longer of both has no jump (for OPT-13B they cross at 107, and differ by 1.4 ms at 95).
+
+**Attention of a chunk** of c tokens after b others is its share of the prompt's quadratic cost, k*(2bc + c^2), so that
+a prompt costs k*n^2 however it is cut; but never less than reading the KV of all b + c tokens.
+
+**Attention of decodes** reads KV. `decode_attention_s` is the time per token of KV when the whole device reads: 0.63 us
+in the fits of OPT-13B, which is 1.3 TB/s of an A100's 2.0, so bandwidth and nothing else. What those fits can't tell is
+what unequal lengths cost: they were made of batches of one length, where sum and count * max are the same number.
+
+- "balanced" (split-KV: every part of the device gets the same amount of KV): the sum of lengths.
+- "plain" (one program per sequence and KV head): programs share the bandwidth, but one alone can draw only so much.
+  Let the device be full with m = `num_filling` sequences or more; with fewer, time passes as if there were m. Over
+  falling lengths l1 >= l2 >= ... >= ln, l(n+1) = 0, that is
+
+      sum over i of (l_i - l_(i+1)) * max(i, m)
+
+  or in words: the m longest cost as if each were as long as the longest. Batches of one length: the sum again, as
+  fitted. m = bandwidth / (KV heads * what one program draws): 2 for OPT's 40 heads, 25 and more where KV heads are few;
+  m >= n is a kernel that pads to the longest. What one program draws is in no fit. The presets take 15 GB/s (by
+  Little's law: 8 KiB in flight, 0.55 us); a model of one's own device can say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Read from JSON: see cost_presets.py."""
+
+
+class Line(Record, frozen=True):
+    fixed_s: float
+    token_s: float
+
+
+class Channel(Record, frozen=True):
+    """One copy at a time."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, num_bytes: int) -> float:
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+class Channels(Record, frozen=True):
+    # prefill or decode instance to pool
+    save: Channel
+    # pool to prefill instance
+    stage: Channel
+    # prefill to decode instance (NVLink)
+    admit: Channel
+    # pool to decode instance (PCIe)
+    fetch: Channel
+
+
+class CostModel(Record, frozen=True):
+    # where the numbers come from
+    source: str
+    kv_bytes_per_token: int
+    # tokens whose KV fits beside the weights
+    num_kv_tokens: int
+    prefill_fixed_s: float
+    prefill_token_s: float
+    # per pair of a token and one before it
+    prefill_attention_s: float
+    decode_lines: list[Line]
+    # per token of KV, when the whole device reads
+    decode_attention_s: float
+    # sequences with which a plain kernel makes the whole device read
+    num_filling: float
+    channels: Channels
+    attention: Literal["balanced", "plain"] = "balanced"
+
+    def iteration(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> float:
+        """`chunks`: (tokens computed before, tokens to compute); `lengths`: prefix length of each decode."""
+        fixed_s = self.prefill_fixed_s if chunks else 0.0
+        if lengths:
+            fixed_s = max(
+                fixed_s, *(line.fixed_s + line.token_s * len(lengths) for line in self.decode_lines)
+            )
+        linear_s = self.prefill_token_s * sum(count for _, count in chunks)
+        return (
+            fixed_s + linear_s + sum(self._chunk(*chunk) for chunk in chunks) + self.decode_attention(lengths)
+        )
+
+    def _chunk(self, before: int, count: int) -> float:
+        compute_s = self.prefill_attention_s * (2 * before * count + count * count)
+        return max(compute_s, self.decode_attention_s * (before + count))
+
+    def decode_attention(self, lengths: Sequence[int]) -> float:
+        num_read = sum(lengths) if self.attention == "balanced" else plain_cost(lengths, self.num_filling)
+        return self.decode_attention_s * num_read
+
+    def with_attention(self, attention: Literal["balanced", "plain"]) -> CostModel:
+        return msgspec.structs.replace(self, attention=attention)
+
+
+def plain_cost(lengths: Sequence[int], num_filling: float) -> float:
+    """In tokens that the whole device could read meanwhile."""
+    falling = sorted(lengths, reverse=True)
+    cost = float(sum(falling))
+    for rank, length in enumerate(falling, start=1):
+        if rank >= num_filling:
+            break
+        next_length = falling[rank] if rank < len(falling) else 0
+        cost += (length - next_length) * (num_filling - rank)
+    return cost

@@ -1,0 +1,122 @@
+"""The thread that a worker runs on, beside the event loop that carries messages.
+
+What happens elsewhere (orders, a connection that comes or goes) waits in an inbox and is taken between two iterations.
+The worker never waits for the router; with nothing to compute it sleeps until an order or the end of a copy wakes it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alignedserve.instance.worker import Worker
+from alignedserve.messages import AnyMessage, UsePool
+
+
+class Segment(Protocol):
+    """The pool's memory, as this process maps it."""
+
+    @property
+    def blocks(self) -> NDArray[np.uint8]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Up:
+    """A connection to a router; counted, so that nothing is said on one that was meant for another."""
+
+    connection: int
+
+
+class Down:
+    pass
+
+
+class Stop:
+    pass
+
+
+class WorkerLoop:
+    def __init__(
+        self,
+        worker: Worker,
+        wake: threading.Event,
+        attach: Callable[[str], Segment],
+        say: Callable[[int, list[AnyMessage]], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """`wake` is what the worker sets. `say` and `failed` are called on this thread."""
+        self._worker = worker
+        self._wake = wake
+        self._attach = attach
+        self._say = say
+        self._failed = failed
+        self._inbox: queue.SimpleQueue[AnyMessage | Up | Down | Stop] = queue.SimpleQueue()
+        self._connection = 0
+        self._segment: Segment | None = None
+        self._is_stopped = False
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="worker")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, item: AnyMessage | Up | Down | Stop) -> None:
+        """From any thread."""
+        self._inbox.put(item)
+        self._wake.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._iterate()
+        except BaseException as error:
+            self.error = error
+            self._failed()
+
+    def _iterate(self) -> None:
+        goes_on = False
+        while True:
+            if not goes_on:
+                self._wake.wait()
+            self._wake.clear()
+            self._take_inbox()
+            if self._is_stopped:
+                return
+            messages, goes_on = self._worker.step()
+            if messages:
+                self._say(self._connection, messages)
+
+    def _take_inbox(self) -> None:
+        while not self._inbox.empty():
+            match self._inbox.get():
+                case Up(connection):
+                    self._worker.drop_all()
+                    self._connection = connection
+                case Down():
+                    self._worker.drop_all()
+                case Stop():
+                    self._worker.drop_all()
+                    self._leave_pool()
+                    self._is_stopped = True
+                case UsePool(segment):
+                    self._leave_pool()
+                    self._segment = self._attach(segment)
+                    self._worker.use_pool(self._segment.blocks)
+                case order:
+                    self._worker.on(order)
+
+    def _leave_pool(self) -> None:
+        self._worker.leave_pool()
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None

@@ -1,0 +1,107 @@
+"""An instance's process: an engine, a worker on a thread of its own, a connection to the router."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+from alignedserve.engine.build import build_engine
+from alignedserve.engine.engine import Engine
+from alignedserve.instance.config import InstanceConfig
+from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
+from alignedserve.instance.requests import limits_of
+from alignedserve.instance.worker import Worker
+from alignedserve.kv_format import BlockFormat
+from alignedserve.messages import AnyMessage, Hello, Welcome
+from alignedserve.types import Epoch
+from alignedserve.wire import RouterLink, new_epoch, stop_on_sigterm
+
+
+class InstanceProcess(ABC):
+    role: ClassVar[str]
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self._config = config
+
+    @abstractmethod
+    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> Worker: ...
+
+    @abstractmethod
+    def _attach(self, segment: str, form: BlockFormat) -> Segment: ...
+
+    def run(self) -> None:
+        """Until the router says so, or SIGTERM. Raises what makes it impossible to go on."""
+        engine = build_engine(self._config.engine).engine
+        epoch, wake = new_epoch(), threading.Event()
+        worker = self._make_worker(engine, epoch, wake.set)
+        asyncio.run(self._serve(worker, epoch, wake))
+
+    async def _serve(self, worker: Worker, epoch: Epoch, wake: threading.Event) -> None:
+        messenger = _Messenger()
+        form = worker.engine.cache.format
+        loop = WorkerLoop(
+            worker, wake, lambda name: self._attach(name, form), messenger.say, messenger.stop_soon
+        )
+        messenger.start(loop, RouterLink(self._config.router, lambda: self._hello(worker, epoch), messenger))
+        try:
+            await messenger.link.run()
+        finally:
+            loop.post(Stop())
+            await asyncio.to_thread(loop.join)
+        if loop.error is not None:
+            raise loop.error
+
+    def _hello(self, worker: Worker, epoch: Epoch) -> Hello:
+        return Hello(
+            role=self.role,
+            instance_id=self._config.instance_id,
+            epoch=epoch,
+            pid=os.getpid(),
+            token="",
+            fingerprint=worker.engine.cache.format.describe() | {"model": self._config.engine.model},
+            limits=limits_of(worker.engine),
+        )
+
+
+class _Messenger:
+    """Between the connection, on the event loop's thread, and the worker's thread."""
+
+    link: RouterLink
+
+    def __init__(self) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        self._num_connections = 0
+
+    def start(self, loop: WorkerLoop, link: RouterLink) -> None:
+        self._loop, self.link = loop, link
+        stop_on_sigterm(link.stop)
+        loop.start()
+
+    # ---- on the event loop's thread, for the link --------------------------------------------------------------------
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._num_connections += 1
+        self._loop.post(Up(self._num_connections))
+
+    def on_message(self, message: AnyMessage) -> None:
+        self._loop.post(message)
+
+    def on_down(self) -> None:
+        self._loop.post(Down())
+
+    def _send(self, connection: int, messages: list[AnyMessage]) -> None:
+        if connection == self._num_connections:
+            for message in messages:
+                self.link.send(message)
+
+    # ---- on the worker's thread --------------------------------------------------------------------------------------
+
+    def say(self, connection: int, messages: list[AnyMessage]) -> None:
+        self._event_loop.call_soon_threadsafe(self._send, connection, messages)
+
+    def stop_soon(self) -> None:
+        self._event_loop.call_soon_threadsafe(self.link.stop)

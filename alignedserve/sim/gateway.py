@@ -1,0 +1,123 @@
+"""A simulated gateway with its clients. It knows what each request has to say and accepts nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from alignedserve.messages import Abort, AnyMessage, NewTokens, Rejected, Request, Submit, Tokens, Welcome
+from alignedserve.sim import model
+from alignedserve.sim.network import Connection
+from alignedserve.sim.process import SimProcess
+from alignedserve.types import InstanceId, RequestKey
+
+if TYPE_CHECKING:
+    from alignedserve.sim.world import World
+
+
+@dataclass(slots=True)
+class Stream:
+    """What a client has got."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    # when each of them came
+    times_s: list[float] = field(default_factory=list)
+    # "stop", "length", "error", why it was rejected, "abort" (by the client), "lost" (its gateway died); None: open
+    outcome: str | None = None
+    ended_s: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.outcome in ("stop", "length")
+
+
+class SimGateway(SimProcess):
+    role = "gateway"
+
+    def __init__(self, world: World, instance_id: InstanceId, max_model_len: int) -> None:
+        super().__init__(world, instance_id)
+        self.streams: dict[RequestKey, Stream] = {}
+        self.open: dict[RequestKey, Stream] = {}
+        self._max_model_len = max_model_len
+
+    # ---- clients ----
+
+    def submit(self, request: Request) -> None:
+        stream = Stream(request)
+        self.streams[request.key] = self.open[request.key] = stream
+        if not self.is_up:
+            self._end(stream, "lost")
+        self.send(Submit(request))
+
+    def abort(self, key: RequestKey) -> None:
+        """By the client; nothing happens if it has its answer."""
+        if key in self.open:
+            self._end(self.open[key], "abort")
+            self.send(Abort(key))
+
+    def kill(self) -> None:
+        super().kill()
+        for stream in list(self.open.values()):
+            self._end(stream, "lost")
+
+    def _end(self, stream: Stream, outcome: str) -> None:
+        stream.outcome, stream.ended_s = outcome, self.world.clock.now
+        del self.open[stream.request.key]
+
+    # ---- the router ----
+
+    def connected(self, connection: Connection) -> None:
+        super().connected(connection)
+        for stream in self.open.values():
+            self.send(Submit(stream.request, list(stream.tokens)))
+
+    def received(self, message: AnyMessage) -> None:
+        match message:
+            case Tokens():
+                for news in message.news:
+                    self._news(news)
+            case Rejected():
+                if message.key in self.open:
+                    self._end(self.open[message.key], message.reason)
+            case Welcome():
+                pass
+            case _:
+                raise ValueError(f"{self.instance_id} got a {type(message).__name__}, not for gateways")
+
+    def _news(self, news: NewTokens) -> None:
+        stream = self.open.get(news.key)
+        if stream is None:
+            self._check_late(news)
+            return
+        num_known = len(stream.tokens)
+        if news.first > num_known:
+            raise RuntimeError(
+                f"request {news.key}: {num_known} tokens came, then those from {news.first} on"
+            )
+        for token in news.tokens[num_known - news.first :]:
+            self._token(stream, token)
+        if news.finish_reason:
+            self._finish(stream, news)
+
+    def _token(self, stream: Stream, token: int) -> None:
+        k = len(stream.tokens)
+        right = model.sample(stream.request.seed, k)
+        if token != right:
+            raise RuntimeError(f"request {stream.request.key}: token {k} is {token}, must be {right}")
+        stream.tokens.append(token)
+        stream.times_s.append(self.world.clock.now)
+
+    def _finish(self, stream: Stream, news: NewTokens) -> None:
+        right = model.finish_reason(stream.request, len(stream.tokens), self._max_model_len)
+        if news.finish_reason not in (right, "error"):
+            raise RuntimeError(
+                f"request {news.key}: ends with {news.finish_reason} after {len(stream.tokens)} tokens, must be {right}"
+            )
+        self._end(stream, news.finish_reason or "")
+
+    def _check_late(self, news: NewTokens) -> None:
+        """Tokens may be on their way when a client leaves; after the end there are none."""
+        stream = self.streams.get(news.key)
+        if stream is None or stream.is_complete:
+            raise RuntimeError(f"request {news.key} gets {news} after its end")

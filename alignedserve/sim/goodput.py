@@ -1,0 +1,48 @@
+"""The highest request rate at which enough requests meet their SLO: raised step by step, then bisected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Goodput:
+    # requests per second; 0 if not even the first rate was good
+    rate: float = 0.0
+    # every rate that was tried, and its attainment
+    tried: list[tuple[float, float]] = field(default_factory=list)
+
+
+def find_goodput(
+    attainment_at: Callable[[float], float],
+    first_rate: float,
+    target: float = 0.9,
+    growth: float = 1.5,
+    precision: float = 0.02,
+    max_rate: float = 1e4,
+) -> Goodput:
+    """Attainment is taken to fall with the rate. `precision`: of the rate, relative."""
+    for name, value, is_allowed, allowed in (
+        ("first_rate", first_rate, 0 < first_rate <= max_rate, f"above 0, up to max_rate={max_rate}"),
+        ("growth", growth, growth > 1, "above 1"),
+        ("precision", precision, precision > 0, "above 0"),
+    ):
+        if not is_allowed:
+            raise ValueError(f"{name}={value}: must be {allowed}")
+    found = Goodput()
+
+    def is_good(rate: float) -> bool:
+        found.tried.append((rate, attainment_at(rate)))
+        return found.tried[-1][1] >= target
+
+    low, high = 0.0, first_rate
+    while is_good(high):
+        low, high = high, high * growth
+        if high > max_rate:
+            raise ValueError(f"max_rate={max_rate}: attainment at {low} is still {found.tried[-1][1]}")
+    while low > 0 and high - low > precision * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_good(middle) else (low, middle)
+    found.rate = low
+    return found

@@ -1,0 +1,133 @@
+"""A whole island in virtual time: one router, one pool, instances, gateways, and clients that submit a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from alignedserve.cost import CostModel
+from alignedserve.messages import InstanceLimits, Request
+from alignedserve.sim.decode import SimDecode
+from alignedserve.sim.gateway import SimGateway, Stream
+from alignedserve.sim.instance import SimInstance
+from alignedserve.sim.network import Latency
+from alignedserve.sim.pool import PoolProcess
+from alignedserve.sim.prefill import SimPrefill
+from alignedserve.sim.process import SimProcess
+from alignedserve.sim.router import RouterProcess
+from alignedserve.sim.world import World
+from alignedserve.types import InstanceId
+from decode_worker.schedule import DecodeOptions
+from router.config import RouterConfig
+from router.router import Router
+
+# between two processes on one host, over loopback
+LATENCY_S = 0.0003
+
+
+@dataclass(frozen=True)
+class IslandConfig:
+    cost: CostModel
+    prefill: InstanceLimits
+    decode: InstanceLimits
+    pool_blocks: int
+    num_prefill: int = 1
+    num_decode: int = 1
+    num_gateways: int = 1
+    router: RouterConfig = field(default_factory=RouterConfig)
+    decode_options: DecodeOptions = field(default_factory=DecodeOptions)
+    # of a prefill instance's blocks, for candidates; none are staged where the link is "host"
+    staging_share: float = 0.5
+
+
+class Island:
+    def __init__(self, config: IslandConfig, latency: Latency = lambda: LATENCY_S) -> None:
+        self.config = config
+        self.world = World(config.cost, latency)
+        self.router = self.world.router = RouterProcess(
+            self.world, lambda epoch: Router(config.router, epoch)
+        )
+        self.pool = PoolProcess(
+            self.world,
+            InstanceId("kvpool-0"),
+            InstanceLimits(num_blocks=config.pool_blocks, block_size=config.decode.block_size),
+        )
+        self.prefills = [self._prefill(index) for index in range(config.num_prefill)]
+        self.decodes = [self._decode(index) for index in range(config.num_decode)]
+        self.gateways = [
+            SimGateway(self.world, InstanceId(f"gateway-{index}"), config.decode.max_model_len)
+            for index in range(config.num_gateways)
+        ]
+        for process in self.processes:
+            self.world.processes[process.instance_id] = process
+
+    def _prefill(self, index: int) -> SimPrefill:
+        share = 0.0 if self.config.router.link == "host" else self.config.staging_share
+        return SimPrefill(self.world, InstanceId(f"prefill-{index}"), self.config.prefill, share)
+
+    def _decode(self, index: int) -> SimDecode:
+        name = InstanceId(f"decode-{index}")
+        return SimDecode(self.world, name, self.config.decode, self.config.decode_options)
+
+    @property
+    def processes(self) -> list[SimProcess]:
+        return [self.pool, *self.prefills, *self.decodes, *self.gateways]
+
+    @property
+    def instances(self) -> list[SimInstance]:
+        return [*self.prefills, *self.decodes]
+
+    @property
+    def now(self) -> float:
+        return self.world.clock.now
+
+    @property
+    def streams(self) -> list[Stream]:
+        return [stream for gateway in self.gateways for stream in gateway.streams.values()]
+
+    @property
+    def num_open(self) -> int:
+        return sum(len(gateway.open) for gateway in self.gateways)
+
+    def start(self) -> None:
+        self.router.start()
+        for process in self.processes:
+            process.start()
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Each when it arrives, to the gateways in turn."""
+        for index, request in enumerate(requests):
+            gateway = self.gateways[index % len(self.gateways)]
+            self.world.clock.at(request.arrival_s, partial(gateway.submit, request))
+
+    def run(self, seconds: float) -> None:
+        self.world.clock.run_until(self.now + seconds)
+
+    def run_until_done(self, num_requests: int, limit_s: float) -> bool:
+        """Until so many were submitted and none is open; False if that takes longer than the limit."""
+
+        def goes_on() -> bool:
+            return self.num_open > 0 or sum(len(gateway.streams) for gateway in self.gateways) < num_requests
+
+        return self.world.clock.run_while(goes_on, limit_s)
+
+    def settle(self) -> None:
+        """Everything that has nothing to wait for any more is over after this: messages, copies, orphans."""
+        self.run(self.config.router.orphan_s + 2.0)
+
+    def check(self) -> None:
+        """Holds at any time."""
+        for instance in self.instances:
+            instance.check()
+        if self.pool.is_up:
+            self.pool.core.check()
+
+    def check_idle(self) -> None:
+        """Holds when nothing is open, everything is up, and all messages and copies have arrived."""
+        for instance in self.instances:
+            instance.check_idle()
+        if self.pool.is_up:
+            self.pool.core.check_idle()
+        if self.router.core:
+            self.router.core.check_idle()

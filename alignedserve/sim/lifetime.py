@@ -1,0 +1,113 @@
+"""What happened to each request and when: one list of events. Every metric is a difference of two of them.
+
+Read off the router's messages, so that it is the same for any instance, simulated or not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from alignedserve.messages import (
+    AnyMessage,
+    DecodeReport,
+    NewTokens,
+    Offer,
+    Prefill,
+    PrefillReport,
+    Stage,
+    Submit,
+)
+from alignedserve.types import InstanceId, RequestKey
+from router.events import Event, Received, Send
+
+# in the order of an undisturbed life; most can happen again
+EVENTS = (
+    "arrived",
+    "prefill begins",
+    "first token",
+    "saved",
+    "stage begins",
+    "staged",
+    "offered",
+    "admitted",
+    "evicted",
+    "finished",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LifeEvent:
+    time_s: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """Of a decode instance."""
+
+    end_s: float
+    duration_s: float
+    num_tokens: int
+    max_length: int
+    mean_length: float
+
+
+class Lifetimes:
+    """An observer of the router."""
+
+    def __init__(self) -> None:
+        self.events: dict[RequestKey, list[LifeEvent]] = defaultdict(list)
+        self.iterations: dict[InstanceId, list[Iteration]] = defaultdict(list)
+
+    def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
+        if isinstance(event, Received):
+            self._received(now, event.sender, event.message)
+        for send in sends:
+            self._sent(now, send.message)
+
+    def count(self, name: str) -> int:
+        return sum(event.name == name for events in self.events.values() for event in events)
+
+    def _note(self, now: float, name: str, keys: Iterable[RequestKey]) -> None:
+        for key in keys:
+            self.events[key].append(LifeEvent(now, name))
+
+    def _sent(self, now: float, message: AnyMessage) -> None:
+        match message:
+            case Prefill():
+                self._note(now, "prefill begins", (work.request.key for work in message.works))
+            case Stage():
+                self._note(now, "stage begins", (work.request.key for work in message.works))
+            case Offer():
+                self._note(now, "offered", (work.request.key for work in message.works))
+            case _:
+                pass
+
+    def _received(self, now: float, sender: InstanceId, message: AnyMessage) -> None:
+        match message:
+            case Submit():
+                self._note(now, "arrived", [message.request.key])
+            case PrefillReport():
+                self._news(now, message.news)
+                self._note(now, "saved", (key for key, _ in message.saved))
+                self._note(now, "staged", message.staged)
+            case DecodeReport():
+                self._news(now, message.news)
+                self._note(now, "admitted", message.admitted)
+                self._note(now, "evicted", (key for key, _ in message.evicted))
+                self._iteration(now, sender, message)
+            case _:
+                pass
+
+    def _news(self, now: float, all_news: list[NewTokens]) -> None:
+        self._note(now, "first token", (news.key for news in all_news if news.first == 0))
+        self._note(now, "finished", (news.key for news in all_news if news.finish_reason))
+
+    def _iteration(self, now: float, sender: InstanceId, report: DecodeReport) -> None:
+        if report.news and report.num_running:
+            mean_length = report.sum_lengths / report.num_running
+            self.iterations[sender].append(
+                Iteration(now, report.duration_s, len(report.news), report.max_length, mean_length)
+            )

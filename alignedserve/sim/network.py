@@ -1,0 +1,86 @@
+"""Connections to the router in virtual time.
+
+What one end sends arrives at the other, in order, each message after a latency; also what a process sent just before
+it died, and then the notice that it did. An end that is closed hears nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from alignedserve.messages import AnyMessage
+from alignedserve.sim.clock import Clock
+
+Latency = Callable[[], float]
+# what is left of a message when it has been encoded and decoded
+Encode = Callable[[AnyMessage], AnyMessage]
+
+
+class Client(Protocol):
+    def received(self, message: AnyMessage) -> None: ...
+
+    def router_closed(self) -> None: ...
+
+
+class Hub(Protocol):
+    def received(self, connection: Connection, message: AnyMessage) -> None: ...
+
+    def client_closed(self, connection: Connection) -> None: ...
+
+
+class Connection:
+    def __init__(self, clock: Clock, latency: Latency, client: Client, hub: Hub, encode: Encode) -> None:
+        self._client = client
+        self._hub = hub
+        self._encode = encode
+        self._up = _Lane(clock, latency, self._at_hub)
+        self._down = _Lane(clock, latency, self._at_client)
+        self._client_listens = True
+        self._hub_listens = True
+
+    def to_hub(self, message: AnyMessage) -> None:
+        self._up.send(self._encode(message))
+
+    def to_client(self, message: AnyMessage) -> None:
+        self._down.send(self._encode(message))
+
+    def close_by_client(self) -> None:
+        self._client_listens = False
+        self._up.send(None)
+
+    def close_by_hub(self) -> None:
+        self._hub_listens = False
+        self._down.send(None)
+
+    def _at_hub(self, message: AnyMessage | None) -> None:
+        if not self._hub_listens:
+            return
+        if message is None:
+            self._hub_listens = False
+            self._hub.client_closed(self)
+        else:
+            self._hub.received(self, message)
+
+    def _at_client(self, message: AnyMessage | None) -> None:
+        if not self._client_listens:
+            return
+        if message is None:
+            self._client_listens = False
+            self._client.router_closed()
+        else:
+            self._client.received(message)
+
+
+class _Lane:
+    """One direction. None is the last that is sent."""
+
+    def __init__(self, clock: Clock, latency: Latency, deliver: Callable[[AnyMessage | None], None]) -> None:
+        self._clock = clock
+        self._latency = latency
+        self._deliver = deliver
+        self._last_arrival_s = 0.0
+
+    def send(self, message: AnyMessage | None) -> None:
+        self._last_arrival_s = max(self._last_arrival_s, self._clock.now + self._latency())
+        self._clock.at(self._last_arrival_s, lambda: self._deliver(message))

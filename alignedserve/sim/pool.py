@@ -1,0 +1,73 @@
+"""The pool's process in virtual time. Its segment outlives it unless `lose_segment` says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
+from alignedserve.sim.process import SimProcess
+from alignedserve.sim.segment import SimSegment
+from alignedserve.types import InstanceId
+from kvpool.pool import Pool
+
+if TYPE_CHECKING:
+    from alignedserve.sim.world import World
+
+TICK_S = 0.25
+
+
+class PoolProcess(SimProcess):
+    role = "kvpool"
+
+    def __init__(
+        self,
+        world: World,
+        instance_id: InstanceId,
+        limits: InstanceLimits,
+    ) -> None:
+        super().__init__(world, instance_id)
+        self._limits = limits
+        self._num_segments = 0
+        self.segment = self._new_segment()
+
+    def lose_segment(self) -> None:
+        """With the process, its memory is gone."""
+        if self.is_up:
+            raise RuntimeError(f"{self.instance_id} is up with epoch {self.epoch}, its segment can't be lost")
+        self.segment = self._new_segment()
+
+    def _new_segment(self) -> SimSegment:
+        self._num_segments += 1
+        segment = SimSegment(
+            f"segment-{self._num_segments}", self._limits.num_blocks, self._limits.block_size
+        )
+        self.world.segments[segment.name] = segment
+        return segment
+
+    def start(self) -> None:
+        self.core = Pool(self.segment.owners, self._limits.block_size, self.world.clock.now)
+        super().start()
+
+    def begin(self) -> None:
+        """The core outlives the router: what is in the pool is what the next router starts from."""
+        self.after(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._answer(self.core.tick(self.world.clock.now))
+        self.after(TICK_S, self._tick)
+
+    def hello(self) -> Hello:
+        return msgspec.structs.replace(
+            self.make_hello(self._limits), segment=self.segment.name, inventory=self.core.inventory()
+        )
+
+    def received(self, message: AnyMessage) -> None:
+        if not isinstance(message, Welcome):
+            self._answer(self.core.on(message, self.world.clock.now))
+
+    def _answer(self, answers: Sequence[Message]) -> None:
+        for answer in answers:
+            self.send(cast(AnyMessage, answer))

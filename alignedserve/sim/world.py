@@ -1,0 +1,47 @@
+"""What all processes of a simulated island share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from alignedserve.cost import CostModel
+from alignedserve.messages import AnyMessage
+from alignedserve.sim.clock import Clock
+from alignedserve.sim.network import Encode, Latency
+from alignedserve.sim.process import SimProcess
+from alignedserve.sim.segment import SimSegment
+from alignedserve.types import Epoch, InstanceId
+
+if TYPE_CHECKING:
+    from alignedserve.sim.router import RouterProcess
+
+
+def _always() -> bool:
+    return True
+
+
+def _same(message: AnyMessage) -> AnyMessage:
+    return message
+
+
+@dataclass
+class World:
+    cost: CostModel
+    latency: Latency
+    # asked once per copy: does it work?
+    copy_works: Callable[[], bool] = _always
+    # messages go as they are unless a test wants them encoded
+    encode: Encode = _same
+    clock: Clock = field(default_factory=Clock)
+    processes: dict[InstanceId, SimProcess] = field(default_factory=dict)
+    segments: dict[str, SimSegment] = field(default_factory=dict)
+    num_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        self.router: RouterProcess
+
+    def next_epoch(self) -> Epoch:
+        self.num_epochs += 1
+        return Epoch(self.num_epochs)

@@ -1,0 +1,32 @@
+"""Which link two instances use: what the machine has, or what the operator named."""
+
+from __future__ import annotations
+
+LINKS = {
+    "nccl": "GPU to GPU, over NVLink where there is one",
+    "gloo": "memory to memory over TCP, the same code as nccl",
+    "host": "through the pool's memory",
+}
+
+
+def choose_link(have_cuda: bool, same_host: bool, override: str | None = None) -> str:
+    """`have_cuda`: both instances have a GPU of their own. `same_host`: both map the pool's memory."""
+    if override is None:
+        return _best(have_cuda, same_host)
+    if override not in LINKS:
+        raise ValueError(f"link={override!r}: must be one of {', '.join(LINKS)}")
+    if override == "nccl" and not have_cuda:
+        raise ValueError("link='nccl': both instances need a GPU; gloo and host do without")
+    if override == "gloo" and have_cuda:
+        raise ValueError("link='gloo': moves CPU memory only; instances on GPUs use nccl or host")
+    if override == "host" and not same_host:
+        raise ValueError(
+            "link='host': both instances must be on the pool's host; nccl and gloo reach further"
+        )
+    return override
+
+
+def _best(have_cuda: bool, same_host: bool) -> str:
+    if have_cuda:
+        return "nccl"
+    return "host" if same_host else "gloo"

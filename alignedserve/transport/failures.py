@@ -1,0 +1,18 @@
+"""How a link fails: its peer dies or hangs, says something out of order, or torch's process group breaks."""
+
+from __future__ import annotations
+
+import msgspec
+
+# torch reports a broken process group as a RuntimeError
+LINK_FAILURES = (OSError, RuntimeError, msgspec.MsgspecError)
+
+
+def describe(error: BaseException) -> str:
+    """For people: the first line, and the kind where the text alone says little."""
+    text = str(error).strip().split("\n")[0]
+    return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
+
+
+def unexpected(frame: object, expected: str) -> ConnectionError:
+    return ConnectionError(f"{type(frame).__name__} came from the other end where {expected} was due")

@@ -1,0 +1,140 @@
+"""The data connection of a link: a torch.distributed process group of its two ends, one lends and one pulls.
+
+The group is built directly on a store of its own, beside torch's global default group, which stays unused. So groups
+come and go one by one, and the death of one peer breaks one group. After any failure a group is of no use: `abort` it.
+
+`gloo` moves CPU memory. When its peer dies, or a wait runs out of time, it closes the connection and wakes who waits
+for a piece that has not begun; who waits for one that is on its way sleeps on. So a byte follows the pieces, and the
+puller waits for that one first. The lender does not wait here at all, but for word on the control connection.
+
+`nccl` moves GPU memory, all pieces in one launch. It never notices that its peer is dead, so while pieces are on their
+way, the puller watches the control connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import ProcessGroup, Work
+
+from alignedserve.transport import cuda
+from alignedserve.transport.channel import Channel, remaining_s
+
+LENDER, PULLER = 0, 1
+SETUP_TIMEOUT_S = 10.0
+# of NCCL's own: the deadlines are ours
+_NO_TIMEOUT = timedelta(hours=1)
+_WATCH_S = 0.0005
+# what gloo takes as a timeout; none at all if it is 0
+_SHORTEST_WAIT_S = 0.001
+
+_Move = Callable[[list[torch.Tensor], int, int], Work]
+
+
+def make_store(host: str, timeout_s: float) -> TCPStore:
+    """Where the two ends meet, under this address only."""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_store(host: str, port: int, timeout_s: float) -> TCPStore:
+    timeout = timedelta(seconds=timeout_s)
+    return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+class PairGroup:
+    def __init__(
+        self, link: str, store: Store, rank: int, channel: Channel, device: torch.device, timeout_s: float
+    ) -> None:
+        """Returns when the other end has joined; only for this is the timeout."""
+        self._channel = channel
+        self._device = device
+        self._peer = PULLER if rank == LENDER else LENDER
+        self._group = ProcessGroup(store, rank, 2)
+        # of gloo: what was posted last, in the order in which it goes
+        self._works: list[Work] = []
+        if link == "nccl":
+            self._use_nccl(store, rank)
+        else:
+            self._use_gloo(store, rank, timeout_s)
+
+    def send(self, pieces: Sequence[torch.Tensor]) -> None:
+        """Returns at once. The pieces are in use until the other end says that it has them all, or until `abort`."""
+        if self._device.type == "cuda":
+            self._launch(self._group.send, pieces)
+        else:
+            self._works = self._post(self._group.send, pieces)
+
+    def receive(self, pieces: Sequence[torch.Tensor], deadline_s: float) -> None:
+        """As many as are sent, of the same sizes; all of them are there when it returns."""
+        if self._device.type == "cuda":
+            self._watch(self._launch(self._group.recv, pieces), deadline_s)
+            return
+        self._works = self._post(self._group.recv, pieces)
+        for work in reversed(self._works):
+            left_s = max(_SHORTEST_WAIT_S, deadline_s - time.monotonic())
+            work.wait(timedelta(seconds=left_s))
+
+    def abort(self) -> None:
+        """Nothing reads or writes any piece after this."""
+        if self._works:
+            with contextlib.suppress(RuntimeError):
+                self._works[-1].wait(timedelta(seconds=_SHORTEST_WAIT_S))
+        self._group.abort()
+
+    def _post(self, move: _Move, pieces: Sequence[torch.Tensor]) -> list[Work]:
+        last = torch.zeros(1, dtype=torch.uint8)
+        return [move([piece], self._peer, tag) for tag, piece in enumerate([*pieces, last])]
+
+    def _launch(self, move: _Move, pieces: Sequence[torch.Tensor]) -> torch.cuda.Event:
+        stream = cuda.new_stream(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            self._group._start_coalescing(self._device)
+            for piece in pieces:
+                move([piece], self._peer, 0)
+            self._group._end_coalescing(self._device).synchronize()
+        return cuda.record(stream)
+
+    def _watch(self, moved: torch.cuda.Event, deadline_s: float) -> None:
+        while not cuda.is_through(moved):
+            self._channel.check_open()
+            remaining_s(deadline_s)
+            time.sleep(_WATCH_S)
+
+    def _use_gloo(self, store: Store, rank: int, timeout_s: float) -> None:
+        from torch.distributed import ProcessGroupGloo
+
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=timeout_s)
+        # the address under which the two ends reach each other already
+        options._devices = [ProcessGroupGloo.create_device(hostname=self._channel.sock.getsockname()[0])]
+        options._threads = 1
+        backend = ProcessGroupGloo(store, rank, 2, options)
+        self._group._register_backend(self._device, ProcessGroup.BackendType.GLOO, backend)
+
+    def _use_nccl(self, store: Store, rank: int) -> None:
+        from torch.distributed import ProcessGroupNCCL
+
+        # Left to itself, torch ends the process when a communicator fails; here that is one link's matter.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+        options = ProcessGroupNCCL.Options()
+        options._timeout = _NO_TIMEOUT
+        backend = ProcessGroupNCCL(store, rank, 2, options)
+        backend.eager_connect_single_device(self._device)
+        self._group._register_backend(self._device, ProcessGroup.BackendType.NCCL, backend)

@@ -1,0 +1,87 @@
+"""A prefill instance's end of its links: listens, and lets decode instances pull what is on the shelf.
+
+One thread per decode instance (`lending.py`). A decode instance that starts anew has a greater epoch: its old
+connection is cut, and whatever still comes from an older start is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+
+import torch
+
+from alignedserve.transport.channel import Channel, Identity, Knock, shut
+from alignedserve.transport.copiers import as_bytes
+from alignedserve.transport.lending import Lending
+from alignedserve.transport.shelf import Shelf
+from alignedserve.types import Epoch, InstanceId
+
+logger = logging.getLogger(__name__)
+
+
+class Lender:
+    def __init__(
+        self, link: str, blocks: torch.Tensor, shelf: Shelf, me: Identity, host: str = "127.0.0.1"
+    ) -> None:
+        self._link = link
+        self._blocks = as_bytes(blocks)
+        self._shelf = shelf
+        self._me = me
+        # of each decode instance, its latest start and the connection of that
+        self._peers: dict[InstanceId, tuple[Epoch, Channel]] = {}
+        self._channels: dict[threading.Thread, Channel] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._listener = socket.create_server((host, 0))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, name="lender", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends all transfers. What they were about is on the shelf again."""
+        with self._lock:
+            self._is_closed = True
+        shut(self._listener)
+        self._thread.join()
+        self._listener.close()
+        for thread, channel in self._channels.items():
+            channel.shut()
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                raise
+            self._start(Channel(sock))
+
+    def _start(self, channel: Channel) -> None:
+        thread = threading.Thread(target=self._lend, args=(channel,), name="lending", daemon=True)
+        with self._lock:
+            if self._is_closed:
+                channel.sock.close()
+                return
+            self._channels = {old: its for old, its in self._channels.items() if old.is_alive()}
+            self._channels[thread] = channel
+            thread.start()
+
+    def _lend(self, channel: Channel) -> None:
+        lending = Lending(self._link, self._blocks, self._shelf, self._me, channel, self._admit)
+        reason = lending.run()
+        logger.info("%s: %s", lending.name, reason)
+
+    def _admit(self, knock: Knock, channel: Channel) -> str | None:
+        """Why not, if this is not the latest start of its instance."""
+        with self._lock:
+            epoch, old = self._peers.get(knock.instance_id, (knock.epoch, channel))
+            if knock.epoch < epoch:
+                return f"{knock.instance_id} has started anew: epoch {knock.epoch} is over, it is {epoch} now"
+            if old is not channel:
+                old.shut()
+            self._peers[knock.instance_id] = (knock.epoch, channel)
+            return None

@@ -1,0 +1,205 @@
+"""A decode instance's end of a link: pulls blocks that a prefill instance has staged into blocks of its own cache.
+
+Its thread opens the connection, then carries out pulls in the order in which they were started. While there is none to
+carry out it watches the connection, so that it learns of the other end's death at once. What breaks a link, a deadline
+included, breaks it for good: all its transfers end, and so does every later one. `links.py` opens the next link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from alignedserve.messages import Refused
+from alignedserve.transport.channel import (
+    Channel,
+    Denied,
+    Granted,
+    Identity,
+    Joining,
+    Knock,
+    Opened,
+    Pull,
+    Pulled,
+    remaining_s,
+)
+from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
+from alignedserve.transport.copiers import as_bytes
+from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
+from alignedserve.transport.group import PULLER, PairGroup, join_store
+from alignedserve.transport.runs import check_blocks
+from alignedserve.types import BlockId, InstanceId, RequestKey
+
+logger = logging.getLogger(__name__)
+
+# a request, and where its blocks are to go
+Want = tuple[RequestKey, Sequence[BlockId]]
+
+
+@dataclass(frozen=True)
+class _Job:
+    transfer: TransferId
+    wants: Sequence[Want]
+    deadline_s: float
+    done: Done
+
+    def frame(self) -> Pull:
+        keys = [key for key, _ in self.wants]
+        blocks = [list(blocks) for _, blocks in self.wants]
+        return Pull(self.transfer, keys, blocks, self.deadline_s - time.monotonic())
+
+
+class Link:
+    def __init__(
+        self,
+        link: str,
+        blocks: torch.Tensor,
+        peer: InstanceId,
+        address: str,
+        me: Identity,
+        ids: TransferIds,
+        completions: Completions,
+        setup_timeout_s: float,
+    ) -> None:
+        self.address = address
+        # why it is of no use any more
+        self.error: str | None = None
+        self._link = link
+        self._blocks = as_bytes(blocks)
+        self._peer = peer
+        self._me = me
+        self._ids = ids
+        self._completions = completions
+        self._setup_timeout_s = setup_timeout_s
+        self._jobs: deque[_Job] = deque()
+        self._lock = threading.Lock()
+        self._is_stopping = False
+        # of the thread, except that anyone may shut it
+        self._channel: Channel | None = None
+        self._wake_fd = os.eventfd(0)
+        self._thread = threading.Thread(target=self._run, name=f"link-{peer}", daemon=True)
+        self._thread.start()
+
+    def pull(self, wants: Sequence[Want], done: Done, timeout_s: float) -> TransferId:
+        """All of the requests' blocks in one transfer, or none that count. Its time starts now."""
+        for _, blocks in wants:
+            check_blocks(blocks, len(self._blocks), "the KV cache")
+        job = _Job(self._ids.next(), wants, time.monotonic() + timeout_s, done)
+        with self._lock:
+            if self.error is None:
+                self._jobs.append(job)
+                os.eventfd_write(self._wake_fd, 1)
+            else:
+                self._post(job, self.error)
+        return job.transfer
+
+    def stop(self) -> None:
+        """Ends all transfers and the link; doesn't wait for it. Safe to repeat."""
+        with self._lock:
+            self._is_stopping = True
+            if self._channel is not None:
+                self._channel.shut()
+
+    def close(self) -> None:
+        """Stops, and waits for it: at most until a running transfer's deadline, if the other end hangs."""
+        self.stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        open_things = contextlib.ExitStack()
+        reason = "its thread failed"
+        try:
+            channel, group = self._open(open_things)
+            while (job := self._next_job(channel)) is not None:
+                self._end(job, self._carry_out(job, channel, group))
+            reason = "closed"
+        except LINK_FAILURES as error:
+            reason = "closed" if self._is_stopping else describe(error)
+        finally:
+            open_things.close()
+            self._break(reason)
+
+    def _open(self, open_things: contextlib.ExitStack) -> tuple[Channel, PairGroup]:
+        host, port = self.address.rsplit(":", 1)
+        deadline_s = time.monotonic() + self._setup_timeout_s
+        channel = Channel(socket.create_connection((host, int(port)), timeout=remaining_s(deadline_s)))
+        open_things.callback(channel.close)
+        with self._lock:
+            self._channel = channel
+        channel.send(self._knock(), deadline_s)
+        answer = channel.receive(deadline_s)
+        if isinstance(answer, Refused):
+            raise ConnectionRefusedError(f"refused: {answer.reason}")
+        if not isinstance(answer, Opened):
+            raise unexpected(answer, "Opened")
+        channel.send(Joining(), deadline_s)
+        store = join_store(host, answer.store_port, remaining_s(deadline_s))
+        device = self._blocks.device
+        group = PairGroup(self._link, store, PULLER, channel, device, remaining_s(deadline_s))
+        open_things.callback(group.abort)
+        return channel, group
+
+    def _knock(self) -> Knock:
+        me = self._me
+        return Knock(self._peer, me.instance_id, me.epoch, me.fingerprint | {"link": self._link}, me.token)
+
+    def _next_job(self, channel: Channel) -> _Job | None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(channel.sock, selectors.EVENT_READ)
+            selector.register(self._wake_fd, selectors.EVENT_READ)
+            while not self._is_stopping and not self._jobs:
+                ready = [key.fileobj for key, _ in selector.select()]
+                if channel.sock in ready:
+                    raise unexpected(channel.receive(time.monotonic() + self._setup_timeout_s), "nothing")
+                os.eventfd_read(self._wake_fd)
+        return None if self._is_stopping else self._jobs[0]
+
+    def _carry_out(self, job: _Job, channel: Channel, group: PairGroup) -> str | None:
+        """Why not, if the link is none the worse for it."""
+        if time.monotonic() >= job.deadline_s:
+            return "its deadline passed before it could begin"
+        channel.send(job.frame(), job.deadline_s)
+        answer = channel.receive(job.deadline_s)
+        if isinstance(answer, Denied) and answer.transfer == job.transfer:
+            return answer.reason
+        if not isinstance(answer, Granted) or answer.transfer != job.transfer:
+            raise unexpected(answer, f"an answer to {job.transfer}")
+        group.receive(self._pieces(job, answer), job.deadline_s)
+        channel.send(Pulled(job.transfer), job.deadline_s)
+        return None
+
+    def _pieces(self, job: _Job, granted: Granted) -> list[torch.Tensor]:
+        wanted = [block for _, blocks in job.wants for block in blocks]
+        offered = [block for first, count in granted.runs for block in range(first, first + count)]
+        if wanted != offered:
+            raise ConnectionError(f"{len(wanted)} blocks were asked for, {len(offered)} others were granted")
+        return [self._blocks[first : first + count] for first, count in granted.runs]
+
+    def _end(self, job: _Job, error: str | None) -> None:
+        with self._lock:
+            self._jobs.popleft()
+        self._post(job, error)
+
+    def _break(self, reason: str) -> None:
+        with self._lock:
+            self.error = f"link to {self._peer}: {reason}"
+            os.close(self._wake_fd)
+            jobs = list(self._jobs)
+            self._jobs.clear()
+        logger.info(self.error)
+        for job in jobs:
+            self._post(job, self.error)
+
+    def _post(self, job: _Job, error: str | None) -> None:
+        keys = tuple(key for key, _ in job.wants)
+        self._completions.post(job.done, Outcome(job.transfer, "pull", keys, error))

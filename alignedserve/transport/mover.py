@@ -1,0 +1,154 @@
+"""The host link: blocks between an instance's KV cache and the pool's memory, moved beside the instance's compute.
+
+One thread carries out transfers in the order in which they were started, and two share a transfer's copies: one core
+gets little more than half of what memory can do. Before each piece they look at the transfer's deadline, and whether it
+has been abandoned, so that nothing is written long after the blocks may belong to someone else.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
+from alignedserve.transport.copiers import make_copier
+from alignedserve.transport.runs import Run, check_blocks, merge
+from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestKey
+
+DEFAULT_TIMEOUT_S = 30.0
+
+Pairs = Sequence[tuple[BlockId, PoolBlockId]]
+
+
+@dataclass
+class _Job:
+    transfer: TransferId
+    what: str
+    key: RequestKey
+    runs: list[Run]
+    # what was being computed when it was started
+    mark: torch.cuda.Event | None
+    deadline_s: float
+    done: Done
+    stop_reason: str | None = None
+
+
+class Mover:
+    def __init__(
+        self,
+        blocks: torch.Tensor,
+        pool: NDArray[np.uint8],
+        epoch: Epoch,
+        completions: Completions,
+        clock: Callable[[], float] = time.monotonic,
+        num_threads: int = 2,
+    ) -> None:
+        self._copier = make_copier(blocks, pool)
+        self._num_threads = 1 if blocks.is_cuda else num_threads
+        self._helpers = ThreadPoolExecutor(self._num_threads, thread_name_prefix="mover-copies")
+        self._num_blocks, self._num_pool_blocks, self._block_bytes = len(blocks), len(pool), pool.shape[1]
+        self._ids = TransferIds(epoch)
+        self._completions = completions
+        self._clock = clock
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._pending: dict[TransferId, _Job] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
+        self._thread.start()
+
+    def save(
+        self, key: RequestKey, pairs: Pairs, done: Done, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> TransferId:
+        """Cache blocks to pool blocks; it comes after all that was computed before this call."""
+        return self._start("save", key, pairs, done, timeout_s)
+
+    def load(
+        self, key: RequestKey, pairs: Pairs, done: Done, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> TransferId:
+        """The same pairs, the other way."""
+        return self._start("load", key, pairs, done, timeout_s)
+
+    def abandon(self, key: RequestKey) -> None:
+        """Stops the request's transfers at their next piece; each still ends with an outcome. Safe to repeat."""
+        with self._lock:
+            self._stop([job for job in self._pending.values() if job.key == key], "abandoned")
+
+    def close(self) -> None:
+        """Stops all transfers. Their outcomes are left in `completions`. Safe to repeat."""
+        with self._lock:
+            self._stop(list(self._pending.values()), "the mover was closed")
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self._jobs.put(None)
+            self._thread.join()
+            self._helpers.shutdown()
+            self._copier.close()
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    def _start(self, what: str, key: RequestKey, pairs: Pairs, done: Done, timeout_s: float) -> TransferId:
+        check_blocks((here for here, _ in pairs), self._num_blocks, "the KV cache")
+        check_blocks((there for _, there in pairs), self._num_pool_blocks, "the pool")
+        job = _Job(
+            transfer=self._ids.next(),
+            what=what,
+            key=key,
+            runs=merge(pairs, self._block_bytes),
+            mark=self._copier.mark(),
+            deadline_s=self._clock() + timeout_s,
+            done=done,
+        )
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(f"{what} of request {key}: the mover is closed")
+            self._pending[job.transfer] = job
+        self._jobs.put(job)
+        return job.transfer
+
+    @staticmethod
+    def _stop(jobs: list[_Job], reason: str) -> None:
+        for job in jobs:
+            job.stop_reason = reason
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                error = self._carry_out(job)
+            except Exception as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            with self._lock:
+                del self._pending[job.transfer]
+            self._completions.post(job.done, Outcome(job.transfer, job.what, (job.key,), error))
+
+    def _carry_out(self, job: _Job) -> str | None:
+        self._copier.begin(job.mark)
+        shares = [job.runs[first :: self._num_threads] for first in range(self._num_threads)]
+        copies = [self._helpers.submit(self._copy, job, share) for share in shares if share]
+        wait(copies)
+        for copy in copies:
+            copy.result()
+        self._copier.finish()
+        return self._reason_to_stop(job)
+
+    def _copy(self, job: _Job, runs: list[Run]) -> None:
+        copy = self._copier.save if job.what == "save" else self._copier.load
+        for run in runs:
+            if self._reason_to_stop(job) is not None:
+                return
+            copy(run)
+
+    def _reason_to_stop(self, job: _Job) -> str | None:
+        if job.stop_reason is None and self._clock() >= job.deadline_s:
+            job.stop_reason = "its deadline passed"
+        return job.stop_reason

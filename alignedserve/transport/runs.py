@@ -1,0 +1,38 @@
+"""Which copies a transfer needs: one per block, or one for several where they follow each other at both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# What is moved in one piece at most: between two pieces a transfer can be stopped, after about a millisecond.
+MAX_PIECE_BYTES = 16 << 20
+
+
+class Run(NamedTuple):
+    """`num_blocks` blocks, from `here` on at the end that counts the runs, from `there` on at the other one."""
+
+    here: int
+    there: int
+    num_blocks: int
+
+
+def merge(pairs: Iterable[tuple[int, int]], block_bytes: int) -> list[Run]:
+    max_blocks = max(1, MAX_PIECE_BYTES // block_bytes)
+    runs: list[Run] = []
+    for here, there in pairs:
+        if runs and runs[-1].num_blocks < max_blocks and _follows(runs[-1], here, there):
+            runs[-1] = runs[-1]._replace(num_blocks=runs[-1].num_blocks + 1)
+        else:
+            runs.append(Run(here, there, 1))
+    return runs
+
+
+def _follows(run: Run, here: int, there: int) -> bool:
+    return here == run.here + run.num_blocks and there == run.there + run.num_blocks
+
+
+def check_blocks(blocks: Iterable[int], num_blocks: int, where: str) -> None:
+    for block in blocks:
+        if not 0 <= block < num_blocks:
+            raise RuntimeError(f"block {block} of {where}, which has {num_blocks}")

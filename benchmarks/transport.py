@@ -1,0 +1,235 @@
+"""Times how KV blocks move on a CPU, against what memcpy of this machine does in the same run.
+
+    python -m benchmarks.transport [--block-kib N] [--blocks N] [--rounds N] [--threads N] [--busy] [--no-gloo]
+
+save, load: `Mover`, between a KV cache and memory shared as the pool's is, blocks in no order, so that each is a copy
+of its own; the time is from the call to the outcome. memcpy: libc's, as many bytes of private memory in one call, and
+in one call per core at the same time. They take turns, A B A B; printed are medians, and medians of the ratios of
+neighbours. numpy, ctypes, torch: the same copies on the calling thread (torch takes more), for the choice that
+`copiers.py` made. --busy: while another thread computes with torch. gloo: a `Link` to another process, blocks in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from alignedserve.transport.channel import Identity
+from alignedserve.transport.completions import Completions, Outcome
+from alignedserve.transport.copiers import as_bytes
+from alignedserve.transport.lender import Lender
+from alignedserve.transport.links import Links
+from alignedserve.transport.mover import Mover
+from alignedserve.transport.shelf import Shelf
+from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
+
+AIM = 0.6
+KEY = RequestKey(1)
+GIB = 1 << 30
+Memory = NDArray[np.uint8]
+
+
+@contextmanager
+def shared_memory(num_blocks: int, block_bytes: int) -> Iterator[Memory]:
+    """A file in memory that is mapped, as the pool's segment is; it has no name by the time it is used."""
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        os.posix_fallocate(file.fileno(), 0, num_blocks * block_bytes)
+        mapped = mmap.mmap(file.fileno(), num_blocks * block_bytes)
+    yield np.frombuffer(mapped, np.uint8).reshape(num_blocks, block_bytes)
+
+
+def written_blocks(num_blocks: int, block_bytes: int) -> torch.Tensor:
+    """Each page of it exists."""
+    return torch.ones((num_blocks, block_bytes // 2), dtype=torch.bfloat16)
+
+
+class Ways:
+    """What is timed; each moves every block once and returns when that is done."""
+
+    def __init__(
+        self, cache: torch.Tensor, pool: Memory, private: Memory, mover: Mover, completions: Completions
+    ):
+        self._cache, self._pool, self._private = as_bytes(cache), pool, private
+        self._mover, self._completions = mover, completions
+        order = list(range(len(pool)))
+        random.Random(0).shuffle(order)
+        self._pairs = [(BlockId(here), PoolBlockId(there)) for here, there in enumerate(order)]
+        self._libc = ctypes.CDLL(None)
+        self._num_cores = os.cpu_count() or 1
+        self._cores = ThreadPoolExecutor(self._num_cores)
+
+    def memcpy(self) -> None:
+        self._memcpy(0, self._private.nbytes)
+
+    def memcpy_all_cores(self) -> None:
+        share = self._private.nbytes // self._num_cores
+        list(self._cores.map(lambda core: self._memcpy(core * share, share), range(self._num_cores)))
+
+    def _memcpy(self, first: int, num_bytes: int) -> None:
+        there, here = self._private.ctypes.data + first, self._cache.data_ptr() + first
+        self._libc.memcpy(ctypes.c_void_p(there), ctypes.c_void_p(here), ctypes.c_size_t(num_bytes))
+
+    def save(self) -> None:
+        self._mover.save(KEY, self._pairs, check)
+        assert self._completions.run(timeout_s=60) == 1
+
+    def load(self) -> None:
+        self._mover.load(KEY, self._pairs, check)
+        assert self._completions.run(timeout_s=60) == 1
+
+    def numpy(self) -> None:
+        cache = self._cache.numpy()
+        for here, there in self._pairs:
+            np.copyto(self._pool[there], cache[here])
+
+    def ctypes(self) -> None:
+        here_at, there_at, size = self._cache.data_ptr(), self._pool.ctypes.data, self._pool.shape[1]
+        for here, there in self._pairs:
+            ctypes.memmove(there_at + there * size, here_at + here * size, size)
+
+    def torch(self) -> None:
+        pool = torch.from_numpy(self._pool)
+        for here, there in self._pairs:
+            pool[there].copy_(self._cache[here])
+
+
+def check(outcome: Outcome) -> None:
+    if outcome.error is not None:
+        raise RuntimeError(outcome.error)
+
+
+@contextmanager
+def computing(is_wanted: bool) -> Iterator[None]:
+    stop = threading.Event()
+
+    def compute() -> None:
+        a = torch.rand((1024, 1024))
+        while not stop.is_set():
+            torch.mm(a, a)
+
+    thread = threading.Thread(target=compute)
+    if is_wanted:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if is_wanted:
+            thread.join()
+
+
+def seconds(way: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    way()
+    return time.perf_counter() - begin
+
+
+def compare(name: str, ways: Ways, num_bytes: int, rounds: int) -> float:
+    """Returns the ratio to the memcpy of all cores."""
+    turns = [ways.memcpy, getattr(ways, name), ways.memcpy_all_cores]
+    times = [[seconds(way) for way in turns] for _ in range(rounds + 1)][1:]
+    one, own, every = (num_bytes / GIB / statistics.median(column) for column in zip(*times, strict=True))
+    to_one = statistics.median(one / own for one, own, _ in times)
+    to_all = statistics.median(every / own for _, own, every in times)
+    print(f"  {name:<8}{own:>14.1f}{one:>14.1f}{to_one:>8.2f}{every:>14.1f}{to_all:>8.2f}", flush=True)
+    return to_all
+
+
+def measure_host(args: argparse.Namespace) -> bool:
+    block_bytes = args.block_kib << 10
+    num_bytes = args.blocks * block_bytes
+    cache = written_blocks(args.blocks, block_bytes)
+    private = np.ones(num_bytes, np.uint8)
+    completions = Completions()
+    with shared_memory(args.blocks, block_bytes) as pool, computing(args.busy):
+        mover = Mover(cache, pool, Epoch(1), completions, num_threads=args.threads)
+        ways = Ways(cache, pool, private, mover, completions)
+        print(f"  {'GiB/s':<8}{'':>14}{'memcpy':>14}{'ratio':>8}{'all cores':>14}{'ratio':>8}")
+        ratios = {
+            name: compare(name, ways, num_bytes, args.rounds)
+            for name in ("save", "load", "numpy", "ctypes", "torch")
+        }
+        mover.close()
+    reached = min(ratios["save"], ratios["load"]) >= AIM
+    print(
+        f"  aim: save and load at {AIM:.2f} of all cores' memcpy or more: {'reached' if reached else 'NOT reached'}"
+    )
+    return reached
+
+
+def identity(name: str) -> Identity:
+    return Identity(InstanceId(name), Epoch(1), {}, token="benchmark")
+
+
+def lend(pipe: Connection, blocks: int, block_bytes: int, rounds: int) -> None:
+    completions = Completions()
+    shelf = Shelf(Epoch(1), completions)
+    for key in range(rounds):
+        shelf.put(RequestKey(key), [BlockId(block) for block in range(blocks)], check)
+    lender = Lender("gloo", written_blocks(blocks, block_bytes), shelf, identity("prefill-0"))
+    pipe.send(lender.address)
+    pipe.recv()
+    lender.close()
+
+
+def measure_gloo(args: argparse.Namespace) -> None:
+    block_bytes = args.block_kib << 10
+    spawn = multiprocessing.get_context("spawn")
+    pipe, theirs = spawn.Pipe()
+    process = spawn.Process(target=lend, args=(theirs, args.blocks, block_bytes, args.rounds), daemon=True)
+    process.start()
+    address = pipe.recv()
+    completions = Completions()
+    links = Links("gloo", written_blocks(args.blocks, block_bytes), identity("decode-0"), completions)
+    targets = [BlockId(block) for block in range(args.blocks)]
+
+    def pull(key: int) -> None:
+        links.pull(InstanceId("prefill-0"), address, [(RequestKey(key), targets)], check)
+        assert completions.run(timeout_s=60) == 1
+
+    rates = [
+        args.blocks * block_bytes / GIB / seconds(lambda key=key: pull(key)) for key in range(args.rounds)
+    ]
+    print(f"  {'gloo':<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
+    links.close()
+    pipe.send("done")
+    process.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--block-kib", type=int, default=1024)
+    parser.add_argument("--blocks", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--no-gloo", action="store_true")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    print(f"{args.blocks} blocks of {args.block_kib} KiB, {torch.get_num_threads()} threads of torch's")
+    reached = measure_host(args)
+    if not args.no_gloo:
+        measure_gloo(args)
+    raise SystemExit(0 if reached else 1)
+
+
+if __name__ == "__main__":
+    main()

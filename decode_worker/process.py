@@ -1,0 +1,22 @@
+"""A decode instance's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from alignedserve.engine.engine import Engine
+from alignedserve.instance.process import InstanceProcess
+from alignedserve.kv_format import BlockFormat
+from alignedserve.types import Epoch
+from decode_worker.worker import DecodeWorker
+from kvpool.segment import Segment
+
+
+class DecodeProcess(InstanceProcess):
+    role = "decode"
+
+    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> DecodeWorker:
+        return DecodeWorker(engine, epoch, wake)
+
+    def _attach(self, segment: str, form: BlockFormat) -> Segment:
+        return Segment.attach(segment, form)

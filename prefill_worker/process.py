@@ -1,0 +1,22 @@
+"""A prefill instance's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from alignedserve.engine.engine import Engine
+from alignedserve.instance.process import InstanceProcess
+from alignedserve.kv_format import BlockFormat
+from alignedserve.types import Epoch
+from kvpool.segment import Segment
+from prefill_worker.worker import PrefillWorker
+
+
+class PrefillProcess(InstanceProcess):
+    role = "prefill"
+
+    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> PrefillWorker:
+        return PrefillWorker(engine, epoch, wake)
+
+    def _attach(self, segment: str, form: BlockFormat) -> Segment:
+        return Segment.attach(segment, form)

@@ -1,0 +1,62 @@
+"""Small islands for tests: one of the longest requests fills half of an instance, so that memory is always short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import asdict, replace
+
+from alignedserve.cost import Channels, CostModel
+from alignedserve.cost_presets import load_cost_model
+from alignedserve.messages import InstanceLimits
+from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.model import make_request
+from router.config import RouterConfig
+
+COST = load_cost_model("opt-13b/a100-80gb")
+BLOCK_SIZE = 16
+
+
+def limits(num_blocks: int = 64, max_num_seqs: int = 16, max_num_batched_tokens: int = 128) -> InstanceLimits:
+    return InstanceLimits(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=512,
+    )
+
+
+def with_slow_copies(cost: CostModel, slowdown: float) -> CostModel:
+    """So slow that a copy may last as long as an iteration, and much can happen meanwhile."""
+    slower = {
+        name: replace(channel, bytes_per_s=channel.bytes_per_s / slowdown)
+        for name, channel in asdict(cost.channels).items()
+    }
+    return replace(cost, channels=Channels(**slower))
+
+
+def small_island(
+    policy: str = "aligned", link: str = "host", pool_blocks: int = 256, **options: Any
+) -> Island:
+    settings = {"prefill": limits(), "decode": limits(), "cost": COST} | options
+    config = IslandConfig(
+        pool_blocks=pool_blocks,
+        router=RouterConfig(policy=policy, link=link, min_batch_requests=4),
+        **settings,
+    )
+    return Island(config)
+
+
+def requests(num: int, every_s: float = 0.05, prompt_len: int = 100, output_len: int = 40) -> list[Any]:
+    """Of different lengths, around these."""
+    return [
+        make_request(
+            key=index + 1,
+            prompt_len=prompt_len // 2 + index * 37 % prompt_len,
+            num_output_tokens=output_len // 2 + index * 17 % output_len,
+            arrival_s=index * every_s,
+            max_tokens=400,
+        )
+        for index in range(num)
+    ]

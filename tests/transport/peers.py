@@ -1,0 +1,117 @@
+"""The other end of a link, in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from alignedserve.transport.completions import Completions
+from alignedserve.transport.lender import Lender
+from alignedserve.transport.links import Links, Want
+from alignedserve.transport.shelf import Shelf
+from alignedserve.types import BlockId, InstanceId, RequestKey
+from tests.transport.helpers import Outcomes, empty_blocks, equal_blocks, filled_blocks, identity
+
+SEED = 5
+# one process imports torch, and forks the others; it has no threads, and ends with the tests
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload([__name__])
+
+
+class Peer:
+    """Ended by `end` if it is asked to, killed at the end of the `with` if not."""
+
+    def __init__(self, main: Callable[..., None], *args: Any) -> None:
+        self.pipe, theirs = _FORKED.Pipe()
+        self.process = _FORKED.Process(target=main, args=(theirs, *args), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+    def receive(self) -> Any:
+        assert self.pipe.poll(60), "the other process said nothing for a minute"
+        return self.pipe.recv()
+
+    def ask(self, question: object) -> Any:
+        self.pipe.send(question)
+        return self.receive()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def end(self) -> Any:
+        """Returns its last words."""
+        answer = self.ask(None)
+        self.process.join(30)
+        assert self.process.exitcode == 0
+        return answer
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What a lender has; its blocks are `filled_blocks` of SEED."""
+
+    num_blocks: int
+    block_bytes: int
+    requests: dict[RequestKey, list[BlockId]] = field(default_factory=dict)
+
+
+def lend(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
+    torch.set_num_threads(1)
+    blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED)
+    completions, outcomes = Completions(), Outcomes()
+    me = identity(name, epoch)
+    shelf = Shelf(me.epoch, completions)
+    for key, ids in staged.requests.items():
+        shelf.put(key, ids, outcomes.append)
+    lender = Lender("gloo", blocks, shelf, me)
+    pipe.send(lender.address)
+    while pipe.recv() is not None:
+        pipe.send((len(shelf), shelf.num_lent))
+    lender.close()
+    shelf.clear()
+    completions.run()
+    pipe.send([(outcome.keys, outcome.error) for outcome in outcomes])
+
+
+@dataclass(frozen=True)
+class Order:
+    address: str
+    wants: list[Want]
+    # what should arrive: the lender's blocks
+    sources: Sequence[BlockId]
+    timeout_s: float = 30.0
+
+
+def pull(
+    pipe: Connection, name: str, epoch: int, num_blocks: int, block_bytes: int, lender_blocks: int
+) -> None:
+    torch.set_num_threads(1)
+    blocks = empty_blocks(num_blocks, block_bytes)
+    theirs = filled_blocks(lender_blocks, block_bytes, SEED)
+    completions = Completions()
+    links = Links("gloo", blocks, identity(name, epoch), completions)
+    pipe.send("ready")
+    while (order := pipe.recv()) is not None:
+        outcomes = Outcomes()
+        links.pull(InstanceId("prefill-0"), order.address, order.wants, outcomes.append, order.timeout_s)
+        assert completions.run(timeout_s=60) == 1
+        targets = [block for _, ids in order.wants for block in ids]
+        pipe.send((outcomes.only.error, equal_blocks(blocks, targets, theirs, order.sources)))
+    links.close()
+    pipe.send("closed")

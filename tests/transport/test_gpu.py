@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+
+from alignedserve.transport.completions import Completions
+from alignedserve.transport.lender import Lender
+from alignedserve.transport.links import Links
+from alignedserve.transport.mover import Mover
+from alignedserve.transport.shelf import Shelf
+from alignedserve.types import Epoch, InstanceId
+from tests.transport.helpers import KEY, Outcomes, block_ids, identity, pairs
+
+MIB = 1 << 20
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+def test_blocks_go_to_pinned_memory_and_back_after_what_was_computed_before() -> None:
+    cache = torch.zeros((4, MIB // 4), device="cuda")
+    pool = np.frombuffer(mmap.mmap(-1, 8 * MIB), np.uint8).reshape(8, MIB)
+    completions, outcomes = Completions(), Outcomes()
+    mover = Mover(cache, pool, Epoch(1), completions)
+    for _ in range(1000):
+        cache += 1.0
+    mover.save(KEY, pairs((0, 5), (2, 7)), outcomes.append)
+    assert completions.run(timeout_s=30) == 1
+    cache.zero_()
+    mover.load(KEY, pairs((1, 7)), outcomes.append)
+    assert completions.run(timeout_s=30) == 1
+    mover.close()
+    assert outcomes.errors == [None, None]
+    assert (pool[[5, 7]].view(np.float32) == 1000.0).all() and not pool[6].any()
+    assert cache[1].eq(1000.0).all() and not cache[[0, 2, 3]].any()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are fewer than two CUDA devices")
+def test_nccl_moves_several_requests_between_two_gpus() -> None:
+    theirs = torch.rand((8, MIB // 4), device="cuda:0")
+    ours = torch.zeros((8, MIB // 4), device="cuda:1")
+    completions, outcomes = Completions(), Outcomes()
+    shelf = Shelf(Epoch(1), completions)
+    shelf.put(KEY, block_ids(3, 1, 2), outcomes.append)
+    lender = Lender("nccl", theirs, shelf, identity("prefill-0"))
+    links = Links("nccl", ours, identity("decode-0"), completions)
+    wants = [(KEY, block_ids(0, 6, 7))]
+    links.pull(InstanceId("prefill-0"), lender.address, wants, outcomes.append, timeout_s=60)
+    while len(outcomes) < 2:
+        assert completions.run(timeout_s=60)
+    links.close()
+    lender.close()
+    assert outcomes.errors == [None, None]
+    assert torch.equal(ours[[0, 6, 7]].cpu(), theirs[[3, 1, 2]].cpu())

@@ -1,0 +1,231 @@
+"""Real processes that are killed or stopped while blocks are on their way."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import torch
+
+from alignedserve.transport.completions import Completions
+from alignedserve.transport.lender import Lender
+from alignedserve.transport.links import Links, Want
+from alignedserve.transport.shelf import Shelf
+from alignedserve.types import BlockId, InstanceId, RequestKey
+from tests.transport.helpers import (
+    Outcomes,
+    block_ids,
+    bytes_of,
+    empty_blocks,
+    equal_blocks,
+    filled_blocks,
+    identity,
+    until,
+)
+from tests.transport.peers import SEED, Order, Peer, Staged, lend, pull
+
+MIB = 1 << 20
+# much more than sockets hold, and than gloo moves before a signal arrives
+NUM_BLOCKS = 384
+BIG, SMALL = RequestKey(1), RequestKey(2)
+ALL = [BlockId(block) for block in range(NUM_BLOCKS)]
+STAGED = Staged(NUM_BLOCKS + 2, MIB, {BIG: ALL, SMALL: block_ids(NUM_BLOCKS + 1, NUM_BLOCKS)})
+WANT_BIG: list[Want] = [(BIG, ALL)]
+WANT_SMALL: list[Want] = [(SMALL, block_ids(NUM_BLOCKS, NUM_BLOCKS + 1))]
+PREFILL = InstanceId("prefill-0")
+
+
+class Decode:
+    def __init__(self) -> None:
+        self.blocks = empty_blocks(NUM_BLOCKS + 2, MIB)
+        self.bytes = bytes_of(self.blocks)
+        self.completions, self.outcomes = Completions(), Outcomes()
+        self.links = Links("gloo", self.blocks, identity("decode-0"), self.completions)
+
+    def start(
+        self, address: str, wants: list[Want], source: InstanceId = PREFILL, timeout_s: float = 30.0
+    ) -> None:
+        self.links.pull(source, address, wants, self.outcomes.append, timeout_s)
+
+    def pull(
+        self, address: str, wants: list[Want], source: InstanceId = PREFILL, timeout_s: float = 30.0
+    ) -> None:
+        self.start(address, wants, source, timeout_s)
+        assert self.completions.run(timeout_s=60) == 1
+
+    def stop_in_mid_transfer(self, peer: Peer) -> None:
+        until(lambda: self.bytes[0].any(), 30)
+        peer.signal(signal.SIGSTOP)
+        assert not self.bytes[NUM_BLOCKS - 1].any(), "it was over before it could be stopped"
+
+    def close(self) -> None:
+        self.links.close()
+
+
+@pytest.fixture
+def decode() -> Iterator[Decode]:
+    with closing(Decode()) as decode:
+        yield decode
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("link", "lend"))]
+
+
+def test_bytes_arrive_from_another_process(decode: Decode) -> None:
+    with Peer(lend, "prefill-0", 1, STAGED) as peer:
+        decode.pull(peer.receive(), WANT_BIG + WANT_SMALL)
+        assert decode.outcomes.errors == [None]
+        until(lambda: peer.ask("how many?") == (0, 0), 30)
+        assert peer.end() == [((BIG,), None), ((SMALL,), None)]
+    expected = filled_blocks(STAGED.num_blocks, MIB, SEED)
+    assert equal_blocks(
+        decode.blocks, [*ALL, NUM_BLOCKS, NUM_BLOCKS + 1], expected, [*ALL, *STAGED.requests[SMALL]]
+    )
+
+
+def test_a_lender_killed_in_mid_transfer_breaks_its_link_and_no_other(decode: Decode) -> None:
+    other_one = InstanceId("prefill-1")
+    with Peer(lend, "prefill-0", 1, STAGED) as peer, Peer(lend, "prefill-1", 1, STAGED) as other:
+        address, other_address = peer.receive(), other.receive()
+        decode.pull(other_address, WANT_SMALL, other_one)
+        decode.start(address, WANT_BIG)
+        decode.stop_in_mid_transfer(peer)
+        peer.signal(signal.SIGKILL)
+        assert decode.completions.run(timeout_s=1.0) == 1
+        assert decode.outcomes.errors[0] is None
+        assert decode.outcomes.errors[1] is not None and "link to prefill-0" in decode.outcomes.errors[1]
+        assert decode.links.error(other_one) is None
+        # the dead one's address, and then the one that was started in its place
+        decode.pull(address, WANT_BIG, timeout_s=5)
+        assert decode.outcomes.errors[2] is not None and "Connection re" in decode.outcomes.errors[2]
+        with Peer(lend, "prefill-0", 2, STAGED) as anew:
+            decode.pull(anew.receive(), WANT_BIG)
+            decode.pull(other_address, WANT_BIG, other_one)
+        assert decode.outcomes.errors[3:] == [None, None]
+    expected = filled_blocks(STAGED.num_blocks, MIB, SEED)
+    assert equal_blocks(decode.blocks, ALL, expected, ALL)
+
+
+def test_closing_in_mid_transfer_does_not_wait_for_its_end(decode: Decode) -> None:
+    with Peer(lend, "prefill-0", 1, STAGED) as peer:
+        decode.start(peer.receive(), WANT_BIG)
+        until(lambda: decode.bytes[0].any(), 30)
+        decode.links.close()
+        assert not decode.bytes[NUM_BLOCKS - 1].any(), "it was over before it could be closed"
+        assert decode.completions.run() == 1
+        assert decode.outcomes.errors == ["link to prefill-0: closed"]
+        until(lambda: peer.ask("how many?") == (2, 0), 1.0)
+        assert peer.end() == [((BIG,), "withdrawn"), ((SMALL,), "withdrawn")]
+
+
+def test_an_idle_link_breaks_when_its_lender_is_killed(decode: Decode) -> None:
+    with Peer(lend, "prefill-0", 1, STAGED) as peer:
+        decode.pull(peer.receive(), WANT_SMALL)
+        assert decode.links.error(PREFILL) is None
+        peer.signal(signal.SIGKILL)
+        until(lambda: decode.links.error(PREFILL), 1.0)
+
+
+def test_a_lender_that_hangs_runs_into_the_deadline(decode: Decode) -> None:
+    with Peer(lend, "prefill-0", 1, STAGED) as peer:
+        address = peer.receive()
+        decode.pull(address, WANT_SMALL)
+        decode.start(address, WANT_BIG, timeout_s=1.5)
+        decode.stop_in_mid_transfer(peer)
+        assert until(lambda: decode.completions.run() == 1, 3.0) > 0.1
+        assert decode.outcomes.errors[1] is not None and "link to prefill-0" in decode.outcomes.errors[1]
+        arrived = decode.bytes.copy()
+        # one that hangs before it has answered at all
+        decode.pull(address, WANT_BIG, timeout_s=0.3)
+        assert decode.outcomes.errors[2] is not None
+        # nothing of it comes later, and it serves again
+        peer.signal(signal.SIGCONT)
+        until(lambda: peer.ask("how many?") == (1, 0), 30)
+        assert (decode.bytes == arrived).all()
+        decode.pull(address, WANT_BIG)
+        assert decode.outcomes.errors[3] is None
+        until(lambda: peer.ask("how many?") == (0, 0), 30)
+        assert peer.end() == [((SMALL,), None), ((BIG,), None)]
+    assert equal_blocks(decode.blocks, ALL, filled_blocks(STAGED.num_blocks, MIB, SEED), ALL)
+
+
+class Prefill:
+    def __init__(self) -> None:
+        self.blocks = filled_blocks(STAGED.num_blocks, MIB, SEED)
+        self.completions, self.outcomes = Completions(), Outcomes()
+        me = identity("prefill-0")
+        self.shelf = Shelf(me.epoch, self.completions)
+        for key, ids in STAGED.requests.items():
+            self.shelf.put(key, ids, self.outcomes.append)
+        self.lender = Lender("gloo", self.blocks, self.shelf, me)
+
+    def stop_in_mid_transfer(self, peer: Peer) -> None:
+        until(lambda: self.shelf.num_lent, 30)
+        peer.signal(signal.SIGSTOP)
+        assert not self.completions.run()
+
+    def close(self) -> None:
+        self.lender.close()
+
+
+@pytest.fixture
+def prefill() -> Iterator[Prefill]:
+    with closing(Prefill()) as prefill:
+        yield prefill
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("link", "lend"))]
+
+
+def test_a_lender_closes_in_mid_transfer(prefill: Prefill) -> None:
+    with puller(epoch=1) as peer:
+        assert peer.receive() == "ready"
+        peer.pipe.send(Order(prefill.lender.address, WANT_BIG, ALL))
+        prefill.stop_in_mid_transfer(peer)
+        prefill.lender.close()
+        assert (len(prefill.shelf), prefill.shelf.num_lent) == (2, 0)
+        peer.signal(signal.SIGCONT)
+        error, _ = peer.receive()
+        assert error is not None and "link to prefill-0" in error
+        assert peer.end() == "closed"
+
+
+def puller(epoch: int) -> Peer:
+    return Peer(pull, "decode-0", epoch, NUM_BLOCKS + 2, MIB, STAGED.num_blocks)
+
+
+def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(prefill: Prefill) -> None:
+    order = Order(prefill.lender.address, WANT_BIG, ALL)
+    with puller(epoch=1) as peer, puller(epoch=2) as successor:
+        assert peer.receive() == successor.receive() == "ready"
+        peer.pipe.send(order)
+        prefill.stop_in_mid_transfer(peer)
+        peer.signal(signal.SIGKILL)
+        until(lambda: prefill.shelf.num_lent == 0, 1.0)
+        assert not prefill.completions.run() and len(prefill.shelf) == 2
+        assert successor.ask(order) == (None, True)
+        assert successor.end() == "closed"
+    until(lambda: len(prefill.shelf) == 1, 30)
+    prefill.completions.run()
+    assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((BIG,), None)
+
+
+def test_a_puller_that_hangs_runs_into_the_deadline(prefill: Prefill) -> None:
+    with puller(epoch=1) as peer:
+        assert peer.receive() == "ready"
+        peer.pipe.send(Order(prefill.lender.address, WANT_BIG, ALL, timeout_s=1.5))
+        prefill.stop_in_mid_transfer(peer)
+        prefill.shelf.withdraw(BIG)
+        assert not prefill.completions.run()
+        until(lambda: prefill.shelf.num_lent == 0, 3.0)
+        prefill.completions.run()
+        assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((BIG,), "withdrawn")
+        peer.signal(signal.SIGCONT)
+        error, _ = peer.receive()
+        assert error is not None and "link to prefill-0" in error
+        assert peer.ask(Order(prefill.lender.address, WANT_SMALL, STAGED.requests[SMALL])) == (None, True)
+        assert peer.end() == "closed"
+    assert torch.equal(
+        prefill.blocks.view(torch.uint8), filled_blocks(STAGED.num_blocks, MIB, SEED).view(torch.uint8)
+    )

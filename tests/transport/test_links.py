@@ -1,0 +1,228 @@
+"""Both ends in one process, where nobody dies. Deaths and hangs are in test_link_faults.py."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import torch
+
+from alignedserve.transport.channel import Channel, Identity, Pulled
+from alignedserve.transport.completions import Completions, TransferId
+from alignedserve.transport.lender import Lender
+from alignedserve.transport.links import Links, Want
+from alignedserve.transport.shelf import Shelf
+from alignedserve.types import Epoch, InstanceId, RequestKey
+from tests.transport.helpers import (
+    Outcomes,
+    block_ids,
+    empty_blocks,
+    equal_blocks,
+    filled_blocks,
+    identity,
+    until,
+)
+
+BLOCK_BYTES = 4096
+PREFILL = InstanceId("prefill-0")
+ONE, TWO, THREE = RequestKey(1), RequestKey(2), RequestKey(3)
+LENDER_S_BLOCKS = {ONE: block_ids(3, 4, 9), TWO: block_ids(0), THREE: block_ids(11, 10)}
+
+
+class Prefill:
+    def __init__(self, me: Identity | None = None) -> None:
+        self.blocks = filled_blocks(12, BLOCK_BYTES, seed=1)
+        self.completions, self.outcomes = Completions(), Outcomes()
+        self.shelf = Shelf(Epoch(1), self.completions)
+        for key, ids in LENDER_S_BLOCKS.items():
+            self.shelf.put(key, ids, self.outcomes.append)
+        self.lender = Lender("gloo", self.blocks, self.shelf, me or identity("prefill-0"))
+
+    def close(self) -> None:
+        self.lender.close()
+        self.shelf.clear()
+        self.completions.run()
+        assert self.shelf.num_lent == len(self.shelf) == 0
+
+
+class Decode:
+    def __init__(self, me: Identity | None = None) -> None:
+        self.blocks = empty_blocks(20, BLOCK_BYTES)
+        self.completions, self.outcomes = Completions(), Outcomes()
+        self.links = Links("gloo", self.blocks, me or identity("decode-0"), self.completions)
+
+    def pull(self, prefill: Prefill, *wants: Want, timeout_s: float = 30.0) -> str | None:
+        """Returns the outcome's error."""
+        before = len(self.outcomes)
+        self.links.pull(PREFILL, prefill.lender.address, wants, self.outcomes.append, timeout_s)
+        assert self.completions.run(timeout_s=60) == 1
+        return self.outcomes[before].error
+
+    def close(self) -> None:
+        self.links.close()
+
+
+@pytest.fixture
+def prefill() -> Iterator[Prefill]:
+    with closing(Prefill()) as prefill:
+        yield prefill
+
+
+@pytest.fixture
+def decode() -> Iterator[Decode]:
+    with closing(Decode()) as decode:
+        yield decode
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    yield
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("link", "lend"))]
+
+
+def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decode) -> None:
+    wants = [(ONE, block_ids(0, 1, 2)), (THREE, block_ids(15, 7))]
+    assert decode.pull(prefill, *wants) is None
+    assert equal_blocks(decode.blocks, [0, 1, 2, 15, 7], prefill.blocks, [3, 4, 9, 11, 10])
+    untouched = sorted(set(range(20)) - {0, 1, 2, 15, 7})
+    assert not decode.blocks[untouched].view(torch.uint8).any()
+    outcome = decode.outcomes.only
+    assert (outcome.transfer, outcome.what, outcome.keys) == (TransferId(Epoch(1), 1), "pull", (ONE, THREE))
+
+    until(lambda: len(prefill.shelf) == 1, 30)
+    prefill.completions.run()
+    assert [(outcome.keys, outcome.error) for outcome in prefill.outcomes] == [
+        ((ONE,), None),
+        ((THREE,), None),
+    ]
+    # the link goes on
+    assert decode.pull(prefill, (TWO, block_ids(4))) is None
+    assert equal_blocks(decode.blocks, [4], prefill.blocks, [0])
+
+
+def test_what_is_not_staged_is_denied_and_the_link_goes_on(prefill: Prefill, decode: Decode) -> None:
+    assert decode.pull(prefill, (RequestKey(99), block_ids(0))) == "request 99 is not staged"
+    assert decode.pull(prefill, (ONE, block_ids(0, 1))) == "request 1: 3 blocks staged, 2 asked for"
+    assert decode.links.error(PREFILL) is None
+    assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
+    assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) == "request 1 is not staged"
+
+
+@pytest.mark.parametrize(
+    ("stranger", "why"),
+    [
+        (
+            identity("decode-0", dtype="bfloat16"),
+            "refused: dtype is 'float32' at prefill-0 and 'bfloat16' at decode-0",
+        ),
+        (identity("decode-0", tp="2"), "refused: tp is not given at prefill-0 and '2' at decode-0"),
+        (identity("decode-0", token="guessed"), "refused: the token is not this cluster's"),
+    ],
+)
+def test_who_does_not_match_is_refused_by_name(prefill: Prefill, stranger: Identity, why: str) -> None:
+    with closing(Decode(stranger)) as decode:
+        error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
+    assert error == f"link to prefill-0: {why}"
+    assert prefill.shelf.num_lent == 0
+
+
+def test_another_kind_of_link_is_refused_by_name(prefill: Prefill) -> None:
+    with closing(Decode()) as decode:
+        decode.links = Links("nccl", decode.blocks, identity("decode-0"), decode.completions)
+        error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
+    assert error == "link to prefill-0: refused: link is 'gloo' at prefill-0 and 'nccl' at decode-0"
+
+
+def test_another_instance_under_the_address_is_refused(decode: Decode) -> None:
+    with closing(Prefill(identity("prefill-1"))) as other:
+        error = decode.pull(other, (ONE, block_ids(0, 1, 2)))
+    assert error == "link to prefill-0: refused: this is prefill-1"
+
+
+def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(prefill: Prefill) -> None:
+    with (
+        closing(Decode(identity("decode-0", epoch=4))) as old,
+        closing(Decode(identity("decode-0", epoch=5))) as new,
+    ):
+        assert old.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
+        assert new.pull(prefill, (TWO, block_ids(0))) is None
+        until(lambda: old.links.error(PREFILL), 30)
+        error = old.pull(prefill, (THREE, block_ids(0, 1)))
+        assert error is not None
+        assert "refused: decode-0 has started anew: epoch 4 is over, it is 5 now" in error
+        assert new.pull(prefill, (THREE, block_ids(1, 2))) is None
+        assert equal_blocks(new.blocks, [0, 1, 2], prefill.blocks, [0, 11, 10])
+
+
+def test_several_decode_instances_pull_at_the_same_time(prefill: Prefill, decode: Decode) -> None:
+    with closing(Decode(identity("decode-1"))) as other:
+        for end, key, targets in ((decode, ONE, (0, 1, 2)), (other, THREE, (3, 4))):
+            wants = [(key, block_ids(*targets))]
+            end.links.pull(PREFILL, prefill.lender.address, wants, end.outcomes.append)
+        assert decode.completions.run(60) == other.completions.run(60) == 1
+        assert decode.outcomes.errors == other.outcomes.errors == [None]
+        assert equal_blocks(decode.blocks, [0, 1, 2], prefill.blocks, [3, 4, 9])
+        assert equal_blocks(other.blocks, [3, 4], prefill.blocks, [11, 10])
+
+
+def test_nobody_there(decode: Decode) -> None:
+    with closing(Prefill()) as gone:
+        pass
+    error = decode.pull(gone, (ONE, block_ids(0, 1, 2)))
+    assert error is not None and "Connection refused" in error
+
+
+def test_a_pull_past_its_deadline_does_not_begin(prefill: Prefill, decode: Decode) -> None:
+    assert decode.pull(prefill, (TWO, block_ids(3))) is None
+    late = decode.pull(prefill, (ONE, block_ids(0, 1, 2)), timeout_s=0.0)
+    assert late == "its deadline passed before it could begin"
+    assert decode.links.error(PREFILL) is None
+    assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
+
+
+def test_a_link_that_cannot_be_made_in_time_is_made_anew(prefill: Prefill, decode: Decode) -> None:
+    wants = (ONE, block_ids(0, 1, 2))
+    assert decode.pull(prefill, wants, timeout_s=0.0) == "link to prefill-0: its deadline passed"
+    assert decode.pull(prefill, wants) is None
+
+
+def test_closing_ends_what_has_not_begun(prefill: Prefill, decode: Decode) -> None:
+    for _ in range(3):
+        wants = [(ONE, block_ids(0, 1, 2))]
+        decode.links.pull(PREFILL, prefill.lender.address, wants, decode.outcomes.append)
+    decode.links.close()
+    decode.completions.run()
+    assert len(decode.outcomes) == 3
+    assert decode.outcomes.errors[-1] is not None
+
+
+def test_a_lender_that_closes_breaks_its_links(decode: Decode) -> None:
+    with closing(Prefill()) as prefill:
+        assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
+    until(lambda: decode.links.error(PREFILL), 1.0)
+    error = decode.links.error(PREFILL)
+    assert error is not None and "the other end is gone" in error
+
+
+def test_who_does_not_knock_is_shown_out(prefill: Prefill) -> None:
+    host, port = prefill.lender.address.split(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.settimeout(30)
+        channel = Channel(sock)
+        channel.send(Pulled(TransferId(Epoch(1), 1)), time.monotonic() + 30)
+        assert sock.recv(1) == b""
+
+
+def test_blocks_that_do_not_exist_are_an_error_at_once(prefill: Prefill, decode: Decode) -> None:
+    with pytest.raises(RuntimeError, match="block 20 of the KV cache, which has 20"):
+        decode.pull(prefill, (TWO, block_ids(20)))
+
+
+def test_it_listens_on_loopback_only(prefill: Prefill) -> None:
+    assert prefill.lender.address.startswith("127.0.0.1:")
+    assert prefill.lender._listener.getsockname()[0] == "127.0.0.1"
