@@ -10,7 +10,7 @@ import pytest
 from alignedserve import demo
 from alignedserve.config import EngineConfig
 from alignedserve.launch.config import ServeConfig
-from alignedserve.launch.plan import DEFAULT_POOL_BYTES, Request, Site, plan_gateway, plan_island
+from alignedserve.launch.plan import DEFAULT_POOL_BYTES, Request, Site, check, plan_gateway, plan_island
 from alignedserve.models.locate import locate_model
 from alignedserve.wire import RouterAddress
 from router.config import RouterConfig
@@ -105,3 +105,23 @@ def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_pa
 def test_options_have_ranges(option: str, value: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ServeConfig(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("router", "message"),
+    [
+        (RouterConfig(link="rope"), "link='rope': must be one of nccl, gloo, host"),
+        (RouterConfig(link="nccl"), "link='nccl': both instances need a GPU"),
+    ],
+)
+def test_links_that_cannot_be_are_refused(router: RouterConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_island(replace(asked(), router=router), SITE, "prefix")
+
+
+def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
+    check(asked())
+    with pytest.raises(ValueError, match="policy='best': must be one of aligned, fcfs"):
+        check(replace(asked(), router=RouterConfig(policy="best")))
+    with pytest.raises(ValueError, match="max_model_len=9999: the model was made for at most 2048"):
+        check(asked(EngineConfig(MODEL, max_model_len=9999)))
