@@ -1,10 +1,14 @@
-"""The Ray shell of each role."""
+"""The Ray shells of the roles, and how they are placed."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from alignedserve.gateway.actor import GatewayActor
+from alignedserve.launch.plan import PartPlan
 from decode_worker.actor import DecodeActor
 from kvpool.actor import PoolActor
 from prefill_worker.actor import PrefillActor
@@ -17,3 +21,19 @@ ACTORS: dict[str, Any] = {
     "decode": DecodeActor,
     "gateway": GatewayActor,
 }
+
+
+class RayActor:
+    """A part's process under Ray, which makes it again whenever it dies."""
+
+    def __init__(self, plan: PartPlan, node_id: str | None) -> None:
+        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": plan.num_gpus, "max_restarts": -1}
+        if node_id is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        self._handle = ACTORS[plan.role].options(**options).remote(plan.config)
+
+    async def run(self) -> None:
+        await self._handle.run.remote()
+
+    def restart(self) -> None:
+        ray.kill(self._handle, no_restart=False)

@@ -26,6 +26,8 @@ class ServeConfig:
         for name in ("prefill_instances", "decode_instances"):
             _in_range(name, getattr(self, name), 1, 1024)
         _in_range("port", self.port, 1, 65535)
+        if self.num_islands is not None:
+            _in_range("num_islands", self.num_islands, 1, 1024)
         if self.pool_memory_bytes is not None:
             _in_range("pool_memory_bytes", self.pool_memory_bytes, 1, 2**63 - 1)
 

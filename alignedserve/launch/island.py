@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from alignedserve.launch.actors import ACTORS
-from alignedserve.launch.keeper import Keeper, make_actor
+from alignedserve.launch.actors import RayActor
+from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import IslandPlan, PartPlan
 from alignedserve.messages import AnyMessage, Cluster, Hello, InstanceLimits, Part, Stop, Welcome
 from alignedserve.types import InstanceId
@@ -27,13 +27,13 @@ class IslandKeeper:
     ) -> None:
         """`others`: what is kept elsewhere, and is seen here too."""
         self.plan = plan
-        node_id = plan.site.node_id
         self.keepers = {
-            part.instance_id: Keeper(part, name_of(part), make_actor(part, ACTORS[part.role], node_id), say)
+            part.instance_id: Keeper(name_of(part), RayActor(part, plan.site.node_id), say)
             for part in plan.parts
         }
         self._router = self.keepers[InstanceId("router")]
         self._others = others
+        self._name = plan.site.name
         self._link = RouterLink(plan.router, self._hello, self)
         self._epoch = new_epoch()
 
@@ -53,31 +53,28 @@ class IslandKeeper:
     # ---- what the link hears ----
 
     def on_up(self, welcome: Welcome) -> None:
-        self._router.up(f"epoch {welcome.router_epoch}, port {self.plan.router.port}")
+        self._router.seen(self._name, f"epoch {welcome.router_epoch}, port {self.plan.router.port}")
 
     def on_down(self) -> None:
-        self._router.down()
+        self._router.unseen(self._name, is_dead=True)
         for keeper in [*self.keepers.values(), *self._others.values()]:
-            keeper.unseen()
+            keeper.unseen(self._name, is_dead=False)
 
     def on_message(self, message: AnyMessage) -> None:
         if isinstance(message, Cluster):
-            for part in message.parts:
-                self._seen(part)
-
-    def _seen(self, part: Part) -> None:
-        keeper = self.keepers.get(part.instance_id) or self._others.get(part.instance_id)
-        if keeper is None or keeper is self._router:
-            return
-        if part.state == "up":
-            keeper.up(_detail(part))
-        else:
-            keeper.down()
+            here = {part.instance_id: part for part in message.parts if part.state == "up"}
+            for name, keeper in (self.keepers | self._others).items():
+                if part := here.get(name):
+                    keeper.seen(self._name, _detail(part))
+                else:
+                    keeper.unseen(self._name, is_dead=True)
 
     def _hello(self) -> Hello:
         return Hello("launcher", InstanceId("launcher-0"), self._epoch, os.getpid(), "", {}, InstanceLimits())
 
 
 def _detail(part: Part) -> str:
+    if part.role == "router":
+        return f"epoch {part.epoch}"
     blocks = f", {part.num_blocks} blocks" if part.num_blocks else ""
     return f"pid {part.pid}{blocks}"

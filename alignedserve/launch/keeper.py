@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
-import ray
-from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from alignedserve.launch.plan import PartPlan
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    RayError,
+    RayTaskError,
+)
 
 # A part that was up gets so long to be up again, and three times as long as it took at first, if that is more.
 RESTART_S = 60.0
@@ -28,15 +30,23 @@ class PartFailed(RuntimeError):
     """A part can't be brought up, or not back."""
 
 
+class Actor(Protocol):
+    async def run(self) -> None:
+        """Until the part has been told to stop. Raises RayError."""
+
+    def restart(self) -> None:
+        """Kills its process; Ray makes another."""
+
+
 class Keeper:
-    def __init__(self, plan: PartPlan, name: str, actor: Any, say: Callable[[str], None]) -> None:
-        self.plan = plan
+    def __init__(self, name: str, actor: Actor, say: Callable[[str], None]) -> None:
         self.name = name
         self._actor = actor
         self._say = say
         self._is_stopping = False
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
+        self._seen_by: set[str] = set()
         self._was_up = False
         # it was said that it is down
         self._is_missed = False
@@ -44,7 +54,9 @@ class Keeper:
         self._start_s = time.monotonic()
         self._first_took_s = 0.0
 
-    def up(self, detail: str) -> None:
+    def seen(self, by: str, detail: str) -> None:
+        """A router is connected to it."""
+        self._seen_by.add(by)
         if self._is_up.is_set():
             return
         took_s = time.monotonic() - self._start_s
@@ -56,20 +68,17 @@ class Keeper:
         self._is_up.set()
         self._is_down.clear()
 
-    def down(self) -> None:
-        """It was up, and is not connected any more."""
-        if self._is_up.is_set():
-            self.unseen()
+    def unseen(self, by: str, is_dead: bool) -> None:
+        """A router is connected to it no longer; `is_dead` unless it is the router that is gone."""
+        self._seen_by.discard(by)
+        if self._seen_by or not self._is_up.is_set():
+            return
+        self._is_up.clear()
+        self._is_down.set()
+        self._start_s = time.monotonic()
+        if is_dead and not self._is_stopping:
             self._is_missed = True
-            if not self._is_stopping:
-                self._say(f"{self.name} is down; starting it again")
-
-    def unseen(self) -> None:
-        """It may be up, but there is no router to say so."""
-        if self._is_up.is_set():
-            self._is_up.clear()
-            self._is_down.set()
-            self._start_s = time.monotonic()
+            self._say(f"{self.name} is down; starting it again")
 
     async def until_up(self) -> None:
         await self._is_up.wait()
@@ -94,7 +103,7 @@ class Keeper:
 
     async def _run_once(self) -> RayError | None:
         try:
-            await self._actor.run.remote()
+            await self._actor.run()
         except RayError as error:
             return error
         return None
@@ -108,7 +117,7 @@ class Keeper:
             if not self._was_up:
                 raise PartFailed(f"{self.name}: {reason}")
             self._say(f"{self.name} failed: {reason}")
-            ray.kill(self._actor, no_restart=False)
+            self._actor.restart()
         if self._num_deaths >= MAX_DEATHS:
             raise PartFailed(f"{self.name} died {self._num_deaths} times in a row: {reason}")
 
@@ -123,16 +132,11 @@ class Keeper:
                 raise PartFailed(f"{self.name} did not come back within {patience_s:.0f} s") from None
 
 
-def make_actor(plan: PartPlan, actor_class: Any, node_id: str | None) -> Any:
-    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": plan.num_gpus, "max_restarts": -1}
-    if node_id is not None:
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return actor_class.options(**options).remote(plan.config)
-
-
 def _reason(error: RayError | None) -> str:
     if error is None:
         return "it stopped by itself"
+    if isinstance(error, ActorUnavailableError):
+        return "its process died"
     cause = error.cause if isinstance(error, RayTaskError) else error
     # the first line: what follows is for Ray's own developers
     return str(cause).strip().split("\n")[0] or type(cause).__name__

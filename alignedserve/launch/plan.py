@@ -13,10 +13,12 @@ from alignedserve.instance.config import InstanceConfig
 from alignedserve.kv_format import BlockFormat
 from alignedserve.launch.config import ServeConfig
 from alignedserve.models.locate import Location
+from alignedserve.transport.choose import choose_link
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
 from kvpool.process import PoolProcessConfig
 from router.config import RouterConfig
+from router.policies import make_policy
 from router.process import RouterProcessConfig
 
 # Most that is taken without being asked for; and of what is free, so much is left to others.
@@ -67,10 +69,17 @@ class IslandPlan:
         return self.site.router
 
 
+def check(asked: Request) -> None:
+    """What can be said before it is known where it will run. Raises ValueError."""
+    make_policy(asked.router)
+    choose_max_model_len(asked.engine, asked.model.config)
+
+
 def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     """Raises ValueError for what does not fit the site."""
     is_cpu = asked.engine.device == "cpu" or (asked.engine.device == "auto" and not site.num_gpus)
     _check_gpus(asked.serve, site, is_cpu)
+    choose_link(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
     dtype = choose_dtype(asked.engine, asked.model.config, is_cpu)
     form = block_format(asked.engine, asked.model.config, dtype)
     num_pool_blocks = _num_pool_blocks(asked, form, site)

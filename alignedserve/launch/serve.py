@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 from alignedserve.config import EngineConfig
 from alignedserve.launch.config import ServeConfig
-from alignedserve.launch.plan import Request, Site, plan_gateway, plan_island
+from alignedserve.launch.plan import Request, Site, check, plan_gateway, plan_island
 from alignedserve.launch.ports import is_free
 from alignedserve.launch.sites import nodes_of, this_machine
 from alignedserve.models.locate import locate_model
@@ -26,6 +26,7 @@ def serve(
         raise ValueError(f"port={config.port}: another program listens on it at {config.host}")
     model = locate_model(engine.model, engine.load_format, engine.revision)
     asked = Request(engine, router, config, model)
+    check(asked)
     prefix = f"alignedserve-{secrets.token_hex(6)}"
     with _sites(asked, prefix, say) as sites:
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")

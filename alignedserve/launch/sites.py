@@ -27,7 +27,7 @@ def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[
     with removing(prefix) as directory, local_ray(directory, num_instances + 3, num_threads) as ray:
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         address = RouterAddress(LOOPBACK, free_port(LOOPBACK), token)
-        yield [Site("this machine", None, num_gpus, free_shm_bytes(), address)]
+        yield [Site("localhost", None, num_gpus, free_shm_bytes(), address)]
 
 
 @contextmanager

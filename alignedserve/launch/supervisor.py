@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import ray
 
-from alignedserve.launch.actors import ACTORS
+from alignedserve.launch.actors import RayActor
 from alignedserve.launch.island import STOP_S, IslandKeeper
-from alignedserve.launch.keeper import Keeper, PartFailed, make_actor
+from alignedserve.launch.keeper import Keeper, PartFailed
 from alignedserve.launch.plan import IslandPlan, PartPlan
 
 
@@ -26,7 +26,7 @@ class Supervisor:
         self._say = say
         self._ready = ready
         here = ray.get_runtime_context().get_node_id()
-        self._gateway = Keeper(gateway, "gateway", make_actor(gateway, ACTORS["gateway"], here), say)
+        self._gateway = Keeper("gateway", RayActor(gateway, here), say)
         others = {gateway.instance_id: self._gateway}
         self._islands = [
             IslandKeeper(plan, _naming(plan, is_only=len(islands) == 1), say, others) for plan in islands

@@ -1,0 +1,167 @@
+"""`alignedserve serve` as a user starts it: a process of its own, with all that hangs on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from alignedserve.launch.leftovers import descendants
+from alignedserve.launch.ports import free_port
+
+# Far more than it takes on two idle cores (10 to 20 s): tests share theirs.
+START_S = 180.0
+STOP_S = 60.0
+
+
+class Server:
+    def __init__(self, *options: str) -> None:
+        self.port = free_port("127.0.0.1")
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.lines: list[str] = []
+        command = [sys.executable, "-m", "alignedserve", "serve", *options, "--port", str(self.port)]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def until_said(self, pattern: str, timeout_s: float = START_S) -> str:
+        """The line."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: self._said(pattern) or self._is_over, timeout_s)
+        line = self._said(pattern)
+        assert found and line, f"{pattern!r} was not said:\n{self.output}"
+        return line
+
+    def until_ready(self) -> float:
+        """Seconds that it took."""
+        return float(self.until_said("ready after").split()[2])
+
+    def signal(self, number: signal.Signals, whole_group: bool = False) -> None:
+        """`whole_group`: as a terminal does it for a ctrl-C."""
+        os.killpg(self.pid, number) if whole_group else os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float = STOP_S) -> int:
+        """Its exit code."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30)
+
+    def processes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("/v1/cluster").json().get("processes", [])
+        return found
+
+    def pid_of(self, instance_id: str) -> int:
+        return next(int(each["pid"]) for each in self.processes() if each["instance_id"] == instance_id)
+
+    def until_whole(self) -> None:
+        """All processes are up, and nothing is left of any request."""
+        deadline = time.monotonic() + START_S
+        while not self._is_whole_and_empty():
+            assert time.monotonic() < deadline, f"{self.get('/v1/cluster').text}\n{self.output}"
+            time.sleep(0.1)
+
+    def _is_whole_and_empty(self) -> bool:
+        cluster = self.get("/v1/cluster").json()
+        return (
+            "processes" in cluster
+            and all(each["state"] == "up" and not each["blocks"]["used"] for each in cluster["processes"])
+            and not cluster["requests"]
+        )
+
+    @property
+    def _is_over(self) -> bool:
+        return self._process.poll() is not None and not self._reader.is_alive()
+
+    def _said(self, pattern: str) -> str | None:
+        return next((line for line in self.lines if re.search(pattern, line)), None)
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip())
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Server]:
+    """Ready. At the end, if it still runs, it is stopped by SIGTERM, and has to leave nothing."""
+    server = Server(*options)
+    try:
+        server.until_ready()
+        footprint = Footprint(server.pid)
+        yield server
+        if server._process.poll() is None:
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0, server.output
+        footprint.check_gone()
+    finally:
+        if server._process.poll() is None:
+            server.signal(signal.SIGKILL)
+            server.wait()
+
+
+class Footprint:
+    """What a running server has of processes and files."""
+
+    def __init__(self, pid: int) -> None:
+        self.processes = {(pid, start) for p, start in descendants(os.getpid()) if p == pid}
+        self.processes |= set(descendants(pid))
+        paths = {path for p, _ in self.processes for path in _files_of(p)}
+        self.paths = {path for path in paths if path.exists()}
+
+    def check_gone(self, timeout_s: float = 15.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while left := self._left():
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.05)
+
+    def _left(self) -> list[str]:
+        alive = {each for each in self.processes if _start_of(each[0]) == each[1]}
+        return [*map(str, alive), *(str(path) for path in self.paths if path.exists())]
+
+
+def _files_of(pid: int) -> set[Path]:
+    """The system's own among the files that a process has mapped or open: in /dev/shm, and directories in /tmp."""
+    try:
+        mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+        opened = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        return set()
+    found = {Path(name) for name in mapped | opened if name.startswith("/dev/shm/alignedserve-")}
+    in_tmp = {name.split("/")[2] for name in mapped | opened if name.startswith("/tmp/alignedserve-")}
+    return found | {Path("/tmp") / name for name in in_tmp}
+
+
+def _start_of(pid: int) -> int | None:
+    try:
+        rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if rest[0] in "ZX" else int(rest[19])

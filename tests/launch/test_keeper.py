@@ -1,0 +1,171 @@
+"""When a part is started again and when it is given up, with an actor that ends as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from alignedserve.launch import keeper as keeper_module
+from alignedserve.launch.keeper import MAX_DEATHS, Keeper, PartFailed
+from alignedserve.launch.supervisor import first_failure
+
+
+class ScriptedActor:
+    def __init__(self) -> None:
+        self.num_runs = 0
+        self.num_restarts = 0
+        self._running = asyncio.Event()
+        self._ends: asyncio.Queue[Exception | None] = asyncio.Queue()
+
+    async def run(self) -> None:
+        self.num_runs += 1
+        self._running.set()
+        if error := await self._ends.get():
+            raise error
+
+    def restart(self) -> None:
+        self.num_restarts += 1
+
+    def end(self, error: Exception | None = None) -> None:
+        self._ends.put_nowait(error)
+
+    async def until_runs(self, count: int) -> None:
+        while self.num_runs < count:
+            self._running.clear()
+            await self._running.wait()
+
+
+def killed() -> Exception:
+    return ActorUnavailableError("the process is gone", None)
+
+
+def failed(cause: Exception) -> Exception:
+    return RayTaskError("run", "a traceback\nof many lines", cause)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "_RETRY_S", 0.0)
+
+
+def play(scenario: Callable[[ScriptedActor, Keeper, list[str]], Awaitable[None]]) -> None:
+    async def within_time() -> None:
+        said: list[str] = []
+        actor = ScriptedActor()
+        async with asyncio.timeout(10):
+            await scenario(actor, Keeper("decode-0", actor, said.append), said)
+
+    asyncio.run(within_time())
+
+
+async def failure_of(keeping: asyncio.Task[None]) -> str:
+    with pytest.raises(ExceptionGroup) as caught:
+        await keeping
+    failure = first_failure(caught.value)
+    assert isinstance(failure, PartFailed)
+    return str(failure)
+
+
+def test_a_part_that_is_told_to_stop_stops() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        await actor.until_runs(1)
+        keeper.seen("here", "pid 1")
+        keeper.stopping()
+        actor.end()
+        await keeping
+        assert actor.num_runs == 1
+        assert len(said) == 1 and said[0].startswith("decode-0 is up after") and said[0].endswith("pid 1")
+
+    play(scenario)
+
+
+def test_a_killed_part_runs_again_however_often() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        for count in range(1, 3 * MAX_DEATHS):
+            await actor.until_runs(count)
+            keeper.seen("here", "pid")
+            keeper.unseen("here", is_dead=True)
+            actor.end(killed())
+        await actor.until_runs(3 * MAX_DEATHS)
+        assert said.count("decode-0 is down; starting it again") == 3 * MAX_DEATHS - 1
+        keeper.stopping()
+        actor.end()
+        await keeping
+
+    play(scenario)
+
+
+def test_a_part_that_never_gets_up_is_given_up() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        for _ in range(MAX_DEATHS):
+            actor.end(killed())
+        message = f"decode-0 died {MAX_DEATHS} times in a row: its process died"
+        assert await failure_of(keeping) == message and actor.num_runs == MAX_DEATHS
+
+    play(scenario)
+
+
+def test_what_a_part_complains_of_at_its_first_start_is_said_in_a_line() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        actor.end(failed(ValueError("dtype='int3': must be one of ...")))
+        assert await failure_of(keeping) == "decode-0: dtype='int3': must be one of ..."
+
+    play(scenario)
+
+
+def test_an_error_later_on_takes_a_new_process() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        await actor.until_runs(1)
+        keeper.seen("here", "pid")
+        actor.end(failed(RuntimeError("5 blocks free, 4 counted")))
+        await actor.until_runs(2)
+        assert actor.num_restarts == 1 and said[-1] == "decode-0 failed: 5 blocks free, 4 counted"
+        keeper.stopping()
+        actor.end()
+        await keeping
+
+    play(scenario)
+
+
+def test_what_ray_gives_up_is_given_up() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        actor.end(ActorDiedError())
+        assert (await failure_of(keeping)).startswith("decode-0 can't be started again: ")
+
+    play(scenario)
+
+
+def test_a_part_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "RESTART_S", 0.05)
+
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        await actor.until_runs(1)
+        keeper.seen("here", "pid")
+        keeper.unseen("here", is_dead=False)
+        assert await failure_of(keeping) == "decode-0 did not come back within 0 s"
+        # that its router is gone says nothing about the part
+        assert len(said) == 1
+
+    play(scenario)
+
+
+def test_a_part_is_up_as_long_as_one_router_has_it() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        for island in ("a", "b"):
+            keeper.seen(island, "pid")
+        keeper.unseen("a", is_dead=True)
+        assert len(said) == 1
+        keeper.unseen("b", is_dead=True)
+        assert said[-1] == "decode-0 is down; starting it again"
+
+    play(scenario)

@@ -1,0 +1,87 @@
+"""Nothing is left, however a process ends."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from alignedserve.launch.leftovers import descendants, end, removing
+from alignedserve.launch.ports import FIRST, LAST, free_port, is_free
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from alignedserve.launch.leftovers import removing
+with removing(sys.argv[1]) as directory:
+    (directory / "deep").mkdir()
+    (directory / "deep" / "file").touch()
+    Path("/dev/shm/" + sys.argv[1] + "-x").touch()
+    print(directory, flush=True)
+    time.sleep(60)
+"""
+
+
+def until_gone(*paths: Path) -> None:
+    deadline = time.monotonic() + 10
+    while any(path.exists() for path in paths):
+        assert time.monotonic() < deadline, f"{paths} are still there"
+        time.sleep(0.02)
+
+
+def test_directory_and_memory_go_with_the_block() -> None:
+    prefix = f"test-{secrets.token_hex(6)}"
+    segment = Path(f"/dev/shm/{prefix}-1")
+    with pytest.raises(RuntimeError), removing(prefix) as directory:
+        (directory / "file").touch()
+        segment.touch()
+        raise RuntimeError
+    assert not directory.exists() and not segment.exists()
+
+
+def test_they_go_with_a_process_that_is_killed() -> None:
+    prefix = f"test-{secrets.token_hex(6)}"
+    command = [sys.executable, "-c", HOLD, prefix]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        directory = Path(process.stdout.readline().strip())
+        assert (directory / "deep" / "file").exists()
+        process.kill()
+    until_gone(directory, Path(f"/dev/shm/{prefix}-x"))
+
+
+def test_children_of_children_are_found_and_ended() -> None:
+    shell = "sleep 60 & echo ready; wait"
+    with subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "ready\n"
+        found = {each for each in descendants(os.getpid()) if each[0] >= process.pid}
+        assert len(found) == 2
+        for pid, _ in found:
+            os.kill(pid, 15)
+        process.wait()
+        end(found)
+        assert not found & set(descendants(os.getpid()))
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.launch.leftovers._END_S", 0.1)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        end({each for each in descendants(os.getpid()) if each[0] == process.pid})
+        assert process.wait() == -9
+
+
+def test_ports_are_free_ones_that_no_outgoing_connection_gets() -> None:
+    port = free_port("127.0.0.1")
+    assert FIRST <= port <= LAST
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert lowest > LAST
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert not is_free("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        is_free("192.0.2.1", 80)

@@ -1,0 +1,127 @@
+"""What is planned and what is refused, before any process exists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from alignedserve import demo
+from alignedserve.config import EngineConfig
+from alignedserve.launch.config import ServeConfig
+from alignedserve.launch.plan import DEFAULT_POOL_BYTES, Request, Site, check, plan_gateway, plan_island
+from alignedserve.models.locate import locate_model
+from alignedserve.wire import RouterAddress
+from router.config import RouterConfig
+
+MODEL = str(demo.MODEL_DIR)
+GIB = 1 << 30
+SITE = Site("here", None, num_gpus=0, free_shm_bytes=8 * GIB, router=RouterAddress("127.0.0.1", 1, "secret"))
+# of the demo model: 4 layers, k and v, 2 heads, 16 slots, 64 values of two bytes
+BLOCK_BYTES = 4 * 2 * 2 * 16 * 64 * 2
+
+
+def asked(engine: EngineConfig | None = None, **options: object) -> Request:
+    config = ServeConfig(**options)  # type: ignore[arg-type]
+    return Request(engine or EngineConfig(MODEL), RouterConfig(), config, locate_model(MODEL))
+
+
+def test_an_island_has_a_router_a_pool_and_the_instances() -> None:
+    plan = plan_island(asked(prefill_instances=2, decode_instances=3), SITE, "prefix")
+    names = ["router", "kvpool-0", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
+    assert [part.instance_id for part in plan.parts] == names
+    router, pool, *instances = plan.parts
+    assert router.config.expected == {part.instance_id: part.role for part in (pool, *instances)}
+    assert pool.config.segment_prefix == "prefix-here"
+    assert plan.num_pool_blocks == DEFAULT_POOL_BYTES // BLOCK_BYTES == pool.config.num_blocks
+
+
+def test_all_parts_agree_on_what_was_left_open() -> None:
+    plan = plan_island(asked(), SITE, "prefix")
+    engines = {part.config.engine for part in plan.parts[2:]}
+    assert len(engines) == 1
+    engine = engines.pop()
+    assert (engine.model, engine.dtype, engine.device, engine.use_tqdm) == (MODEL, "bfloat16", "cpu", False)
+    gateway = plan_gateway(asked(), [plan])
+    assert gateway.config.fingerprint == {"model": engine.model}
+    assert gateway.config.routers == (SITE.router,) and gateway.config.served_model_name == MODEL
+
+
+def test_a_gpu_each_where_there_are_gpus() -> None:
+    plan = plan_island(asked(prefill_instances=2), replace(SITE, num_gpus=3), "prefix")
+    assert [part.num_gpus for part in plan.parts] == [0, 0, 1, 1, 1]
+    assert {part.config.engine.device for part in plan.parts[2:]} == {"cuda"}
+    on_cpu = plan_island(asked(EngineConfig(MODEL, device="cpu")), replace(SITE, num_gpus=8), "prefix")
+    assert {part.num_gpus for part in on_cpu.parts} == {0}
+
+
+def test_more_instances_than_gpus_are_refused_with_the_numbers() -> None:
+    with pytest.raises(
+        ValueError, match="prefill_instances=2 and decode_instances=1 need 3 GPUs, and here has 2"
+    ):
+        plan_island(asked(prefill_instances=2), replace(SITE, num_gpus=2), "prefix")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "message"),
+    [
+        (4 * GIB, 2 * GIB, f"pool_memory_bytes={4 * GIB}: {2 * GIB} bytes of shared memory are free on here"),
+        (BLOCK_BYTES * 9, GIB, "holds 9 blocks .* one request of max_model_len=2048 tokens needs 128"),
+        # as in a container with little shared memory
+        (None, 1 << 21, "holds 32 blocks .*; 2097152 bytes of shared memory are free on here"),
+    ],
+)
+def test_too_little_shared_memory_is_refused_with_the_numbers(
+    wanted: int | None, free: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_island(asked(pool_memory_bytes=wanted), replace(SITE, free_shm_bytes=free), "prefix")
+
+
+def test_the_pool_takes_no_more_than_half_of_what_is_free_unasked() -> None:
+    plan = plan_island(asked(), replace(SITE, free_shm_bytes=GIB), "prefix")
+    assert plan.num_pool_blocks == GIB // 2 // BLOCK_BYTES
+
+
+def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_path: Path) -> None:
+    found = locate_model(MODEL)
+    by_name = Request(EngineConfig("org/name"), RouterConfig(), ServeConfig(), found)
+    assert plan_island(by_name, SITE, "prefix").parts[2].config.engine.model == MODEL
+    joined = replace(by_name, serve=ServeConfig(address="auto"))
+    assert plan_island(joined, SITE, "prefix").parts[2].config.engine.model == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("port", 0, "port=0: must be from 1 to 65535"),
+        ("prefill_instances", 0, "prefill_instances=0: must be from 1"),
+        ("decode_instances", -1, "decode_instances=-1: must be from 1"),
+        ("pool_memory_bytes", 0, "pool_memory_bytes=0: must be from 1"),
+        ("num_islands", 0, "num_islands=0: must be from 1"),
+    ],
+)
+def test_options_have_ranges(option: str, value: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ServeConfig(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("router", "message"),
+    [
+        (RouterConfig(link="rope"), "link='rope': must be one of nccl, gloo, host"),
+        (RouterConfig(link="nccl"), "link='nccl': both instances need a GPU"),
+    ],
+)
+def test_links_that_cannot_be_are_refused(router: RouterConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_island(replace(asked(), router=router), SITE, "prefix")
+
+
+def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
+    check(asked())
+    with pytest.raises(ValueError, match="policy='best': must be one of aligned, fcfs"):
+        check(replace(asked(), router=RouterConfig(policy="best")))
+    with pytest.raises(ValueError, match="max_model_len=9999: the model was made for at most 2048"):
+        check(asked(EngineConfig(MODEL, max_model_len=9999)))
