@@ -2,10 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types check lock clean
+.PHONY: demo serve test lint types check lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
+
+# The whole system on this machine, with the demo model: http://127.0.0.1:8000/v1
+serve: .venv/installed
+	$(BIN)/alignedserve serve
 
 test: .venv/installed
 	$(BIN)/python -m pytest
