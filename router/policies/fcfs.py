@@ -21,15 +21,17 @@ class FcfsPolicy(BatchPolicy):
         decodes = fleet.decodes
         blocks = {view.instance_id: view.num_unspoken_blocks for view in decodes}
         slots = {view.instance_id: view.num_unspoken_slots for view in decodes}
+        block_size = max((view.hello.limits.block_size for view in decodes), default=1)
         chosen: dict[InstanceId, list[Entry]] = {}
         for entry in pooled:
             open_ones = [name for name in blocks if slots[name] > 0]
             if not open_ones:
                 break
             best = max(open_ones, key=lambda name: blocks[name])
-            if len(entry.blocks) + 1 > blocks[best]:
+            needed = -(-entry.num_tokens // block_size)
+            if needed > blocks[best]:
                 break
-            blocks[best] -= len(entry.blocks) + 1
+            blocks[best] -= needed
             slots[best] -= 1
             chosen.setdefault(best, []).append(entry)
         return [

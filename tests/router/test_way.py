@@ -277,6 +277,15 @@ def test_fcfs_offers_at_once_what_fits() -> None:
     assert not sent[0].is_candidate  # type: ignore[union-attr]
 
 
+def test_fcfs_offers_what_takes_all_there_is() -> None:
+    script = Script(policy="fcfs", num_blocks=20)
+    script.submit(num_prompt=78, max_tokens=2)
+    script.reserve(blocks=list(range(20)))
+    script.first_token()
+    script.saved()
+    assert script.take_one(Offer, DECODE).works[0].output == [50]
+
+
 def test_a_request_submitted_again_gets_what_it_missed() -> None:
     script = Script()
     script.running()
