@@ -1,6 +1,6 @@
 """What must not outlive the system: a directory, shared memory, processes.
 
-Files are removed by a child that waits for its input to end: that happens when this process ends, however it ends.
+That is seen to by a child that waits for its input to end, which happens when this process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -19,19 +19,40 @@ from pathlib import Path
 _END_S = 5.0
 _POLL_S = 0.05
 
-# Ray's processes may still be writing when this process was killed: a few attempts.
+# It reads lines of (process id, start time). When this process was killed, those processes may be about to end by
+# themselves (Ray's agents take more than a minute), and may still be writing: a few attempts.
 _REMOVE = """
-while read -r line; do :; done
+noted=
+while read -r pid start; do noted="$noted $pid:$start"; done
 for attempt in 1 2 3 4 5 6 7 8 9 10; do
+  for each in $noted; do
+    read -r status 2>/dev/null < /proc/"${each%:*}"/stat || continue
+    set -- "$1" "$2" ${status##*)}
+    [ "${22}" = "${each#*:}" ] && kill -9 "${each%:*}"
+  done 2>/dev/null
   rm -rf -- "$1" && rm -f -- /dev/shm/"$2"-* && exit 0
   sleep 0.5
 done
 """
 
 
+class Leftovers:
+    def __init__(self, directory: Path, remover: subprocess.Popen[bytes]) -> None:
+        self.directory = directory
+        self._remover = remover
+
+    def note_processes(self) -> None:
+        """Those that are this process's children now, and theirs, are not to outlive it either."""
+        assert self._remover.stdin
+        for pid, start in descendants(os.getpid()):
+            if pid != self._remover.pid:
+                self._remover.stdin.write(b"%d %d\n" % (pid, start))
+        self._remover.stdin.flush()
+
+
 @contextmanager
-def removing(prefix: str) -> Iterator[Path]:
-    """A new temporary directory. At the end it is gone, and shared memory whose name begins with `prefix` too.
+def removing(prefix: str) -> Iterator[Leftovers]:
+    """With a new temporary directory. At the end it is gone, and shared memory whose name begins with `prefix` too.
 
     Directly in /tmp: Ray puts sockets into it, whose paths must be short.
     """
@@ -41,7 +62,7 @@ def removing(prefix: str) -> Iterator[Path]:
     # in a session of its own: a ctrl-C in the terminal is not for it
     remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
-        yield directory
+        yield Leftovers(directory, remover)
     finally:
         assert remover.stdin
         remover.stdin.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,6 +23,15 @@ def serve(
     engine: EngineConfig, router: RouterConfig, config: ServeConfig, say: Callable[[str], None]
 ) -> None:
     """Until a signal ends it. Raises ValueError for what can't work, PartFailed for what turns out not to."""
+    # from the loop's start on, the supervisor is told instead
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        _serve(engine, router, config, say)
+
+
+def _serve(
+    engine: EngineConfig, router: RouterConfig, config: ServeConfig, say: Callable[[str], None]
+) -> None:
     start_s = time.monotonic()
     if not is_free(config.host, config.port):
         raise ValueError(f"port={config.port}: another program listens on it at {config.host}")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,16 @@ class Server:
 
     def pid_of(self, instance_id: str) -> int:
         return next(int(each["pid"]) for each in self.processes() if each["instance_id"] == instance_id)
+
+    def until_up(self, name: str, killed: Collection[int] = ()) -> int:
+        """Its process id, of its successor if it was killed."""
+        deadline = time.monotonic() + START_S
+        while True:
+            for each in self.processes():
+                if each["instance_id"] == name and each["state"] == "up" and each["pid"] not in killed:
+                    return int(each["pid"])
+            assert time.monotonic() < deadline, f"{name} is not up:\n{self.output}"
+            time.sleep(0.02)
 
     def until_whole(self) -> None:
         """All processes are up, and nothing is left of any request."""

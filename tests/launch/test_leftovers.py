@@ -16,14 +16,15 @@ from alignedserve.launch.leftovers import descendants, end, removing
 from alignedserve.launch.ports import FIRST, LAST, free_port, is_free
 
 HOLD = """
-import sys, time
+import subprocess, sys, time
 from pathlib import Path
 from alignedserve.launch.leftovers import removing
-with removing(sys.argv[1]) as directory:
-    (directory / "deep").mkdir()
-    (directory / "deep" / "file").touch()
+with removing(sys.argv[1]) as left, subprocess.Popen(["sleep", "61"]) as child:
+    left.note_processes()
+    (left.directory / "deep").mkdir()
+    (left.directory / "deep" / "file").touch()
     Path("/dev/shm/" + sys.argv[1] + "-x").touch()
-    print(directory, flush=True)
+    print(left.directory, child.pid, flush=True)
     time.sleep(60)
 """
 
@@ -38,22 +39,22 @@ def until_gone(*paths: Path) -> None:
 def test_directory_and_memory_go_with_the_block() -> None:
     prefix = f"test-{secrets.token_hex(6)}"
     segment = Path(f"/dev/shm/{prefix}-1")
-    with pytest.raises(RuntimeError), removing(prefix) as directory:
-        (directory / "file").touch()
+    with pytest.raises(RuntimeError), removing(prefix) as left:
+        (left.directory / "file").touch()
         segment.touch()
         raise RuntimeError
-    assert not directory.exists() and not segment.exists()
+    assert not left.directory.exists() and not segment.exists()
 
 
-def test_they_go_with_a_process_that_is_killed() -> None:
+def test_they_and_its_children_go_with_a_process_that_is_killed() -> None:
     prefix = f"test-{secrets.token_hex(6)}"
     command = [sys.executable, "-c", HOLD, prefix]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        directory = Path(process.stdout.readline().strip())
-        assert (directory / "deep" / "file").exists()
+        directory, child = process.stdout.readline().split()
+        assert (Path(directory) / "deep" / "file").exists()
         process.kill()
-    until_gone(directory, Path(f"/dev/shm/{prefix}-x"))
+    until_gone(Path(directory), Path(f"/dev/shm/{prefix}-x"), Path(f"/proc/{child}"))
 
 
 def test_children_of_children_are_found_and_ended() -> None:

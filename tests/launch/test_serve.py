@@ -1,0 +1,272 @@
+"""The whole system, real: Ray, all processes, the demo model. It answers exactly, survives kills, leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from alignedserve import LLM, SamplingParams, demo
+from alignedserve.launch.leftovers import descendants
+from tests.launch.server import Footprint, Server, serving
+
+QUESTIONS = [f"Count from {first} to {first + 20}." for first in range(1, 17)]
+# greedy and seeded in turn; long enough for much to happen meanwhile
+SETTINGS = [
+    {"temperature": number % 2 * 0.7, "ignore_eos": True, "skip_special_tokens": False, "max_tokens": 400}
+    for number in range(len(QUESTIONS))
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--dtype", "float32") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    """What the engine alone says."""
+    llm = LLM(str(demo.MODEL_DIR), dtype="float32", use_tqdm=False)
+    params = [SamplingParams(**each, seed=7) for each in SETTINGS]  # type: ignore[arg-type]
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    tokenizer = llm.get_tokenizer()
+    prompts = [{"prompt_token_ids": tokenizer.chat_ids(chat)} for chat in chats]
+    results = llm.generate(prompts, params, use_tqdm=False)
+    return [result.outputs[0].text for result in results]
+
+
+def test_what_comes_up_is_said_line_by_line(server: Server) -> None:
+    for name in ("Ray", "router", "kvpool-0", "prefill-0", "decode-0", "gateway"):
+        server.until_said(f"^{name} is up after [0-9.]+ s", 1)
+    assert server.lines[-1] == server.until_said("^ready after .* s: http://127.0.0.1", 1)
+
+
+def test_every_process_is_described(server: Server) -> None:
+    found = {each["instance_id"]: each for each in server.processes()}
+    assert list(found) == ["router", "kvpool-0", "prefill-0", "decode-0", "gateway-0"]
+    pids = {pid for pid, _ in descendants(server.pid)}
+    for each in found.values():
+        assert each["state"] == "up" and each["pid"] in pids and each["epoch"] > 0
+        assert each["blocks"]["used"] == 0 and each["requests"] == {}
+    assert server.get("/health").json() == {"status": "ok"}
+
+
+def test_nothing_listens_beyond_this_machine(server: Server) -> None:
+    inodes = {inode for pid, _ in descendants(server.pid) for inode in socket_inodes(pid)}
+    listening = [each for each in listening_sockets() if each[1] in inodes]
+    # HTTP, the router, and Ray's own
+    assert len(listening) >= 5
+    assert {address for address, _ in listening} <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def socket_inodes(pid: int) -> set[str]:
+    try:
+        links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return set()
+    return {link[8:-1] for link in links if link.startswith("socket:[")}
+
+
+def listening_sockets() -> list[tuple[str, str]]:
+    """(address in hex, inode)"""
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [(row[1].split(":")[0], row[9]) for row in rows if row[3] == "0A"]
+
+
+async def ask_all(server: Server, kills: Sequence[Sequence[str]] = ()) -> tuple[list[str], float]:
+    """What all streams say, and the longest silence. In mid-stream of all, the named processes are killed: one group
+    together, the next while the system recovers from that."""
+    started = [asyncio.Event() for _ in QUESTIONS]
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        asking = [
+            asyncio.create_task(ask(client, question, settings, event))
+            for question, settings, event in zip(QUESTIONS, SETTINGS, started, strict=True)
+        ]
+        await asyncio.gather(*(event.wait() for event in started))
+        await asyncio.to_thread(kill, server, kills)
+        answers = await asyncio.gather(*asking)
+    return [text for text, _ in answers], max(silence for _, silence in answers)
+
+
+def kill(server: Server, kills: Sequence[Sequence[str]]) -> None:
+    killed: set[int] = set()
+    for names in kills:
+        pids = [server.until_up(name, killed) for name in names]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        killed.update(pids)
+
+
+async def ask(
+    client: openai.AsyncOpenAI, question: str, settings: dict[str, Any], started: asyncio.Event
+) -> tuple[str, float]:
+    stream = await client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": question}],
+        stream=True,
+        seed=7,
+        timeout=170,
+        extra_body=settings,
+    )
+    pieces: list[str] = []
+    last, silence = time.monotonic(), 0.0
+    async for chunk in stream:
+        now = time.monotonic()
+        last, silence = now, max(silence, now - last)
+        pieces.append(chunk.choices[0].delta.content or "")
+        if len(pieces) == 5:
+            started.set()
+    return "".join(pieces), silence
+
+
+def test_streams_say_what_the_engine_alone_says(server: Server, expected: list[str]) -> None:
+    texts, _ = asyncio.run(ask_all(server))
+    assert texts == expected
+    server.until_whole()
+
+
+KILLS = {
+    "decode": [["decode-0"]],
+    "prefill": [["prefill-0"]],
+    "pool": [["kvpool-0"]],
+    "router": [["router"]],
+    "decode and pool": [["decode-0", "kvpool-0"]],
+    "router, and prefill while it is away": [["router", "prefill-0"]],
+    "decode, then pool": [["decode-0"], ["kvpool-0"]],
+    "pool, then router": [["kvpool-0"], ["router"]],
+    "decode as soon as it is back": [["decode-0"], ["decode-0"]],
+}
+
+
+@pytest.mark.parametrize("kills", KILLS.values(), ids=KILLS.keys())
+def test_no_stream_notices_that_a_process_is_killed(
+    server: Server, expected: list[str], kills: list[list[str]]
+) -> None:
+    epochs = {each["instance_id"]: each["epoch"] for each in server.processes()}
+    texts, silence = asyncio.run(ask_all(server, kills))
+    assert texts == expected
+    server.until_whole()
+    victims = {name for names in kills for name in names}
+    for each in server.processes():
+        assert (each["epoch"] > epochs[each["instance_id"]]) == (each["instance_id"] in victims)
+    print(f"longest silence {silence:.2f} s")
+
+
+def test_a_death_is_noticed_within_a_second_and_told(server: Server) -> None:
+    pid = server.pid_of("decode-0")
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    while server.get("/health").status_code != 503:
+        assert time.monotonic() - killed < 1.0
+        time.sleep(0.01)
+    assert server.get("/health").json()["reason"] == "no decode process is up"
+    states = {each["instance_id"]: each["state"] for each in server.processes()}
+    assert states["decode-0"] == "down"
+    server.until_whole()
+    assert server.get("/health").status_code == 200
+
+
+def test_another_server_beside_it_and_nothing_is_left_of_that_when_it_is_killed(server: Server) -> None:
+    other = Server("--pool-memory-bytes", str(64 << 20), "--prefill-instances", "2")
+    try:
+        other.until_ready()
+        assert {each["instance_id"] for each in other.processes()} >= {"prefill-0", "prefill-1"}
+        footprint = Footprint(other.pid)
+        assert footprint.paths and len(footprint.processes) > 8
+        other.signal(signal.SIGKILL)
+        assert other.wait() == -signal.SIGKILL
+        footprint.check_gone()
+    finally:
+        if other._process.poll() is None:
+            other.signal(signal.SIGKILL)
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 3}, timeout=30)
+    assert answer.status_code == 200
+
+
+def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> None:
+    model = shutil.copytree(demo.MODEL_DIR, tmp_path / "model")
+    server = Server(str(model), "--pool-memory-bytes", str(64 << 20))
+    try:
+        server.until_ready()
+        footprint = Footprint(server.pid)
+        pid = server.pid_of("decode-0")
+        shutil.rmtree(model)
+        os.kill(pid, signal.SIGKILL)
+        server.until_said("decode-0 is down")
+        assert server.get("/health").status_code == 503
+        assert server.wait(120) == 1
+        assert re.search(f"Error: decode-0 died .* times in a row: model is '{model}'", server.output)
+        footprint.check_gone()
+    finally:
+        if server._process.poll() is None:
+            server.signal(signal.SIGKILL)
+            server.wait()
+
+
+@pytest.mark.parametrize(
+    ("said", "number"), [("^Ray is up", signal.SIGINT), ("^router is up", signal.SIGTERM)], ids=str
+)
+def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: signal.Signals) -> None:
+    server = Server("--pool-memory-bytes", str(64 << 20))
+    try:
+        server.until_said(said)
+        footprint = Footprint(server.pid)
+        # ctrl-C in a terminal goes to all of the group
+        server.signal(number, whole_group=number == signal.SIGINT)
+        assert server.wait() == 0, server.output
+        assert "Traceback" not in server.output
+        footprint.check_gone()
+    finally:
+        if server._process.poll() is None:
+            server.signal(signal.SIGKILL)
+            server.wait()
+
+
+# ---- what can't work ----
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "alignedserve", "serve", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("--port", str(port))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Error: port={port}: another program listens on it at 127.0.0.1\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["/no/such/model"], "Error: model is '/no/such/model'; must be"),
+        (["--pool-memory-bytes", str(1 << 60)], "Error: pool_memory_bytes=1152921504606846976: "),
+        (["--dtype", "int3"], "Error: dtype='int3': must be one of"),
+        (["--policy", "best"], "Error: policy='best': must be one of aligned, fcfs"),
+        (["--max-model-len", "100000"], "Error: max_model_len=100000: the model was made for at most 2048"),
+    ],
+)
+def test_what_is_wrong_is_one_line(options: list[str], message: str) -> None:
+    done = run(*options)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
