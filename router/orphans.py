@@ -22,6 +22,10 @@ class Orphans:
         _, stored = self._found.get(key, (0.0, None))
         return self._found.pop(key)[1] if stored and stored.num_tokens else None
 
+    def drop(self, key: RequestKey) -> None:
+        """The pool has nothing of it any more. Safe to repeat."""
+        self._found.pop(key, None)
+
     def take_expired(self, now: float) -> list[RequestKey]:
         expired = [key for key, (since, _) in self._found.items() if now - since >= self._patience_s]
         for key in expired:

@@ -140,8 +140,10 @@ class Router:
         life.requeue(entry)
 
     def _reserved(self, reserved: Reserved) -> None:
-        for spare in filter(None, map(self.life.entries.get, reserved.dropped)):
-            self._dropped(spare)
+        for key in reserved.dropped:
+            self._orphans.drop(key)
+            if spare := self.life.entries.get(key):
+                self._dropped(spare)
         entry = self.life.entries.get(reserved.key)
         if entry and entry.state is State.RESERVING:
             self._prefill.reserved(entry, reserved)

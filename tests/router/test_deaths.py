@@ -181,6 +181,16 @@ def test_a_new_router_adopts_what_the_pool_has() -> None:
     assert work[0].num_cached == 5
 
 
+def test_a_new_router_adopts_nothing_that_the_pool_has_given_away_meanwhile() -> None:
+    script = Script(connect=False)
+    for name in (PREFILL, DECODE, GATEWAY):
+        script.connect(name)
+    script.connect(POOL, inventory=[Stored(ONE, BLOCKS, num_tokens=7)])
+    script.say(POOL, Reserved(RequestKey(2), None, dropped=[ONE]))
+    script.say(GATEWAY, Submit(request(1), delivered=[50, 60]))
+    assert script.entry().num_cached == 0 and not script.entry().blocks
+
+
 def test_messages_of_the_dead_are_ignored() -> None:
     script = Script()
     script.running()
