@@ -11,8 +11,9 @@ demo: .venv/installed
 serve: .venv/installed
 	$(BIN)/alignedserve serve
 
+# two at a time, each file whole
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -51,6 +51,9 @@ class Keeper:
         # it was said that it is down
         self._is_missed = False
         self._num_deaths = 0
+        # why it ended before, where that was said; and whether its next end will be our doing
+        self._reason = ""
+        self._is_restarting = False
         self._start_s = time.monotonic()
         self._first_took_s = 0.0
 
@@ -64,7 +67,7 @@ class Keeper:
             self._first_took_s = took_s
         if self._is_missed or not self._was_up:
             self._say(f"{self.name} is up after {took_s:.1f} s: {detail}")
-        self._was_up, self._is_missed, self._num_deaths = True, False, 0
+        self._was_up, self._is_missed, self._num_deaths, self._reason = True, False, 0, ""
         self._is_up.set()
         self._is_down.clear()
 
@@ -109,17 +112,22 @@ class Keeper:
         return None
 
     def _judge(self, error: RayError | None) -> None:
+        was_restarting, self._is_restarting = self._is_restarting, False
+        if was_restarting and isinstance(error, ActorUnavailableError):
+            return
         self._num_deaths += 1
         reason = _reason(error)
         if isinstance(error, ActorDiedError | ActorUnschedulableError):
             raise PartFailed(f"{self.name} can't be started again: {reason}")
         if isinstance(error, RayTaskError):
+            self._reason = reason
             if not self._was_up:
                 raise PartFailed(f"{self.name}: {reason}")
             self._say(f"{self.name} failed: {reason}")
+            self._is_restarting = True
             self._actor.restart()
         if self._num_deaths >= MAX_DEATHS:
-            raise PartFailed(f"{self.name} died {self._num_deaths} times in a row: {reason}")
+            raise PartFailed(f"{self.name} died {self._num_deaths} times in a row: {self._reason or reason}")
 
     async def _watch(self) -> None:
         """Gives up a part that was up and does not come back."""

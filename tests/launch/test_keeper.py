@@ -111,6 +111,22 @@ def test_a_part_that_never_gets_up_is_given_up() -> None:
     play(scenario)
 
 
+def test_the_end_that_a_restart_brings_about_is_no_death_and_no_reason() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        keeper.seen("here", "pid 1")
+        keeper.unseen("here", is_dead=True)
+        for _ in range(MAX_DEATHS - 1):
+            actor.end(failed(ValueError("the model is gone")))
+            actor.end(killed())
+        actor.end(killed())
+        message = f"decode-0 died {MAX_DEATHS} times in a row: the model is gone"
+        assert await failure_of(keeping) == message
+        assert (actor.num_runs, actor.num_restarts) == (2 * MAX_DEATHS - 1, MAX_DEATHS - 1)
+
+    play(scenario)
+
+
 def test_what_a_part_complains_of_at_its_first_start_is_said_in_a_line() -> None:
     async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
         keeping = asyncio.create_task(keeper.keep())
