@@ -81,6 +81,14 @@ class Refused(Message):
     reason: str
 
 
+class Ping(Message):
+    """From the router, now and then; answered by Pong. Both are the wire's own affair (alignedserve/wire)."""
+
+
+class Pong(Message):
+    pass
+
+
 # ---- gateway to router ----------------------------------------------------------------------------------------------
 
 
@@ -371,6 +379,8 @@ AnyMessage = (
     | Welcome
     | UsePool
     | Refused
+    | Ping
+    | Pong
     | Submit
     | Abort
     | Tokens
