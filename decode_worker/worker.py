@@ -20,6 +20,7 @@ from alignedserve.messages import (
     Evict,
     Failed,
     Gone,
+    InstanceLimits,
     NewTokens,
     Offer,
     Withdraw,
@@ -64,6 +65,10 @@ class DecodeWorker(Worker):
         self._changes = Changes()
         # of the last report: see `_levels`
         self._last_levels: tuple[object, ...] = ()
+
+    @property
+    def limits(self) -> InstanceLimits:
+        return self.schedule.limits
 
     def open_link(self, me: Identity) -> str:
         if self.transfers.is_staged:

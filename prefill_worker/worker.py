@@ -20,6 +20,7 @@ from alignedserve.messages import (
     AnyMessage,
     Failed,
     Gone,
+    InstanceLimits,
     NewTokens,
     Prefill,
     PrefillReport,
@@ -85,6 +86,10 @@ class PrefillWorker(Worker):
         self._prompts: dict[RequestKey, Prompt] = {}
         self._changes = Changes()
         self._last_num_free = -1
+
+    @property
+    def limits(self) -> InstanceLimits:
+        return self.schedule.limits
 
     def open_link(self, me: Identity) -> str:
         if not self.transfers.is_staged:

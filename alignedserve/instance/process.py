@@ -13,7 +13,6 @@ from alignedserve.engine.build import build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
-from alignedserve.instance.requests import limits_of
 from alignedserve.instance.worker import Worker
 from alignedserve.kv_format import BlockFormat
 from alignedserve.messages import AnyMessage, Hello, Welcome
@@ -72,7 +71,7 @@ class InstanceProcess(ABC):
             pid=os.getpid(),
             token="",
             fingerprint=self._fingerprint(worker) | {"link": self._config.transfers.link},
-            limits=limits_of(worker.engine),
+            limits=worker.limits,
             link=address,
         )
 

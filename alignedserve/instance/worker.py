@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from alignedserve.engine.engine import Engine
 from alignedserve.instance.config import TransferConfig
-from alignedserve.messages import AnyMessage
+from alignedserve.messages import AnyMessage, InstanceLimits
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done, Outcome
 from alignedserve.transport.mover import Mover, Pairs
@@ -46,6 +46,11 @@ class Worker(ABC):
         self._pool_mover: Mover | None = None
         # to be sent after the next report
         self._outbox: list[AnyMessage] = []
+
+    @property
+    @abstractmethod
+    def limits(self) -> InstanceLimits:
+        """Its schedule's."""
 
     # ---- for the loop -----------------------------------------------------------------------------------------------
 

@@ -120,11 +120,13 @@ def all_ended(streams: Sequence[Stream]) -> bool:
 async def connected(processes: Processes) -> AsyncIterator[Client]:
     """All processes are up; at the end everything is empty."""
     client = Client(processes)
-    linked = asyncio.create_task(client.run())
-    try:
-        await client.until_all_up()
-        yield client
-        await client.until_idle()
-    finally:
-        client.stop()
-        await linked
+    # what it hears and can't be ends the block
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.run())
+        try:
+            await client.until_all_up()
+            yield client
+            await client.until_all_up()
+            await client.until_idle()
+        finally:
+            client.stop()

@@ -73,6 +73,7 @@ class Processes:
             link=setup.link,
             min_batch_requests=3,
             near_share=0.5,
+            orphan_s=1.0,
             silence_s=setup.silence_s,
         )
         self.configs[ROUTER] = RouterProcessConfig(self.router, decides, expected, str(logs))
