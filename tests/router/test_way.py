@@ -177,8 +177,10 @@ def test_an_eviction_that_failed_leaves_it_running() -> None:
     script.running()
     script.decode(wants_evicted=[ONE])
     script.reserve(blocks=[10, 11, 12, 13])
+    script.take()
     script.say(DECODE, Failed(ONE, "evict", "no"))
     assert script.entry().state is State.RUNNING
+    assert script.take_one(MakeSpare, POOL).keys == [ONE], "nobody needs the room that was made"
 
 
 def test_an_eviction_without_room_is_recomputed() -> None:
