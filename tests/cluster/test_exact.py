@@ -64,7 +64,7 @@ def check_history(island: Processes, client: Client) -> None:
     """Everything took part; and a router that hears what this one heard says what this one said."""
     history, setup = History(island.logs), island.setup
     assert history.news == client.heard
-    # on a busy machine an order to evict may come too late: the request has outgrown the room by then, and is asked again
+    # on a busy machine an order to evict may come too late: the request has outgrown its room, and is asked for again
     assert {failed.what for failed in history.failures} <= {"evict"}
     assert all(history.prefills[name] for name in PREFILLS)
     assert all(history.most_running[name] > 2 for name in DECODES)
