@@ -81,6 +81,14 @@ class Refused(Message):
     reason: str
 
 
+class Ping(Message):
+    """From the router, now and then; answered by Pong. Both are the wire's own affair (alignedserve/wire)."""
+
+
+class Pong(Message):
+    pass
+
+
 # ---- gateway to router ----------------------------------------------------------------------------------------------
 
 
@@ -190,6 +198,8 @@ class FormBatch(Message):
     max_blocks: int
     min_requests: int
     max_requests: int
+    # a range of lengths that yields no batch for so long goes before denser ones
+    starvation_s: float = 2.0
 
 
 class FindNear(Message):
@@ -371,6 +381,8 @@ AnyMessage = (
     | Welcome
     | UsePool
     | Refused
+    | Ping
+    | Pong
     | Submit
     | Abort
     | Tokens

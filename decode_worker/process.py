@@ -16,7 +16,7 @@ class DecodeProcess(InstanceProcess):
     role = "decode"
 
     def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> DecodeWorker:
-        return DecodeWorker(engine, epoch, wake)
+        return DecodeWorker(engine, epoch, wake, transfers=self._config.transfers)
 
     def _attach(self, segment: str, form: BlockFormat) -> Segment:
         return Segment.attach(segment, form)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.engine.engine import Engine, TokenOutput
 from alignedserve.engine.request import Request
+from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.worker import Worker
 from alignedserve.messages import (
@@ -19,13 +20,16 @@ from alignedserve.messages import (
     Evict,
     Failed,
     Gone,
+    InstanceLimits,
     NewTokens,
     Offer,
     Withdraw,
     Work,
 )
+from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Outcome
-from alignedserve.types import Epoch, RequestKey
+from alignedserve.transport.links import Links
+from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
 
 
@@ -47,9 +51,13 @@ class DecodeWorker(Worker):
         epoch: Epoch,
         wake: Callable[[], object] = lambda: None,
         options: DecodeOptions | None = None,
+        transfers: TransferConfig | None = None,
     ) -> None:
-        super().__init__(engine, epoch, wake)
+        super().__init__(engine, epoch, wake, transfers)
         self.schedule = DecodeSchedule(limits_of(engine), options)
+        # to the prefill instances that stage for it, and where those are
+        self._links: Links | None = None
+        self._addresses: dict[InstanceId, str] = {}
         # those that hold blocks
         self._requests: dict[RequestKey, Request] = {}
         # aborted under a copy: what to say when that has ended
@@ -58,12 +66,23 @@ class DecodeWorker(Worker):
         # of the last report: see `_levels`
         self._last_levels: tuple[object, ...] = ()
 
+    @property
+    def limits(self) -> InstanceLimits:
+        return self.schedule.limits
+
+    def open_link(self, me: Identity) -> str:
+        if self.transfers.is_staged:
+            self._links = Links(self.transfers.link, self.engine.cache.blocks, me, self._completions)
+        return ""
+
     # ---- orders -----------------------------------------------------------------------------------------------------
 
     def on(self, order: AnyMessage) -> None:
         match order:
             case Offer():
                 self.schedule.offer(order.works, order.is_batch, order.source)
+                if order.source is not None:
+                    self._addresses[order.source] = order.address
             case Withdraw():
                 self._changes.withdrawn += self.schedule.withdraw(order.keys)
                 self._changes.is_asked = True
@@ -116,10 +135,26 @@ class DecodeWorker(Worker):
     # ---- copies -----------------------------------------------------------------------------------------------------
 
     def _pull(self, work: Work) -> None:
-        request = self._requests[work.request.key] = adopt(self.engine, work)
+        key = work.request.key
+        request = self._requests[key] = adopt(self.engine, work)
         cached = slice(self.engine.cache.format.num_blocks(work.num_cached))
-        pairs = zip(self.engine.blocks_of(request)[cached], work.blocks[cached], strict=True)
-        self._load(work.request.key, list(pairs), self._pulled)
+        blocks, source = self.engine.blocks_of(request)[cached], self.schedule.source_of(key)
+        if source is None:
+            self._load(key, list(zip(blocks, work.blocks[cached], strict=True)), self._pulled)
+        else:
+            self._pull_from(source, key, blocks)
+
+    def _pull_from(self, source: InstanceId, key: RequestKey, blocks: list[BlockId]) -> None:
+        if self._links is None:
+            raise RuntimeError(f"request {key} is staged at {source}, but there are no links: link='host'")
+        done = self._counted(key, self._pulled)
+        self._links.pull(source, self._addresses[source], [(key, blocks)], done, self.transfers.timeout_s)
+
+    def _stop_copies(self) -> None:
+        """Links too; they are made again when they are needed."""
+        if self._links is not None:
+            self._links.close()
+        super()._stop_copies()
 
     def _pulled(self, outcome: Outcome) -> None:
         for key in outcome.keys:

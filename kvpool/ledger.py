@@ -99,6 +99,11 @@ class Ledger:
         if holding and holding.state is not State.SPARE:
             self._fall_back(holding)
 
+    def renew(self, deadline_s: float) -> None:
+        """All reservations: somebody still answers for them."""
+        for holding in self._in_state[State.RESERVED].values():
+            holding.deadline_s = deadline_s
+
     def lapse(self, now: float) -> list[RequestKey]:
         """Reservations that are too late fall back; of those returned nothing is left."""
         late = [each for each in self._in_state[State.RESERVED].values() if each.deadline_s <= now]

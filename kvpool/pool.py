@@ -30,13 +30,11 @@ from kvpool.search import find_near, form_batch
 
 @dataclass(frozen=True)
 class PoolConfig:
-    # A reservation that is not committed for so long is nobody's. Far more than the slowest prompt takes to compute and
-    # save: until then its blocks may still be written to.
+    # A reservation lapses when there has been no router for so long. One that is there ends each itself, however long a
+    # prompt takes to get its turn and to compute, and knows until when its blocks may be written to.
     lapse_s: float = 300.0
     # a request due within so long decides where the next batch is looked for
     horizon_s: float = 0.5
-    # a range of lengths that yields no batch for so long goes before denser ones
-    starvation_s: float = 2.0
 
 
 class Pool:
@@ -70,8 +68,11 @@ class Pool:
             case _:
                 raise ValueError(f"a {type(message).__name__} is not for the pool")
 
-    def tick(self, now: float) -> list[Message]:
-        """From time to time: reservations lapse."""
+    def tick(self, now: float, has_router: bool = False) -> list[Message]:
+        """From time to time: reservations that no router answers for lapse."""
+        if has_router:
+            self._ledger.renew(now + self._config.lapse_s)
+            return []
         return [gone(key) for key in self._ledger.lapse(now)]
 
     def inventory(self) -> list[Stored]:
@@ -128,7 +129,7 @@ class Pool:
             self._tree,
             limits,
             urgent_before_s=now + self._config.horizon_s,
-            starved_before_s=now - self._config.starvation_s,
+            starved_before_s=now - ask.starvation_s,
         )
         self._tree.take_batch(keys, now)
         return Candidates(ask.decode, keys, is_batch=True)

@@ -88,7 +88,7 @@ class _Answering:
     async def tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._send(self.pool.tick(time.monotonic()))
+            self._send(self.pool.tick(time.monotonic(), self.link.is_up))
             use = PoolUse(self.pool.num_free_blocks, self.pool.num_spare_blocks)
             if use != self._said:
                 self._said = use

@@ -16,7 +16,7 @@ class PrefillProcess(InstanceProcess):
     role = "prefill"
 
     def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> PrefillWorker:
-        return PrefillWorker(engine, epoch, wake)
+        return PrefillWorker(engine, epoch, wake, transfers=self._config.transfers)
 
     def _attach(self, segment: str, form: BlockFormat) -> Segment:
         return Segment.attach(segment, form)

@@ -7,16 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from alignedserve.engine.engine import Engine, TokenOutput
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.validate import check_request
+from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
-from alignedserve.instance.worker import Worker
-from alignedserve.messages import Abort, AnyMessage, Failed, Gone, NewTokens, Prefill, PrefillReport, Work
-from alignedserve.transport.completions import Outcome
+from alignedserve.instance.worker import DRAIN_STEP_S, Worker
+from alignedserve.messages import (
+    Abort,
+    AnyMessage,
+    Failed,
+    Gone,
+    InstanceLimits,
+    NewTokens,
+    Prefill,
+    PrefillReport,
+    Stage,
+    Unstage,
+    Work,
+)
+from alignedserve.transport.channel import Identity
+from alignedserve.transport.completions import Done, Outcome
+from alignedserve.transport.lender import Lender
+from alignedserve.transport.mover import Pairs
+from alignedserve.transport.shelf import Shelf
 from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
 from prefill_worker.schedule import PrefillPlan, PrefillSchedule
+from prefill_worker.staging import Staging
 
 
 @dataclass(eq=False)
@@ -55,14 +74,28 @@ class PrefillWorker(Worker):
         engine: Engine,
         epoch: Epoch,
         wake: Callable[[], object] = lambda: None,
-        staging_share: float = 0.0,
+        transfers: TransferConfig | None = None,
     ) -> None:
-        super().__init__(engine, epoch, wake)
+        super().__init__(engine, epoch, wake, transfers)
+        staging_share = self.transfers.staging_share if self.transfers.is_staged else 0.0
         self.schedule = PrefillSchedule(limits_of(engine), staging_share)
+        self._shelf = Shelf(epoch, self._completions)
+        self._staging = Staging(engine, self.schedule, self._shelf, self)
+        self._lender: Lender | None = None
         # those that hold blocks
         self._prompts: dict[RequestKey, Prompt] = {}
         self._changes = Changes()
         self._last_num_free = -1
+
+    @property
+    def limits(self) -> InstanceLimits:
+        return self.schedule.limits
+
+    def open_link(self, me: Identity) -> str:
+        if not self.transfers.is_staged:
+            return ""
+        self._lender = Lender(self.transfers.link, self.engine.cache.blocks, self._shelf, me)
+        return self._lender.address
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
@@ -70,7 +103,14 @@ class PrefillWorker(Worker):
         match order:
             case Prefill():
                 for work in order.works:
-                    self._prefill(work)
+                    self._staging.when_gone(work.request.key, partial(self._prefill, work))
+            case Stage():
+                for work in order.works:
+                    self._staging.when_gone(work.request.key, partial(self.schedule.stage, [work]))
+            case Unstage():
+                for key in order.keys:
+                    if not self._staging.drop(key):
+                        self.schedule.unstage([key])
             case Abort():
                 self._abort(order.key)
             case _:
@@ -89,6 +129,8 @@ class PrefillWorker(Worker):
         self.schedule.prefill([work])
 
     def _abort(self, key: RequestKey) -> None:
+        if self._staging.drop(key, Gone([key])):
+            return
         if self.schedule.abort(key):
             self._drop(self._prompts[key], Gone([key]))
         else:
@@ -96,8 +138,18 @@ class PrefillWorker(Worker):
 
     def drop_orders(self) -> None:
         for key in self.schedule.drop_waiting():
-            self._drop(self._prompts[key], None)
+            if not self._staging.drop(key):
+                self._drop(self._prompts[key], None)
+        if self._lender is not None:
+            self._lender.cut()
         self._stop_copies()
+        while len(self._staging):
+            self._completions.run(DRAIN_STEP_S)
+
+    def close(self) -> None:
+        super().close()
+        if self._lender is not None:
+            self._lender.close()
 
     def drop_all(self) -> None:
         self.drop_orders()
@@ -115,6 +167,8 @@ class PrefillWorker(Worker):
             self._start(work)
         for work in plan.loads:
             self._load_cached(work)
+        for work in plan.stages:
+            self._staging.start(work)
         self._compute(plan)
         self._check_blocks(self.schedule.num_free_blocks)
         return self._take_messages(self._clock() - begun_s), bool(plan.chunks)
@@ -186,6 +240,20 @@ class PrefillWorker(Worker):
     def _pairs(self, prompt: Prompt, first: int, end: int) -> list[tuple[BlockId, PoolBlockId]]:
         here = self.engine.blocks_of(prompt.request)[first:end]
         return list(zip(here, prompt.work.blocks[first:end], strict=True))
+
+    # ---- for staging: copies, and what is said ----------------------------------------------------------------------
+
+    def load(self, key: RequestKey, pairs: Pairs, done: Done) -> None:
+        self._load(key, pairs, done)
+
+    def abandon(self, key: RequestKey) -> None:
+        self._mover.abandon(key)
+
+    def staged(self, key: RequestKey) -> None:
+        self._changes.staged.append(key)
+
+    def say(self, message: AnyMessage) -> None:
+        self._outbox.append(message)
 
     # ---- a prompt's end ---------------------------------------------------------------------------------------------
 

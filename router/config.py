@@ -18,4 +18,5 @@ class RouterConfig:
     near_share: Annotated[float, "of a decode instance's blocks that candidate requests may fill"] = 0.1
     starvation_s: Annotated[float, "a pooled request is admitted after so long, if it can be"] = 2.0
     orphan_s: Annotated[float, "after a restart, pooled KV waits so long for its request"] = 10.0
+    silence_s: Annotated[float, "a process that answers nothing for so long is taken for dead"] = 10.0
     prefill_window: Annotated[int, "iterations of work that a prefill instance has ahead"] = 2

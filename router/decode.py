@@ -90,7 +90,9 @@ class DecodeSide:
         for entry in entries:
             self._life.enter(entry, State.OFFERED, decode)
             self._promise(decode, entry, is_batch)
-        self._life.send(decode, Offer([entry.work() for entry in entries], is_batch, source))
+        stager = self._life.fleet.prefill(source)
+        address = stager.hello.link if stager else ""
+        self._life.send(decode, Offer([entry.work() for entry in entries], is_batch, source, address))
 
     def _promise(self, decode: InstanceId, entry: Entry, is_batch: bool) -> None:
         if view := self._life.fleet.decode(decode):

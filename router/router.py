@@ -15,6 +15,7 @@ from alignedserve.messages import (
     DecodeReport,
     Failed,
     Gone,
+    MakeSpare,
     NewTokens,
     PrefillReport,
     Rejected,
@@ -160,6 +161,8 @@ class Router:
         if failed.what == "evict":
             if entry := self.life.at(failed.key, sender, State.EVICTING):
                 self.life.enter(entry, State.RUNNING, sender)
+                # the room that was made for it is others' until it is asked for again
+                self.life.send_pool(MakeSpare([entry.key]))
             return
         entry = self.life.at(failed.key, sender, State.PREFILLING, State.STAGED, State.OFFERED)
         if entry is None:

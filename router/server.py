@@ -6,6 +6,7 @@ What is about processes rather than requests (who is there, stop) is answered he
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 
@@ -30,8 +31,11 @@ from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import Hub, WireError
 from router.eventlog import EventLog
 from router.events import Closed, Connected, Event, Received, Tick
+from router.fence import kill_user
 from router.router import Router
 from router.status import describe
+
+logger = logging.getLogger(__name__)
 
 # Nothing in the core waits for less.
 TICK_S = 0.1
@@ -59,7 +63,8 @@ class RouterServer:
         self._me = Hello("router", InstanceId("router"), epoch, os.getpid(), "", {}, InstanceLimits())
         self._expected = expected or {}
         self._log = event_log
-        self._hub = Hub(token, self)
+        self._hub = Hub(token, self, router.config.silence_s, self._silent)
+        self._segment = ""
         self._pool_use: PoolUse | None = None
         self._over: asyncio.Future[None] | None = None
 
@@ -87,7 +92,13 @@ class RouterServer:
 
     # ---- what the hub hears ----
 
+    def _silent(self, hello: Hello) -> None:
+        if kill_user(hello.pid, self._segment):
+            logger.warning("Killed %s, process %d", hello.instance_id, hello.pid)
+
     def connected(self, hello: Hello) -> None:
+        if hello.role == "kvpool":
+            self._segment = hello.segment
         self._tell_core(Connected(hello))
         self._tell_launchers()
 

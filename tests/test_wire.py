@@ -23,6 +23,7 @@ from alignedserve.messages import (
     Hello,
     InstanceLimits,
     NewTokens,
+    Ping,
     Refused,
     Release,
     Request,
@@ -37,6 +38,7 @@ from alignedserve.wire import FrameReader, Hub, RefusedByRouter, RouterAddress, 
 from alignedserve.wire import hub as hub_module
 from alignedserve.wire import peer as peer_module
 from alignedserve.wire.frames import MAX_FRAME_BYTES
+from alignedserve.wire.hub import NUM_PINGS
 
 TOKEN = "right"
 KEY = RequestKey(2**63 - 1)
@@ -324,6 +326,26 @@ def test_who_does_not_read_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) ->
             heard.hub.send(InstanceId("decode-0"), Release([KEY] * 10_000))
             await asyncio.sleep(0)
         deaf.close()
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_who_hangs_is_told_of_and_cut_off_and_others_are_not() -> None:
+    async def scenario() -> None:
+        heard, silent = Heard(), list[str]()
+        heard.hub = Hub(TOKEN, heard, silence_s=0.5, on_silent=lambda hello: silent.append(hello.instance_id))
+        port = await heard.hub.listen("127.0.0.1", 0)
+        async with linked(port, hello("decode-0")) as (_, told):
+            await told.until(("up", 1))
+            reader, writer = await say(port, hello("decode-1"))
+            await heard.until(("closed", "decode-1", 1))
+            assert silent == ["decode-1"]
+            assert told.events == [("up", 1)], "whoever answers stays, and hears nothing of it"
+            with suppress(ConnectionError):
+                pings = decoded(await reader.read())
+                assert pings == [Welcome(Epoch(1)), *[Ping()] * NUM_PINGS]
+            writer.close()
         heard.hub.close()
 
     play(scenario)

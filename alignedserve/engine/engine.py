@@ -118,6 +118,16 @@ class Engine:
             self._queues.running.remove(request)
         self._release(request)
 
+    def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
+        """Blocks for KV that is only passed on: no request of this engine has it. Held until `give_back`."""
+        blocks = self._blocks.allocate(owner, num_blocks)
+        if blocks is None:
+            raise RuntimeError(f"{owner}: planned {num_blocks} blocks, only {self._blocks.num_free} are free")
+        return blocks
+
+    def give_back(self, owner: RequestId) -> None:
+        self._blocks.free(owner)
+
     def abort(self, request_id: RequestId) -> bool:
         """Ends a request wherever it is; its blocks are free at once. False if it had ended already."""
         request = self._requests.get(request_id)

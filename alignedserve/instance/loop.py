@@ -107,6 +107,7 @@ class WorkerLoop:
                 case Stop():
                     self._worker.drop_all()
                     self._leave_pool()
+                    self._worker.close()
                     self._is_stopped = True
                 case UsePool(segment):
                     self._leave_pool()

@@ -13,10 +13,10 @@ from alignedserve.engine.build import build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
-from alignedserve.instance.requests import limits_of
 from alignedserve.instance.worker import Worker
 from alignedserve.kv_format import BlockFormat
 from alignedserve.messages import AnyMessage, Hello, Welcome
+from alignedserve.transport.channel import Identity
 from alignedserve.types import Epoch
 from alignedserve.wire import RouterLink, new_epoch, stop_on_sigterm
 
@@ -38,15 +38,17 @@ class InstanceProcess(ABC):
         engine = build_engine(self._config.engine).engine
         epoch, wake = new_epoch(), threading.Event()
         worker = self._make_worker(engine, epoch, wake.set)
-        asyncio.run(self._serve(worker, epoch, wake))
+        address = worker.open_link(self._identity(worker, epoch))
+        asyncio.run(self._serve(worker, epoch, wake, address))
 
-    async def _serve(self, worker: Worker, epoch: Epoch, wake: threading.Event) -> None:
+    async def _serve(self, worker: Worker, epoch: Epoch, wake: threading.Event, address: str) -> None:
         messenger = _Messenger()
         form = worker.engine.cache.format
         loop = WorkerLoop(
             worker, wake, lambda name: self._attach(name, form), messenger.say, messenger.stop_soon
         )
-        messenger.start(loop, RouterLink(self._config.router, lambda: self._hello(worker, epoch), messenger))
+        hello = self._hello(worker, epoch, address)
+        messenger.start(loop, RouterLink(self._config.router, lambda: hello, messenger))
         try:
             await messenger.link.run()
         finally:
@@ -55,15 +57,22 @@ class InstanceProcess(ABC):
         if loop.error is not None:
             raise loop.error
 
-    def _hello(self, worker: Worker, epoch: Epoch) -> Hello:
+    def _fingerprint(self, worker: Worker) -> dict[str, str]:
+        return worker.engine.cache.format.describe() | {"model": self._config.engine.model}
+
+    def _identity(self, worker: Worker, epoch: Epoch) -> Identity:
+        return Identity(self._config.instance_id, epoch, self._fingerprint(worker), self._config.router.token)
+
+    def _hello(self, worker: Worker, epoch: Epoch, address: str) -> Hello:
         return Hello(
             role=self.role,
             instance_id=self._config.instance_id,
             epoch=epoch,
             pid=os.getpid(),
             token="",
-            fingerprint=worker.engine.cache.format.describe() | {"model": self._config.engine.model},
-            limits=limits_of(worker.engine),
+            fingerprint=self._fingerprint(worker) | {"link": self._config.transfers.link},
+            limits=worker.limits,
+            link=address,
         )
 
 

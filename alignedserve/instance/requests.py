@@ -43,14 +43,14 @@ def news_of(output: TokenOutput, request: Request) -> NewTokens:
         key=key_of(output.request_id),
         first=len(request.output) - len(tokens),
         tokens=tokens,
-        logprobs=_logprobs(output),
+        logprobs=logprobs_of(output),
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
         error=None if output.error is None else str(output.error),
     )
 
 
-def _logprobs(output: TokenOutput) -> list[tuple[float, int, dict[int, float]]]:
+def logprobs_of(output: TokenOutput) -> list[tuple[float, int, dict[int, float]]]:
     found = output.logprobs
     if found is None:
         return []

@@ -16,19 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.engine.engine import Engine
-from alignedserve.messages import AnyMessage
+from alignedserve.instance.config import TransferConfig
+from alignedserve.messages import AnyMessage, InstanceLimits
+from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done, Outcome
 from alignedserve.transport.mover import Mover, Pairs
 from alignedserve.types import Epoch, RequestKey
 
 # Copies that were told to stop are waited for in such steps; each ends by itself, at its deadline at the latest.
-_DRAIN_STEP_S = 1.0
+DRAIN_STEP_S = 1.0
 
 
 class Worker(ABC):
-    def __init__(self, engine: Engine, epoch: Epoch, wake: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        epoch: Epoch,
+        wake: Callable[[], object] = lambda: None,
+        transfers: TransferConfig | None = None,
+    ) -> None:
         """`wake` is called, on another thread, when `step` has something to do again."""
         self.engine = engine
+        self.transfers = transfers or TransferConfig()
         self._epoch = epoch
         self._clock = time.monotonic
         self._completions = Completions(wake)
@@ -37,6 +46,11 @@ class Worker(ABC):
         self._pool_mover: Mover | None = None
         # to be sent after the next report
         self._outbox: list[AnyMessage] = []
+
+    @property
+    @abstractmethod
+    def limits(self) -> InstanceLimits:
+        """Its schedule's."""
 
     # ---- for the loop -----------------------------------------------------------------------------------------------
 
@@ -68,6 +82,15 @@ class Worker(ABC):
             self._pool_mover.close()
             self._pool_mover = None
 
+    def open_link(self, me: Identity) -> str:
+        """What it takes to move KV between instances, if that is not the pool's memory. Returns the address of what is
+        staged here, if there is one."""
+        return ""
+
+    def close(self) -> None:
+        """No thread is left. Safe to repeat."""
+        self.leave_pool()
+
     # ---- for the kinds ----------------------------------------------------------------------------------------------
 
     @property
@@ -78,12 +101,14 @@ class Worker(ABC):
 
     def _load(self, key: RequestKey, pairs: Pairs, done: Done) -> None:
         """`done` is called by `step`, or while orders are dropped."""
-        self._num_copies[key] += 1
-        self._mover.load(key, pairs, partial(self._copied, done))
+        self._mover.load(key, pairs, self._counted(key, done), self.transfers.timeout_s)
 
     def _save(self, key: RequestKey, pairs: Pairs, done: Done) -> None:
+        self._mover.save(key, pairs, self._counted(key, done), self.transfers.timeout_s)
+
+    def _counted(self, key: RequestKey, done: Done) -> Done:
         self._num_copies[key] += 1
-        self._mover.save(key, pairs, partial(self._copied, done))
+        return partial(self._copied, done)
 
     def _copied(self, done: Done, outcome: Outcome) -> None:
         self._num_copies.subtract(outcome.keys)
@@ -97,7 +122,7 @@ class Worker(ABC):
         for key in self._num_copies:
             self._mover.abandon(key)
         while self._num_copies:
-            self._completions.run(_DRAIN_STEP_S)
+            self._completions.run(DRAIN_STEP_S)
 
     def _check_blocks(self, num_free_planned: int) -> None:
         if num_free_planned != self.engine.num_free_blocks:

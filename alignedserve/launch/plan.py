@@ -9,7 +9,7 @@ from typing import Any
 from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
 from alignedserve.gateway.process import GatewayConfig
-from alignedserve.instance.config import InstanceConfig
+from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
 from alignedserve.launch.config import ServeConfig
 from alignedserve.models.locate import Location
@@ -79,13 +79,18 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     """Raises ValueError for what does not fit the site."""
     is_cpu = asked.engine.device == "cpu" or (asked.engine.device == "auto" and not site.num_gpus)
     _check_gpus(asked.serve, site, is_cpu)
-    choose_link(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
+    link = choose_link(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
     dtype = choose_dtype(asked.engine, asked.model.config, is_cpu)
     form = block_format(asked.engine, asked.model.config, dtype)
     num_pool_blocks = _num_pool_blocks(asked, form, site)
     engine = replace(_local(asked), dtype=dtype, device="cpu" if is_cpu else "cuda", use_tqdm=False)
     instances = [
-        PartPlan(role, name, InstanceConfig(name, site.router, engine), num_gpus=0 if is_cpu else 1)
+        PartPlan(
+            role,
+            name,
+            InstanceConfig(name, site.router, engine, TransferConfig(link)),
+            num_gpus=0 if is_cpu else 1,
+        )
         for role, count in (
             ("prefill", asked.serve.prefill_instances),
             ("decode", asked.serve.decode_instances),

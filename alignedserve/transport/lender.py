@@ -50,6 +50,12 @@ class Lender:
             channel.shut()
             thread.join()
 
+    def cut(self) -> None:
+        """Ends all transfers, and returns at once; whoever wants to pull connects again."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.shut()
+
     def _accept(self) -> None:
         while True:
             try:

@@ -2,6 +2,10 @@
 
 A connection is nobody's until its first message, a Hello, has been found good. Of each process the handler hears
 `connected` first, then what was `received`, then `closed`; of its next connection only after that.
+
+Death closes a connection; a process that hangs keeps it open. So everyone is pinged, and cut off who answers nothing.
+Unanswered pings are counted, not seconds: had this process itself hung, nobody would be blamed for it. An instance
+answers from a thread of its own, beside compute.
 """
 
 from __future__ import annotations
@@ -9,18 +13,21 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
 
-from alignedserve.messages import ROLES, AnyMessage, Hello, Message, Refused
+from alignedserve.messages import ROLES, AnyMessage, Hello, Message, Ping, Pong, Refused
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
+SILENCE_S = 10.0
+# so many unanswered pings are silence
+NUM_PINGS = 5
 
 
 class Handler(Protocol):
@@ -32,9 +39,19 @@ class Handler(Protocol):
 
 
 class Hub:
-    def __init__(self, token: str, handler: Handler) -> None:
+    def __init__(
+        self,
+        token: str,
+        handler: Handler,
+        silence_s: float = SILENCE_S,
+        on_silent: Callable[[Hello], None] = lambda hello: None,
+    ) -> None:
+        """`on_silent` may end a process that has answered nothing for `silence_s`; a moment later it is cut off."""
         self._token = token
         self._handler = handler
+        self._ping_s = silence_s / NUM_PINGS
+        self._on_silent = on_silent
+        self._pinging: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
         self._strangers: set[Peer] = set()
         self._hellos: dict[Peer, Hello] = {}
@@ -43,6 +60,7 @@ class Hub:
     async def listen(self, host: str, port: int) -> int:
         """The port, where 0 was given. Raises OSError when it is taken."""
         self._server = await asyncio.get_running_loop().create_server(self._new_peer, host, port)
+        self._ping()
         return int(self._server.sockets[0].getsockname()[1])
 
     def send(self, to: InstanceId, message: Message) -> None:
@@ -54,6 +72,8 @@ class Hub:
         """After what was sent."""
         if self._server:
             self._server.close()
+        if self._pinging:
+            self._pinging.cancel()
         for peer in [*self._strangers, *self._hellos]:
             peer.close()
 
@@ -72,7 +92,21 @@ class Hub:
         if peer in self._strangers:
             peer.close()
 
+    def _ping(self) -> None:
+        self._pinging = asyncio.get_running_loop().call_later(self._ping_s, self._ping)
+        for peer, hello in list(self._hellos.items()):
+            peer.num_unanswered += 1
+            if peer.num_unanswered <= NUM_PINGS:
+                peer.send(Ping())
+            elif peer.num_unanswered == NUM_PINGS + 1:
+                logger.warning("%s hangs: it has answered %d pings with nothing", peer.name, NUM_PINGS)
+                self._on_silent(hello)
+            else:
+                peer.abort()
+
     def _message(self, peer: Peer, message: AnyMessage) -> None:
+        if isinstance(message, Pong):
+            return
         if peer in self._hellos:
             self._handler.received(self._hellos[peer], message)
         elif peer in self._strangers:

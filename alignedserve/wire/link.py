@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from alignedserve.messages import AnyMessage, Hello, Message, Refused, Stop, Welcome
+from alignedserve.messages import AnyMessage, Hello, Message, Ping, Pong, Refused, Stop, Welcome
 from alignedserve.types import Epoch
 from alignedserve.wire.peer import Peer
 
@@ -129,6 +129,8 @@ class RouterLink:
             case Stop():
                 self.was_told_to_stop = True
                 self.stop()
+            case Ping():
+                self.send(Pong())
             case Refused(reason=reason):
                 self._fail(RefusedByRouter(reason))
             case Welcome() if not self._is_up:

@@ -35,6 +35,8 @@ class Peer(asyncio.Protocol):
         on_open: Callable[[Peer], None] | None = None,
     ) -> None:
         self.name = "?"
+        # whoever pings counts here; anything that comes is an answer
+        self.num_unanswered = 0
         self._on_message = on_message
         self._on_closed = on_closed
         self._on_open = on_open
@@ -63,6 +65,11 @@ class Peer(asyncio.Protocol):
         if self._transport:
             self._transport.close()
 
+    def abort(self) -> None:
+        """What was sent may be lost: for a peer that does not read."""
+        if self._transport:
+            self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         _watch_host(transport.get_extra_info("socket"))
@@ -70,6 +77,7 @@ class Peer(asyncio.Protocol):
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
+        self.num_unanswered = 0
         try:
             for message in self._reader.feed(data):
                 if not self.is_open:

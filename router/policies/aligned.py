@@ -42,6 +42,7 @@ class AlignedPolicy(BatchPolicy):
             max_blocks=max(longest, int(view.num_blocks * self.config.batch_share)),
             min_requests=self.config.min_batch_requests,
             max_requests=limits.max_num_seqs,
+            starvation_s=self.config.starvation_s,
         )
 
     def _wants_near(self, view: DecodeView, now: float) -> bool:

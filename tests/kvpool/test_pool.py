@@ -21,7 +21,7 @@ from kvpool.pool import Pool, PoolConfig
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 DECODE = InstanceId("decode-0")
-CONFIG = PoolConfig(lapse_s=10, horizon_s=1, starvation_s=5)
+CONFIG = PoolConfig(lapse_s=10, horizon_s=1)
 
 
 def pool_of(num_blocks: int, table: OwnerTable | None = None, now: float = 0) -> Pool:
@@ -46,7 +46,9 @@ def put(pool: Pool, key: RequestKey, num_tokens: int, due_s: float = 100, now: f
 
 
 def batch(pool: Pool, max_blocks: int = 99, now: float = 0) -> list[RequestKey]:
-    answer = only(pool.on(FormBatch(DECODE, max_blocks, min_requests=1, max_requests=99), now))
+    answer = only(
+        pool.on(FormBatch(DECODE, max_blocks, min_requests=1, max_requests=99, starvation_s=5), now)
+    )
     assert isinstance(answer, Candidates) and answer.is_batch and answer.decode == DECODE
     return answer.keys
 
@@ -120,6 +122,17 @@ def test_what_lapses_is_told_and_its_commit_refused() -> None:
     assert pool.num_spare_blocks == 1
     for key in (A, B):
         assert pool.on(Commit(key, 9, due_s=100), 12) == [Reserved(key, None, [key])]
+    pool.check_idle()
+
+
+def test_a_reservation_does_not_lapse_while_there_is_a_router() -> None:
+    """A prompt may wait for its turn for as long as it takes, and its blocks be written to at the end."""
+    pool = pool_of(8)
+    reserve(pool, A, 9, now=0)
+    for now in (5, 50, 500):
+        assert pool.tick(now, has_router=True) == []
+    assert pool.tick(509.9) == []
+    assert pool.tick(510) == [Reserved(A, None, [A])]
     pool.check_idle()
 
 

@@ -48,6 +48,12 @@ def test_all_parts_agree_on_what_was_left_open() -> None:
     assert gateway.config.routers == (SITE.router,) and gateway.config.served_model_name == MODEL
 
 
+def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:
+    plan = plan_island(replace(asked(), router=RouterConfig(link="gloo")), SITE, "prefix")
+    assert [part.config.transfers.link for part in plan.parts[2:]] == ["gloo", "gloo"]
+    assert plan.parts[0].config.router.link == "gloo"
+
+
 def test_a_gpu_each_where_there_are_gpus() -> None:
     plan = plan_island(asked(prefill_instances=2), replace(SITE, num_gpus=3), "prefix")
     assert [part.num_gpus for part in plan.parts] == [0, 0, 1, 1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from alignedserve.messages import (
@@ -28,7 +29,8 @@ from alignedserve.messages import (
 )
 from alignedserve.types import RequestKey
 from router.entry import State
-from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
+from router.events import Connected
+from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, hello, prefill_report, request
 
 
 def test_processes_are_welcomed_and_told_of_the_pool() -> None:
@@ -175,8 +177,10 @@ def test_an_eviction_that_failed_leaves_it_running() -> None:
     script.running()
     script.decode(wants_evicted=[ONE])
     script.reserve(blocks=[10, 11, 12, 13])
+    script.take()
     script.say(DECODE, Failed(ONE, "evict", "no"))
     assert script.entry().state is State.RUNNING
+    assert script.take_one(MakeSpare, POOL).keys == [ONE], "nobody needs the room that was made"
 
 
 def test_an_eviction_without_room_is_recomputed() -> None:
@@ -301,3 +305,23 @@ def test_tokens_out_of_turn_are_an_error() -> None:
     script.running()
     with pytest.raises(RuntimeError, match="has 1 tokens, and 5 before the new ones"):
         script.decode(news=[NewTokens(ONE, 5, [1])])
+
+
+def test_an_offer_says_where_to_pull_from() -> None:
+    script = Script(link="gloo")
+    script.close(PREFILL)
+    prefill = msgspec.structs.replace(hello(PREFILL, epoch=2), link="127.0.0.1:9")
+    script.router.on(Connected(prefill), script.now)
+    script.pooled()
+    script.chosen(1)
+    script.take()
+    script.say(PREFILL, prefill_report(staged=[ONE]))
+    offer = script.take_one(Offer, DECODE)
+    assert (offer.source, offer.address) == (PREFILL, "127.0.0.1:9")
+
+
+def test_pool_and_router_mean_the_same_by_starving() -> None:
+    script = Script(starvation_s=7.0)
+    script.pooled()
+    form = next(message for _, message in script.take() if isinstance(message, FormBatch))
+    assert form.starvation_s == 7.0

@@ -105,6 +105,16 @@ def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decod
     assert equal_blocks(decode.blocks, [4], prefill.blocks, [0])
 
 
+def test_a_lender_that_cut_its_links_lends_again_to_who_connects_again(
+    prefill: Prefill, decode: Decode
+) -> None:
+    assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
+    prefill.lender.cut()
+    until(lambda: decode.links.error(PREFILL), 30)
+    assert decode.pull(prefill, (TWO, block_ids(4))) is None
+    assert equal_blocks(decode.blocks, [4], prefill.blocks, [0])
+
+
 def test_what_is_not_staged_is_denied_and_the_link_goes_on(prefill: Prefill, decode: Decode) -> None:
     assert decode.pull(prefill, (RequestKey(99), block_ids(0))) == "request 99 is not staged"
     assert decode.pull(prefill, (ONE, block_ids(0, 1))) == "request 1: 3 blocks staged, 2 asked for"

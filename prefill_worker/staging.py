@@ -1,0 +1,118 @@
+"""Candidates of decode instances, at the prefill instance from which they are pulled.
+
+    loading (KV on its way from the pool) -> on the shelf -> gone, when they are pulled or unstaged
+
+What is lent just then is gone when that has ended, and until then its blocks are held; an order for the same request
+that comes meanwhile waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from alignedserve.engine.engine import Engine
+from alignedserve.messages import AnyMessage, Failed, Gone, Work
+from alignedserve.transport.completions import Done, Outcome
+from alignedserve.transport.mover import Pairs
+from alignedserve.transport.shelf import Shelf
+from alignedserve.types import BlockId, RequestId, RequestKey
+from prefill_worker.schedule import PrefillSchedule
+
+
+class Neighbour(Protocol):
+    """The worker."""
+
+    def load(self, key: RequestKey, pairs: Pairs, done: Done) -> None: ...
+
+    def abandon(self, key: RequestKey) -> None:
+        """Stops the load of this request."""
+
+    def staged(self, key: RequestKey) -> None:
+        """To be reported."""
+
+    def say(self, message: AnyMessage) -> None: ...
+
+
+@dataclass(eq=False)
+class Candidate:
+    blocks: list[BlockId]
+    is_on_shelf: bool = False
+    is_leaving: bool = False
+    # what to say when it is gone, and what to do then
+    farewell: Failed | Gone | None = None
+    then: Callable[[], None] | None = None
+
+
+class Staging:
+    def __init__(self, engine: Engine, schedule: PrefillSchedule, shelf: Shelf, worker: Neighbour) -> None:
+        self._engine = engine
+        self._schedule = schedule
+        self._shelf = shelf
+        self._worker = worker
+        # those that hold blocks
+        self._candidates: dict[RequestKey, Candidate] = {}
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def when_gone(self, key: RequestKey, order: Callable[[], None]) -> None:
+        """Carries out an order for a request: at once, unless it is here and leaving."""
+        candidate = self._candidates.get(key)
+        if candidate and candidate.is_leaving:
+            candidate.then = order
+        else:
+            order()
+
+    def start(self, work: Work) -> None:
+        """The schedule has found it room."""
+        key, num_blocks = work.request.key, self._engine.cache.format.num_blocks(work.num_cached)
+        blocks = self._engine.lease(_owner(key), num_blocks)
+        self._candidates[key] = Candidate(blocks)
+        self._worker.load(key, list(zip(blocks, work.blocks[:num_blocks], strict=True)), self._loaded)
+
+    def drop(self, key: RequestKey, farewell: Gone | None = None) -> bool:
+        """False, and nothing changed, if it has no blocks here."""
+        candidate = self._candidates.get(key)
+        if candidate is None:
+            return False
+        candidate.is_leaving, candidate.then = True, None
+        candidate.farewell = farewell or candidate.farewell
+        if candidate.is_on_shelf:
+            self._shelf.withdraw(key)
+        else:
+            self._schedule.unstage([key])
+            self._worker.abandon(key)
+        return True
+
+    def _loaded(self, outcome: Outcome) -> None:
+        (key,) = outcome.keys
+        candidate = self._candidates[key]
+        if outcome.error is not None and not candidate.is_leaving:
+            self._schedule.unstage([key])
+            candidate.farewell = Failed(key, "load", outcome.error)
+        if self._schedule.staged(key):
+            candidate.is_on_shelf = True
+            self._shelf.put(key, candidate.blocks, self._lent)
+            self._worker.staged(key)
+        else:
+            self._leave(key)
+
+    def _lent(self, outcome: Outcome) -> None:
+        """Pulled or withdrawn."""
+        (key,) = outcome.keys
+        self._schedule.unstage([key])
+        self._leave(key)
+
+    def _leave(self, key: RequestKey) -> None:
+        candidate = self._candidates.pop(key)
+        self._engine.give_back(_owner(key))
+        if candidate.farewell:
+            self._worker.say(candidate.farewell)
+        if candidate.then:
+            candidate.then()
+
+
+def _owner(key: RequestKey) -> RequestId:
+    return RequestId(f"staged {key}")

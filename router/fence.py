@@ -1,0 +1,27 @@
+"""Makes sure that a process which hangs does not wake up to write into blocks of the pool that are others' by then.
+
+Closing its connection would not: it goes on with the copy that it was in. So it is killed, which closes the connection
+too. That a process with this id, on this host, has the pool's memory mapped proves that it is one of the island's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from kvpool.segment import path_of
+
+
+def kill_user(pid: int, segment: str) -> bool:
+    """Kills the process if it has the segment mapped. False, and nothing done, if not."""
+    if not segment:
+        return False
+    try:
+        is_user = str(path_of(segment)) in Path(f"/proc/{pid}/maps").read_text()
+        if is_user and pid != os.getpid():
+            os.kill(pid, signal.SIGKILL)
+            return True
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+    return False

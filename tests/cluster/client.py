@@ -1,0 +1,132 @@
+"""A gateway without HTTP: submits requests over time, keeps what it hears, and asks the router how things are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from alignedserve.gateway.island import Island, News
+from alignedserve.messages import AnyMessage, Cluster, NewTokens, Request, Tokens
+from alignedserve.types import InstanceId
+from tests.cluster.processes import Processes
+
+GATEWAY = InstanceId("gateway-0")
+TIMEOUT_S = 120.0
+ASK_S = 0.05
+
+
+@dataclass(eq=False)
+class Stream:
+    """What a client would get."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def hear(self, news: News) -> None:
+        assert isinstance(news, NewTokens), f"rejected: {news}"
+        assert news.error is None, news
+        assert self.finish_reason is None, f"after its end: {news}"
+        self.tokens += news.tokens
+        self.logprobs += news.logprobs
+        self.finish_reason = news.finish_reason
+
+
+class Client(Island):
+    def __init__(self, processes: Processes) -> None:
+        super().__init__(processes.router, GATEWAY, {})
+        self.processes = processes
+        self.streams: list[Stream] = []
+        # as they came, those repeated after a router's death too
+        self.heard: list[NewTokens] = []
+        self._changed = asyncio.Event()
+
+    def on_message(self, message: AnyMessage) -> None:
+        if isinstance(message, Tokens):
+            self.heard += message.news
+        super().on_message(message)
+        self._changed.set()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(stream.tokens) for stream in self.streams)
+
+    def submit(self, request: Request) -> Stream:
+        stream = Stream(msgspec.structs.replace(request, arrival_s=time.monotonic()))
+        self.streams.append(stream)
+        self.open(stream.request, stream.hear)
+        return stream
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        """Looked at whenever something was heard."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not is_so():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_cluster(self, is_so: Callable[[Cluster], object]) -> Cluster:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (self.is_up and is_so(found := await self.cluster())):
+                await asyncio.sleep(ASK_S)
+        return found
+
+    async def until_all_up(self) -> None:
+        """Those that run, not those that ran before."""
+        pids = {name: self.processes.pid(name) for name in self.processes.configs}
+        await self.until_cluster(
+            lambda cluster: pids.items() <= {part.instance_id: part.pid for part in cluster.parts}.items()
+        )
+
+    async def until_idle(self) -> None:
+        """Nothing is left of any request, nowhere."""
+        await self.until_cluster(
+            lambda cluster: (
+                not cluster.requests
+                and all(
+                    part.state == "up" and part.num_free_blocks == part.num_blocks and not part.requests
+                    for part in cluster.parts
+                )
+            )
+        )
+
+    async def generate(self, requests: Iterable[Request], at_once: int, every: int) -> list[Stream]:
+        """Submits so many, and then one more whenever so many tokens have come. Their streams, which have ended."""
+        streams: list[Stream] = []
+        for number, request in enumerate(requests):
+            if number >= at_once:
+                enough = self.num_tokens + every
+                await self.until(partial(self._has_heard, enough, streams))
+            streams.append(self.submit(request))
+        await self.until(partial(all_ended, streams))
+        return streams
+
+    def _has_heard(self, num_tokens: int, streams: Sequence[Stream]) -> bool:
+        return self.num_tokens >= num_tokens or all_ended(streams)
+
+
+def all_ended(streams: Sequence[Stream]) -> bool:
+    return all(stream.finish_reason for stream in streams)
+
+
+@asynccontextmanager
+async def connected(processes: Processes) -> AsyncIterator[Client]:
+    """All processes are up; at the end everything is empty."""
+    client = Client(processes)
+    # what it hears and can't be ends the block
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.run())
+        try:
+            await client.until_all_up()
+            yield client
+            await client.until_all_up()
+            await client.until_idle()
+        finally:
+            client.stop()

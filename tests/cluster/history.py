@@ -1,0 +1,76 @@
+"""What an island did, from its router's event log: counts of what took part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from alignedserve.messages import (
+    DecodeReport,
+    Failed,
+    NewTokens,
+    Offer,
+    Prefill,
+    PrefillReport,
+    Reserved,
+    Tokens,
+)
+from alignedserve.types import InstanceId, RequestKey
+from router.eventlog import replay
+from router.events import Event, Received, Send
+
+
+class History:
+    """Counted by instance."""
+
+    def __init__(self, logs: Path) -> None:
+        self.prefills: Counter[InstanceId] = Counter()
+        self.staged: Counter[InstanceId] = Counter()
+        self.batches: Counter[InstanceId] = Counter()
+        self.near: Counter[InstanceId] = Counter()
+        # to whom, and who had staged it
+        self.admitted: Counter[tuple[InstanceId, InstanceId | None]] = Counter()
+        self.evicted: Counter[InstanceId] = Counter()
+        self.most_running: Counter[InstanceId] = Counter()
+        # spare copies that had to go
+        self.num_dropped = 0
+        self.failures: list[Failed] = []
+        # what was sent to gateways
+        self.news: list[NewTokens] = []
+        self._sources: dict[RequestKey, InstanceId | None] = {}
+        for _, event, orders in _replay_all(logs):
+            self._take_event(event)
+            for order in orders:
+                self._take_order(order)
+
+    def _take_event(self, event: Event) -> None:
+        match event:
+            case Received(sender=sender, message=PrefillReport(staged=staged)):
+                self.staged[sender] += len(staged)
+            case Received(sender=sender, message=DecodeReport() as report):
+                self.evicted[sender] += len(report.evicted)
+                self.most_running[sender] = max(self.most_running[sender], report.num_running)
+                for key in report.admitted:
+                    self.admitted[sender, self._sources[key]] += 1
+            case Received(message=Reserved(dropped=dropped)):
+                self.num_dropped += len(dropped)
+            case Received(message=Failed() as failed):
+                self.failures.append(failed)
+
+    def _take_order(self, order: Send) -> None:
+        match order.message:
+            case Prefill(works=works):
+                self.prefills[order.to] += len(works)
+            case Offer() as offer:
+                (self.batches if offer.is_batch else self.near)[order.to] += 1
+                for work in offer.works:
+                    self._sources[work.request.key] = offer.source
+            case Tokens(news=news):
+                self.news += news
+
+
+def _replay_all(logs: Path) -> Iterator[tuple[float, Event, list[Send]]]:
+    """Of each router there was."""
+    for path in sorted(logs.glob("router-*.events")):
+        yield from replay(path)

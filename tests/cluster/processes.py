@@ -1,0 +1,156 @@
+"""An island of real processes: router, pool, two prefill and two decode instances, for a test to kill and restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from alignedserve.config import EngineConfig
+from alignedserve.instance.config import InstanceConfig, TransferConfig
+from alignedserve.kv_format import BlockFormat
+from alignedserve.launch.ports import free_port
+from alignedserve.messages import Hello, InstanceLimits, Stop
+from alignedserve.types import InstanceId
+from alignedserve.wire import RouterAddress, frame, new_epoch
+from kvpool.process import PoolProcessConfig, segments
+from kvpool.segment import Segment
+from router.config import RouterConfig
+from router.process import RouterProcessConfig
+from tests.cluster.part import start
+
+TOKEN = "of this test"
+ROUTER, POOL = InstanceId("router"), InstanceId("kvpool-0")
+PREFILLS = (InstanceId("prefill-0"), InstanceId("prefill-1"))
+DECODES = (InstanceId("decode-0"), InstanceId("decode-1"))
+# for the longest of the tests' prompts
+MAX_MODEL_LEN = 384
+MAX_BLOCKS = MAX_MODEL_LEN // 16
+END_S = 30.0
+
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class Setup:
+    directory: Path
+    num_kv_heads: int = 2
+    policy: str = "aligned"
+    link: str = "host"
+    # room for one of the longest, or a few others
+    num_decode_blocks: int = MAX_BLOCKS + 8
+    num_pool_blocks: int = 3 * MAX_BLOCKS
+    silence_s: float = 10.0
+    timeout_s: float = 30.0
+
+    @property
+    def form(self) -> BlockFormat:
+        """Of the tiny models."""
+        return BlockFormat(
+            num_layers=3, block_size=16, num_kv_heads=self.num_kv_heads, head_dim=16, dtype="float32"
+        )
+
+
+class Processes:
+    def __init__(self, setup: Setup, logs: Path) -> None:
+        self.setup = setup
+        self.logs = logs
+        self.router = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
+        self.segment_prefix = f"alignedserve-test-{os.getpid()}-{next(_numbers)}"
+        self.configs: dict[InstanceId, Any] = {POOL: self._pool()}
+        self.configs |= {name: self._instance(name, 2 * MAX_BLOCKS + 16, 64) for name in PREFILLS}
+        self.configs |= {name: self._instance(name, setup.num_decode_blocks, 64) for name in DECODES}
+        expected = {name: name.split("-")[0] for name in self.configs}
+        decides = RouterConfig(
+            policy=setup.policy,
+            link=setup.link,
+            min_batch_requests=3,
+            near_share=0.5,
+            orphan_s=1.0,
+            silence_s=setup.silence_s,
+        )
+        self.configs[ROUTER] = RouterProcessConfig(self.router, decides, expected, str(logs))
+        self._running: dict[InstanceId, BaseProcess] = {}
+
+    def start(self, *names: InstanceId) -> None:
+        for name in names:
+            self._running[name] = start(name, self.configs[name])
+
+    def start_all(self) -> None:
+        self.start(*self.configs)
+
+    def kill(self, name: InstanceId) -> None:
+        """Returns when it is dead."""
+        self._running[name].kill()
+        self.join(name)
+
+    def signal(self, name: InstanceId, number: signal.Signals) -> None:
+        os.kill(self.pid(name), number)
+
+    def pid(self, name: InstanceId) -> int:
+        pid = self._running[name].pid
+        assert pid is not None
+        return pid
+
+    def join(self, name: InstanceId) -> int | None:
+        """Its exit code."""
+        self._running[name].join(END_S)
+        assert not self._running[name].is_alive(), f"{name} does not end"
+        return self._running[name].exitcode
+
+    def stop(self) -> None:
+        """As the launcher stops them: nothing is left."""
+        hello = Hello(
+            "launcher", InstanceId("launcher-9"), new_epoch(), os.getpid(), TOKEN, {}, InstanceLimits()
+        )
+        with socket.create_connection((self.router.host, self.router.port), timeout=END_S) as sock:
+            sock.sendall(frame(hello) + frame(Stop()))
+            while sock.recv(1 << 16):
+                pass
+        assert {name: self.join(name) for name in self._running} == dict.fromkeys(self._running, 0)
+        assert segments(self.segment_prefix) == []
+
+    def clean_up(self) -> None:
+        """However the test ended."""
+        for process in self._running.values():
+            process.kill()
+            process.join()
+        for name in segments(self.segment_prefix):
+            Segment.unlink(name)
+
+    def _pool(self) -> PoolProcessConfig:
+        return PoolProcessConfig(
+            POOL, self.router, self.segment_prefix, self.setup.form, self.setup.num_pool_blocks
+        )
+
+    def _instance(self, name: InstanceId, num_blocks: int, max_num_batched_tokens: int) -> InstanceConfig:
+        engine = EngineConfig(
+            model=str(self.setup.directory),
+            dtype="float32",
+            max_model_len=MAX_MODEL_LEN,
+            kv_cache_memory_bytes=num_blocks * self.setup.form.block_bytes,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=16,
+            use_tqdm=False,
+        )
+        transfers = TransferConfig(self.setup.link, timeout_s=self.setup.timeout_s)
+        return InstanceConfig(name, self.router, engine, transfers)
+
+
+@contextmanager
+def running(setup: Setup, logs: Path) -> Iterator[Processes]:
+    """They end with the block, all of them by themselves unless it raises."""
+    processes = Processes(setup, logs)
+    try:
+        processes.start_all()
+        yield processes
+        processes.stop()
+    finally:
+        processes.clean_up()

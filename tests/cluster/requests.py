@@ -1,0 +1,101 @@
+"""Requests for an island of tiny models, and what the engine alone makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from alignedserve.instance.requests import logprobs_of
+from alignedserve.messages import Request
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import RequestKey
+from tests.cluster.client import Stream
+from tests.cluster.processes import MAX_MODEL_LEN
+from tests.engine.helpers import greedy_params, make_engine, run
+from tests.tiny_models import VOCAB_SIZE, prompts
+
+_keys = count(1)
+
+
+def make_request(prompt: list[int], params: SamplingParams) -> Request:
+    return Request(RequestKey(next(_keys)), prompt, params, seed=params.seed or 0, arrival_s=0.0)
+
+
+def known_requests() -> list[Request]:
+    """Those for which transformers said what follows."""
+    return [make_request(prompt, greedy_params()) for prompt in prompts()]
+
+
+def mixed_prompts(num: int, seed: int) -> list[list[int]]:
+    """Short and long, all of them with room for two hundred tokens."""
+    dice = Random(seed)
+    lengths = [dice.choice((dice.randint(1, 40), dice.randint(40, 180))) for _ in range(num)]
+    return [[dice.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+def greedy_requests(num: int, seed: int) -> list[Request]:
+    dice = Random(seed)
+    return [make_request(prompt, greedy_params(dice.randint(16, 200))) for prompt in mixed_prompts(num, seed)]
+
+
+def sampled_requests(num: int, seed: int) -> list[Request]:
+    """Every way to sample, with logprobs, and some that end by themselves."""
+    dice = Random(seed)
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.8},
+        {"top_p": 0.9, "top_k": 50},
+        {"min_p": 0.05, "repetition_penalty": 1.3},
+        {"presence_penalty": 0.7, "frequency_penalty": 0.4, "temperature": 1.5},
+        {"stop_token_ids": list(range(0, VOCAB_SIZE, 40)), "min_tokens": 20},
+        {"temperature": 0, "repetition_penalty": 1.2, "logit_bias": {7: 2.0}},
+    ]
+    return [
+        make_request(
+            prompt,
+            SamplingParams(
+                **ways[index % len(ways)],
+                seed=1000 + index,
+                max_tokens=dice.randint(24, 200),
+                logprobs=index % 3,
+                ignore_eos=True,
+            ),
+        )
+        for index, prompt in enumerate(mixed_prompts(num, seed))
+    ]
+
+
+@dataclass(frozen=True)
+class Result:
+    tokens: list[int]
+    # the chosen token's, its rank, and the likeliest
+    logprobs: list[tuple[float, int, dict[int, float]]]
+    finish_reason: str | None
+
+
+def alone(directory: Path, requests: Sequence[Request]) -> list[Result]:
+    """By one engine with room for all."""
+    engine = make_engine(directory, dtype="float32", max_model_len=MAX_MODEL_LEN)
+    outputs = run(engine, [request.prompt for request in requests], [request.params for request in requests])
+    return [
+        Result(
+            [event.token_id for event in events if event.token_id is not None],
+            [each for event in events for each in logprobs_of(event)],
+            events[-1].finish_reason,
+        )
+        for events in outputs
+    ]
+
+
+def results(streams: Sequence[Stream]) -> list[Result]:
+    return [
+        Result(
+            stream.tokens,
+            [(logprob, rank, likeliest) for logprob, rank, likeliest in stream.logprobs],
+            stream.finish_reason,
+        )
+        for stream in streams
+    ]

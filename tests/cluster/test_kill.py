@@ -1,0 +1,141 @@
+"""Processes killed, or stopped, in mid-stream: the streams go on, token for token the same, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from alignedserve.messages import Request
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import InstanceId
+from tests.cluster.client import Client, Stream, all_ended, connected
+from tests.cluster.history import History
+from tests.cluster.processes import DECODES, POOL, PREFILLS, ROUTER, Processes, Setup, running
+from tests.cluster.requests import Result, alone, make_request, mixed_prompts, results
+from tests.engine.helpers import greedy_params
+
+Directory = Callable[[str], Path]
+FAMILY = "llama-gqa-tied"
+NUM_REQUESTS = 16
+# of each request's output, about this is there when the first process is killed
+NUM_EARLY = 15
+AT_DECODE = {"offered", "running", "making room", "evicting"}
+
+
+class Scene:
+    """Processes, the requests that are made of them again and again, and what those should bring."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self._params = [
+            greedy_params(200) if number % 2 else SamplingParams(seed=number, max_tokens=200, ignore_eos=True)
+            for number in range(NUM_REQUESTS)
+        ]
+        self._prompts = [prompt[:150] for prompt in mixed_prompts(NUM_REQUESTS, seed=3)]
+        self._expected = alone(processes.setup.directory, self.requests())
+
+    def requests(self) -> list[Request]:
+        return [make_request(*each) for each in zip(self._prompts, self._params, strict=True)]
+
+    @property
+    def expected(self) -> list[Result]:
+        return self._expected
+
+    def play(self, act: Callable[[Client, list[Stream]], object]) -> None:
+        """`act` is awaited when all have been submitted."""
+
+        async def scenario() -> None:
+            async with connected(self.processes) as client:
+                streams = [client.submit(request) for request in self.requests()]
+                await act(client, streams)  # type: ignore[misc]
+                await client.until(partial(all_ended, streams))
+                assert results(streams) == self._expected
+
+        asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def scenes(tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Scene]]:
+    """Each started once."""
+    made: dict[Setup, Scene] = {}
+    with ExitStack() as stack:
+
+        def scene(**options: object) -> Scene:
+            setup = Setup(tiny_model(FAMILY), **options)  # type: ignore[arg-type]
+            if setup not in made:
+                made[setup] = Scene(stack.enter_context(running(setup, tmp_path_factory.mktemp("events"))))
+            return made[setup]
+
+        yield scene
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [
+        [DECODES[0]],
+        [PREFILLS[0]],
+        [POOL],
+        [ROUTER],
+        [DECODES[0], PREFILLS[1]],
+        [DECODES[1], DECODES[0]],
+        [PREFILLS[1], POOL],
+        [POOL, ROUTER],
+        [ROUTER, DECODES[1]],
+        [DECODES[0], POOL, DECODES[0]],
+    ],
+    ids="-then-".join,
+)
+@pytest.mark.parametrize("link", ["host", "gloo"])
+def test_killed_in_mid_stream(scenes: Callable[..., Scene], link: str, victims: list[InstanceId]) -> None:
+    """Those after the first while the others recover."""
+    scene = scenes(link=link)
+
+    async def kill(client: Client, streams: list[Stream]) -> None:
+        for victim in victims:
+            enough = client.num_tokens + NUM_EARLY * NUM_REQUESTS
+            await client.until(lambda enough=enough: client.num_tokens >= enough)
+            assert not all_ended(streams)
+            scene.processes.kill(victim)
+            scene.processes.start(victim)
+
+    scene.play(kill)
+
+
+@pytest.mark.parametrize("victim", [DECODES[0], PREFILLS[0], POOL])
+def test_who_hangs_is_killed_and_the_streams_go_on(scenes: Callable[..., Scene], victim: InstanceId) -> None:
+    scene = scenes(link="gloo", silence_s=3.0)
+
+    async def stop(client: Client, streams: list[Stream]) -> None:
+        await client.until(lambda: client.num_tokens >= NUM_EARLY * NUM_REQUESTS)
+        assert not all_ended(streams)
+        scene.processes.signal(victim, signal.SIGSTOP)
+        exit_code = await asyncio.to_thread(scene.processes.join, victim)
+        assert exit_code == -signal.SIGKILL
+        scene.processes.start(victim)
+
+    scene.play(stop)
+
+
+def test_transfers_from_who_hangs_are_given_up_at_their_deadline(scenes: Callable[..., Scene]) -> None:
+    scene = scenes(link="gloo", silence_s=100.0, timeout_s=1.0)
+
+    async def stop(client: Client, streams: list[Stream]) -> None:
+        await client.until(lambda: client.num_tokens >= NUM_EARLY * NUM_REQUESTS)
+        for name in PREFILLS:
+            scene.processes.signal(name, signal.SIGSTOP)
+        # what ran has ended; what could not be pulled was called back from those who hang, and waits for them
+        await client.until_cluster(
+            lambda cluster: "leaving" in cluster.requests and not AT_DECODE & cluster.requests.keys()
+        )
+        for name in PREFILLS:
+            scene.processes.signal(name, signal.SIGCONT)
+
+    scene.play(stop)
+    failures = History(scene.processes.logs).failures
+    assert "pull" in {failed.what for failed in failures}
