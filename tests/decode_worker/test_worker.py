@@ -164,7 +164,8 @@ def test_reports_say_what_runs(island: Island) -> None:
     )
     island.finish()
     assert [key for report in island.reports for key in report.admitted] == [first.key, second.key]
-    both = [report for report in island.reports if report.num_running == 2]
+    # the second may have come in the middle of the iteration that is reported first
+    both = [report for report in island.reports if report.num_running == 2][1:]
     assert both and len({report.max_length - report.min_length for report in both}) == 1
     assert all(report.sum_lengths == report.max_length + report.min_length for report in both)
     assert island.reports[-1].num_running == 0
