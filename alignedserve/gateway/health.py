@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from alignedserve.gateway.errors import ApiError
@@ -16,7 +16,7 @@ NEEDED = ("kvpool", "prefill", "decode")
 async def health(islands: Islands) -> tuple[int, dict[str, Any]]:
     """HTTP status and body. One island that can answer is enough."""
     try:
-        clusters = await islands.cluster()
+        clusters = (await islands.cluster()).values()
     except ApiError as error:
         return 503, {"status": "unavailable", "reason": str(error)}
     missing = [_missing(cluster) for cluster in clusters]
@@ -26,11 +26,12 @@ async def health(islands: Islands) -> tuple[int, dict[str, Any]]:
     return 200, {"status": "degraded", "down": down} if down else {"status": "ok"}
 
 
-def cluster_body(clusters: Sequence[Cluster]) -> dict[str, Any]:
+def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:
+    """`clusters` by the islands' numbers."""
     processes = [
-        _part(part) | {"island": number} for number, cluster in enumerate(clusters) for part in cluster.parts
+        _part(part) | {"island": number} for number, cluster in clusters.items() for part in cluster.parts
     ]
-    return {"processes": processes, "requests": requests_of(clusters)}
+    return {"processes": processes, "requests": requests_of(clusters.values())}
 
 
 def _missing(cluster: Cluster) -> list[str]:

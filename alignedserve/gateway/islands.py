@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from alignedserve.gateway.island import Island, News
 from alignedserve.messages import Cluster, Request
@@ -35,12 +35,12 @@ class Islands:
         for island in self._islands:
             island.close(key)
 
-    async def cluster(self) -> list[Cluster]:
-        """Of each island that answers. Raises ApiError when none does."""
+    async def cluster(self) -> dict[int, Cluster]:
+        """Of each island that answers, by its number. Raises ApiError when none does."""
         answers = await asyncio.gather(
             *(island.cluster() for island in self._islands), return_exceptions=True
         )
-        clusters = [answer for answer in answers if isinstance(answer, Cluster)]
+        clusters = {number: answer for number, answer in enumerate(answers) if isinstance(answer, Cluster)}
         for answer in answers:
             if isinstance(answer, BaseException) and not clusters:
                 raise answer
@@ -57,7 +57,7 @@ class Islands:
         return min(islands, key=lambda island: (not island.is_up, island.num_open))
 
 
-def requests_of(clusters: Sequence[Cluster]) -> dict[str, int]:
+def requests_of(clusters: Iterable[Cluster]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for cluster in clusters:
         total.update(cluster.requests)

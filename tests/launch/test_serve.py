@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -13,40 +12,20 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
-import openai
 import pytest
 
-from alignedserve import LLM, SamplingParams, demo
+from alignedserve import demo
 from alignedserve.launch.leftovers import descendants
 from tests.launch.server import Footprint, Server, serving
-
-QUESTIONS = [f"Count from {first} to {first + 20}." for first in range(1, 17)]
-# greedy and seeded in turn; long enough for much to happen meanwhile
-SETTINGS = [
-    {"temperature": number % 2 * 0.7, "ignore_eos": True, "skip_special_tokens": False, "max_tokens": 400}
-    for number in range(len(QUESTIONS))
-]
+from tests.launch.streams import ask_all, engine_alone
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with serving("--dtype", "float32") as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[str]:
-    """What the engine alone says."""
-    llm = LLM(str(demo.MODEL_DIR), dtype="float32", use_tqdm=False)
-    params = [SamplingParams(**each, seed=7) for each in SETTINGS]  # type: ignore[arg-type]
-    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    tokenizer = llm.get_tokenizer()
-    prompts = [{"prompt_token_ids": tokenizer.chat_ids(chat)} for chat in chats]
-    results = llm.generate(prompts, params, use_tqdm=False)
-    return [result.outputs[0].text for result in results]
 
 
 def test_what_comes_up_is_said_line_by_line(server: Server) -> None:
@@ -91,22 +70,8 @@ def listening_sockets() -> list[tuple[str, str]]:
     return [(row[1].split(":")[0], row[9]) for row in rows if row[3] == "0A"]
 
 
-async def ask_all(server: Server, kills: Sequence[Sequence[str]] = ()) -> tuple[list[str], float]:
-    """What all streams say, and the longest silence. In mid-stream of all, the named processes are killed: one group
-    together, the next while the system recovers from that."""
-    started = [asyncio.Event() for _ in QUESTIONS]
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
-        asking = [
-            asyncio.create_task(ask(client, question, settings, event))
-            for question, settings, event in zip(QUESTIONS, SETTINGS, started, strict=True)
-        ]
-        await asyncio.gather(*(event.wait() for event in started))
-        await asyncio.to_thread(kill, server, kills)
-        answers = await asyncio.gather(*asking)
-    return [text for text, _ in answers], max(silence for _, silence in answers)
-
-
 def kill(server: Server, kills: Sequence[Sequence[str]]) -> None:
+    """One group together, the next while the system recovers from that."""
     killed: set[int] = set()
     for names in kills:
         pids = [server.until_up(name, killed) for name in names]
@@ -115,31 +80,9 @@ def kill(server: Server, kills: Sequence[Sequence[str]]) -> None:
         killed.update(pids)
 
 
-async def ask(
-    client: openai.AsyncOpenAI, question: str, settings: dict[str, Any], started: asyncio.Event
-) -> tuple[str, float]:
-    stream = await client.chat.completions.create(
-        model="demo",
-        messages=[{"role": "user", "content": question}],
-        stream=True,
-        seed=7,
-        timeout=170,
-        extra_body=settings,
-    )
-    pieces: list[str] = []
-    last, silence = time.monotonic(), 0.0
-    async for chunk in stream:
-        now = time.monotonic()
-        last, silence = now, max(silence, now - last)
-        pieces.append(chunk.choices[0].delta.content or "")
-        if len(pieces) == 5:
-            started.set()
-    return "".join(pieces), silence
-
-
-def test_streams_say_what_the_engine_alone_says(server: Server, expected: list[str]) -> None:
-    texts, _ = asyncio.run(ask_all(server))
-    assert texts == expected
+def test_streams_say_what_the_engine_alone_says(server: Server) -> None:
+    texts, _ = ask_all(server.url)
+    assert texts == engine_alone()
     server.until_whole()
 
 
@@ -157,12 +100,10 @@ KILLS = {
 
 
 @pytest.mark.parametrize("kills", KILLS.values(), ids=KILLS.keys())
-def test_no_stream_notices_that_a_process_is_killed(
-    server: Server, expected: list[str], kills: list[list[str]]
-) -> None:
+def test_no_stream_notices_that_a_process_is_killed(server: Server, kills: list[list[str]]) -> None:
     epochs = {each["instance_id"]: each["epoch"] for each in server.processes()}
-    texts, silence = asyncio.run(ask_all(server, kills))
-    assert texts == expected
+    texts, silence = ask_all(server.url, lambda: kill(server, kills))
+    assert texts == engine_alone()
     server.until_whole()
     victims = {name for names in kills for name in names}
     for each in server.processes():

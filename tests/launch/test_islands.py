@@ -1,0 +1,91 @@
+"""Two nodes of a Ray cluster, here two raylets on this machine, are two islands behind one gateway."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignedserve.launch.leftovers import descendants, end
+from tests.launch.server import Server, serving
+from tests.launch.streams import QUESTIONS, ask_all, engine_alone
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """The cluster's address, and the process id of the second node's raylet."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # directly in /tmp: sockets' paths must be short
+    with tempfile.TemporaryDirectory(prefix="nodes-", dir="/tmp") as directory:
+        (Path(directory) / "ray").mkdir()
+        monkeypatch.setenv("RAY_TMPDIR", directory)
+        command = [sys.executable, "-m", "tests.launch.ray_nodes"]
+        with subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin and process.stdout
+            address, raylet = process.stdout.readline().split()
+            yield address, int(raylet)
+            ours = set(descendants(process.pid))
+            process.stdin.close()
+            process.wait()
+            end(ours)
+
+
+def test_the_loss_of_a_node_costs_no_token(nodes: tuple[str, int]) -> None:
+    address, raylet = nodes
+    options = [
+        "--address",
+        address,
+        "--num-islands",
+        "2",
+        "--dtype",
+        "float32",
+        "--pool-memory-bytes",
+        str(64 << 20),
+    ]
+    with serving(*options) as server:
+        islands = Counter(each["island"] for each in server.processes())
+        assert islands == {0: 5, 1: 5}
+        names = {
+            f"node-{island}/{name}"
+            for island in (0, 1)
+            for name in ("router", "kvpool-0", "prefill-0", "decode-0")
+        }
+        assert all(server.until_said(f"^{name} is up after", 1) for name in names)
+
+        def lose_one() -> None:
+            at_work = open_requests(server)
+            assert min(at_work.values()) >= len(QUESTIONS) // 4, "spread by backlog"
+            for pid, _ in [*descendants(raylet), (raylet, 0)]:
+                os.kill(pid, signal.SIGKILL)
+
+        texts, silence = ask_all(server.url, lose_one)
+        assert texts == engine_alone()
+        print(f"longest silence {silence:.2f} s")
+        server.until_said("^an island is lost: ")
+        server.until_whole()
+        assert len({each["island"] for each in server.processes()}) == 1
+        assert server.get("/health").json() == {"status": "ok"}
+
+
+def open_requests(server: Server) -> Counter[int]:
+    """By island."""
+    found: Counter[int] = Counter()
+    for each in server.processes():
+        found[each["island"]] += sum(each["requests"].values())
+    return found
