@@ -107,6 +107,9 @@ class Request(Message):
     ttft_s: float | None = None
     # each further token due so long after the one before
     tbt_s: float | None = None
+    # "rt": a person waits for each token; "be": best effort, all of it due at `deadline_s`, if that is given
+    tier: str = "rt"
+    deadline_s: float | None = None
 
 
 class Submit(Message):
