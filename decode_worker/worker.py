@@ -19,6 +19,7 @@ from alignedserve.messages import (
     Evict,
     Failed,
     Gone,
+    InstanceLimits,
     NewTokens,
     Offer,
     Withdraw,
@@ -57,6 +58,10 @@ class DecodeWorker(Worker):
         self._changes = Changes()
         # of the last report: see `_levels`
         self._last_levels: tuple[object, ...] = ()
+
+    @property
+    def limits(self) -> InstanceLimits:
+        return self.schedule.limits
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,17 @@ from alignedserve.engine.request import Request, Status
 from alignedserve.engine.validate import check_request
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.worker import Worker
-from alignedserve.messages import Abort, AnyMessage, Failed, Gone, NewTokens, Prefill, PrefillReport, Work
+from alignedserve.messages import (
+    Abort,
+    AnyMessage,
+    Failed,
+    Gone,
+    InstanceLimits,
+    NewTokens,
+    Prefill,
+    PrefillReport,
+    Work,
+)
 from alignedserve.transport.completions import Outcome
 from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
 from prefill_worker.schedule import PrefillPlan, PrefillSchedule
@@ -63,6 +73,10 @@ class PrefillWorker(Worker):
         self._prompts: dict[RequestKey, Prompt] = {}
         self._changes = Changes()
         self._last_num_free = -1
+
+    @property
+    def limits(self) -> InstanceLimits:
+        return self.schedule.limits
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from alignedserve.engine.build import build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
-from alignedserve.instance.requests import limits_of
 from alignedserve.instance.worker import Worker
 from alignedserve.kv_format import BlockFormat
 from alignedserve.messages import AnyMessage, Hello, Welcome
@@ -63,7 +62,7 @@ class InstanceProcess(ABC):
             pid=os.getpid(),
             token="",
             fingerprint=worker.engine.cache.format.describe() | {"model": self._config.engine.model},
-            limits=limits_of(worker.engine),
+            limits=worker.limits,
         )
 
 

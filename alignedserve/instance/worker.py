@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.engine.engine import Engine
-from alignedserve.messages import AnyMessage
+from alignedserve.messages import AnyMessage, InstanceLimits
 from alignedserve.transport.completions import Completions, Done, Outcome
 from alignedserve.transport.mover import Mover, Pairs
 from alignedserve.types import Epoch, RequestKey
@@ -39,6 +39,11 @@ class Worker(ABC):
         self._outbox: list[AnyMessage] = []
 
     # ---- for the loop -----------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def limits(self) -> InstanceLimits:
+        """What the router may count on."""
 
     @abstractmethod
     def on(self, order: AnyMessage) -> None:

@@ -208,6 +208,42 @@ def test_staging_on_the_way_to_a_link() -> None:
     script.router.check_idle()
 
 
+def test_what_does_not_fit_the_buffer_is_fetched_from_the_pool() -> None:
+    script = Script(link="gloo", num_staging_blocks=5)
+    for key, num_prompt in ((1, 24), (2, 8), (3, 12), (4, 4)):
+        script.pooled(key, num_prompt=num_prompt)
+    script.take()
+    script.chosen(1, 2, 3, 4)
+    sent = script.take()
+    (offer,) = [message for _, message in sent if isinstance(message, Offer)]
+    (stage,) = [message for _, message in sent if isinstance(message, Stage)]
+    assert [work.request.key for work in offer.works] == [1, 4] and offer.source is None
+    assert [work.request.key for work in stage.works] == [2, 3], "five blocks; the first needs six"
+    script.say(PREFILL, prefill_report(staged=[RequestKey(2), RequestKey(3)]))
+    script.decode(admitted=[RequestKey(2)])
+    script.pooled(5, num_prompt=8)
+    script.pooled(6, num_prompt=4)
+    script.take()
+    script.chosen(5, 6, is_batch=False)
+    assert [work.request.key for work in script.take_one(Stage, PREFILL).works] == [5], (
+        "two blocks are free again"
+    )
+
+
+def test_a_withdrawn_candidate_leaves_its_buffer() -> None:
+    script = Script(link="gloo", num_staging_blocks=5)
+    script.pooled()
+    script.chosen(1)
+    script.say(PREFILL, prefill_report(staged=[ONE]))
+    script.take()
+    script.decode(withdrawn=[ONE])
+    assert script.take_one(Abort, PREFILL).key == ONE
+    script.gone(PREFILL)
+    assert script.entry().state is State.POOLED
+    script.chosen(1)
+    assert script.take_one(Stage, PREFILL).works[0].request.key == ONE
+
+
 def test_requests_of_like_length_are_looked_for_beside_a_running_batch() -> None:
     script = Script()
     script.running(1)
