@@ -192,6 +192,8 @@ class FormBatch(Message):
     max_blocks: int
     min_requests: int
     max_requests: int
+    # a range of lengths that yields no batch for so long goes before denser ones
+    starvation_s: float = 2.0
 
 
 class FindNear(Message):

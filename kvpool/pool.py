@@ -35,8 +35,6 @@ class PoolConfig:
     lapse_s: float = 300.0
     # a request due within so long decides where the next batch is looked for
     horizon_s: float = 0.5
-    # a range of lengths that yields no batch for so long goes before denser ones
-    starvation_s: float = 2.0
 
 
 class Pool:
@@ -128,7 +126,7 @@ class Pool:
             self._tree,
             limits,
             urgent_before_s=now + self._config.horizon_s,
-            starved_before_s=now - self._config.starvation_s,
+            starved_before_s=now - ask.starvation_s,
         )
         self._tree.take_batch(keys, now)
         return Candidates(ask.decode, keys, is_batch=True)

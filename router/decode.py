@@ -35,7 +35,7 @@ class DecodeSide:
         life = self._life
         if not life.fleet.pool:
             return
-        for ask in life.policy.decide(life.fleet, life.pooled.values(), life.num_pooled_ever, life.now):
+        for ask in life.policy.decide(life.fleet, life.pooled, life.now):
             if isinstance(ask, Assign):
                 if life.policy.uses_index:
                     for entry in ask.entries:

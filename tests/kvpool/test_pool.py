@@ -21,7 +21,7 @@ from kvpool.pool import Pool, PoolConfig
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 DECODE = InstanceId("decode-0")
-CONFIG = PoolConfig(lapse_s=10, horizon_s=1, starvation_s=5)
+CONFIG = PoolConfig(lapse_s=10, horizon_s=1)
 
 
 def pool_of(num_blocks: int, table: OwnerTable | None = None, now: float = 0) -> Pool:
@@ -46,7 +46,9 @@ def put(pool: Pool, key: RequestKey, num_tokens: int, due_s: float = 100, now: f
 
 
 def batch(pool: Pool, max_blocks: int = 99, now: float = 0) -> list[RequestKey]:
-    answer = only(pool.on(FormBatch(DECODE, max_blocks, min_requests=1, max_requests=99), now))
+    answer = only(
+        pool.on(FormBatch(DECODE, max_blocks, min_requests=1, max_requests=99, starvation_s=5), now)
+    )
     assert isinstance(answer, Candidates) and answer.is_batch and answer.decode == DECODE
     return answer.keys
 

@@ -48,7 +48,7 @@ class PoolStates(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.pool = Pool(self.table, BLOCK_SIZE, self.now, PoolConfig(LAPSE_S, horizon_s=1, starvation_s=2))
+        self.pool = Pool(self.table, BLOCK_SIZE, self.now, PoolConfig(LAPSE_S, horizon_s=1))
 
     @property
     def num_free(self) -> int:

@@ -305,6 +305,20 @@ def test_a_batch_that_waits_too_long_is_not_overtaken_any_more() -> None:
     assert searches(script, FindNear) == 0
 
 
+def test_patience_grows_with_what_waits() -> None:
+    """A decode instance holds 400 tokens; 7 wait, then 107."""
+    script = Script(starvation_s=1.0)
+    script.pooled(1)
+    forms = [message for _, message in script.take() if isinstance(message, FormBatch | Commit)]
+    assert forms[0].due_s == pytest.approx(1.0 + 7 / 400)  # type: ignore[union-attr]
+    assert forms[1].starvation_s == pytest.approx(1.0 + 7 / 400)  # type: ignore[union-attr]
+    script.pooled(2, num_prompt=99)
+    (commit,) = [message for _, message in script.take() if isinstance(message, Commit)]
+    assert commit.due_s == pytest.approx(1.0 + 107 / 400)
+    script.chosen(1, 2)
+    assert script.router.life.pooled.num_tokens == 0
+
+
 def test_fcfs_offers_at_once_what_fits() -> None:
     script = Script(policy="fcfs")
     script.pooled()
