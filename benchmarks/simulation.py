@@ -32,6 +32,8 @@ POLICIES = ("fcfs", "aligned")
 # as the paper's server: 800 GB of host memory
 POOL_BYTES = 800e9
 MAX_MODEL_LEN = 16_384
+# prefill and decode instances whose goodput is measured
+ISLANDS = ((1, 1), (2, 1), (8, 4))
 # no instance decodes that many requests per second
 SATURATING_RATE = 20.0
 NUM_SATURATING_PREFILLS = 4
@@ -45,6 +47,7 @@ class Setting:
     kernel: Attention
     policy: str
     num_prefill: int
+    num_decode: int = 1
     # of RouterConfig
     router: tuple[tuple[str, object], ...] = ()
     decode: DecodeOptions = field(default_factory=DecodeOptions)
@@ -55,6 +58,7 @@ class Setting:
             load_cost_model(cost).with_attention(self.kernel),
             RouterConfig(**settings),  # type: ignore[arg-type]
             num_prefill=self.num_prefill,
+            num_decode=self.num_decode,
             pool_bytes=POOL_BYTES,
             max_model_len=MAX_MODEL_LEN,
             decode_options=self.decode,
@@ -88,20 +92,21 @@ def short_and_long(num_requests: int, share_of_long: float) -> list[Arrival]:
 
 
 def measure_goodput(cost: str, workload: list[Arrival]) -> Iterator[Record]:
-    for num_prefill in (1, 2):
+    for num_prefill, num_decode in ISLANDS:
         for kernel in KERNELS:
             for policy in POLICIES:
-                scenario = Setting(kernel, policy, num_prefill).scenario(cost)
+                scenario = Setting(kernel, policy, num_prefill, num_decode).scenario(cost)
 
                 def attainment(rate: float, scenario: Scenario = scenario) -> float:
                     return scenario.run(scale_rate(workload, rate)).attainment
 
-                found = find_goodput(attainment, first_rate=0.8, precision=0.02)
+                found = find_goodput(attainment, first_rate=0.8 * num_decode, precision=0.02)
                 yield {
                     "study": "goodput",
                     "kernel": kernel,
                     "policy": policy,
                     "num_prefill": num_prefill,
+                    "num_decode": num_decode,
                     "requests_per_s": found.rate,
                     "tried": found.tried,
                 }
@@ -139,6 +144,7 @@ def saturate(cost: str, setting: Setting, workload: list[Arrival]) -> Record:
         "kernel": setting.kernel,
         "policy": setting.policy,
         "num_prefill": setting.num_prefill,
+        "num_decode": setting.num_decode,
         "report": report.as_dict(),
     }
 
