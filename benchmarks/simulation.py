@@ -3,7 +3,8 @@
     python benchmarks/simulation.py --trace AzureLLMInferenceTrace_conv.csv --long-prompts arxiv_summarization_stats.csv
 
 - goodput: the highest rate at which 90 % of requests meet the SLO (first token in 1 s, 0.1 s per token);
-- saturation: decode throughput when far more arrives than can be decoded, with prefill instances to spare;
+- saturation: decode throughput when far more arrives than can be decoded, with prefill instances to spare, until the
+  last request is admitted;
 - knobs: the same on the trace alone, with one setting changed at a time.
 Each with three kernels for decode attention (alignedserve/cost.py): what unequal lengths cost differs between them.
 """
@@ -155,7 +156,7 @@ def line(record: Record) -> str:
     if not isinstance(report, dict):
         return f"{' '.join(what):60} {record['requests_per_s']:.2f} requests/s"
     return (
-        f"{' '.join(what):60} {report['decode_tokens_per_busy_s']:7.1f} tokens/s  "
+        f"{' '.join(what):60} {report['loaded_tokens_per_busy_s']:7.1f} tokens/s  "
         f"{report['mean_iteration_s'] * 1e3:6.1f} ms  batch {report['mean_batch']:5.1f}  "
         f"max/mean {report['max_over_mean_length']:.2f}"
     )
