@@ -22,9 +22,10 @@ what unequal lengths cost: they were made of batches of one length, where sum an
       sum over i of (l_i - l_(i+1)) * max(i, m)
 
   or in words: the m longest cost as if each were as long as the longest. Batches of one length: the sum again, as
-  fitted. m = bandwidth / (KV heads * what one program draws): 2 for OPT's 40 heads, 25 and more where KV heads are few;
-  m >= n is a kernel that pads to the longest. What one program draws is in no fit. The presets take 15 GB/s (by
-  Little's law: 8 KiB in flight, 0.55 us); a model of one's own device can say otherwise.
+  fitted. m = bandwidth / (KV heads * what one program draws): 2 for OPT's 40 heads, 25 and more where KV heads are few.
+  What one program draws is in no fit. The presets take 15 GB/s (by Little's law: 8 KiB in flight, 0.55 us); a model of
+  one's own device can say otherwise.
+- "padded" (every sequence takes as long as the longest): count * max. The worst that unequal lengths can cost.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+
+Attention = Literal["balanced", "plain", "padded"]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +84,7 @@ class CostModel(Record, frozen=True):
     # sequences with which a plain kernel makes the whole device read
     num_filling: float
     channels: Channels
-    attention: Literal["balanced", "plain"] = "balanced"
+    attention: Attention = "balanced"
 
     def iteration(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> float:
         """`chunks`: (tokens computed before, tokens to compute); `lengths`: prefix length of each decode."""
@@ -100,10 +103,16 @@ class CostModel(Record, frozen=True):
         return max(compute_s, self.decode_attention_s * (before + count))
 
     def decode_attention(self, lengths: Sequence[int]) -> float:
-        num_read = sum(lengths) if self.attention == "balanced" else plain_cost(lengths, self.num_filling)
+        match self.attention:
+            case "balanced":
+                num_read: float = sum(lengths)
+            case "plain":
+                num_read = plain_cost(lengths, self.num_filling)
+            case "padded":
+                num_read = len(lengths) * max(lengths, default=0)
         return self.decode_attention_s * num_read
 
-    def with_attention(self, attention: Literal["balanced", "plain"]) -> CostModel:
+    def with_attention(self, attention: Attention) -> CostModel:
         return msgspec.structs.replace(self, attention=attention)
 
 

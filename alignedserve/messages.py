@@ -55,6 +55,8 @@ class InstanceLimits(Message):
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
+    # of a prefill instance: how many of its blocks may hold candidates of decode instances
+    num_staging_blocks: int = 0
 
 
 class Stored(Message):

@@ -1,10 +1,11 @@
-"""What scheduling decisions cost: upkeep of the pool's quad-tree, and searches in it.
+"""What scheduling decisions cost: upkeep of the pool's quad-tree, searches in it, and the router's part.
 
     python benchmarks/scheduler.py [--rounds 200]
 
 Lengths are drawn log-normally (median 1000, as in published chat traces), evenly over 1 .. 65536, or all near 2000.
 Each search is timed from the root and for an urgent request of any length, where batches have to be widened. Aims are
-for the median. Not part of a search: removing what it found.
+for the median. Not part of a search: removing what it found. The router's part is to take in the report of an
+iteration in which every running request got a token, with as many again waiting in the pool.
 """
 
 from __future__ import annotations
@@ -15,10 +16,27 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 
-from alignedserve.types import RequestKey
+from alignedserve.messages import (
+    AnyMessage,
+    Candidates,
+    DecodeReport,
+    Hello,
+    InstanceLimits,
+    NewTokens,
+    PrefillReport,
+    Request,
+    Reserved,
+    Submit,
+)
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from kvpool.basket import Limits
 from kvpool.quadtree import MAX_LENGTH, QuadTree
 from kvpool.search import find_near, form_batch
+from router.config import RouterConfig
+from router.events import Connected, Received
+from router.policies import POLICIES
+from router.router import Router
 
 BLOCK_SIZE = 16
 SIZES = (4096, 100_000)
@@ -26,6 +44,8 @@ SIZES = (4096, 100_000)
 LIMITS = (Limits(20_000, 256, 36), Limits(4_000, 256, 36))
 PAIR_AIM_S = 15e-6
 SEARCH_AIM_S = {4096: 0.3e-3, 100_000: 1e-3}
+NUM_RUNNING = 256
+REPORT_AIM_S = 0.5e-3
 LENGTHS: dict[str, Callable[[random.Random], int]] = {
     "log-normal": lambda dice: min(max(int(dice.lognormvariate(6.9, 1.1)), 1), MAX_LENGTH),
     "even": lambda dice: dice.randint(1, MAX_LENGTH),
@@ -93,11 +113,80 @@ def measure_near(tree: QuadTree, limits: Limits, rounds: int, dice: random.Rando
         yield timed(find_near, tree, low, low + 500, limits)
 
 
+class RunningRouter:
+    """Brought by events to where so many requests run on one decode instance, and as many wait in the pool."""
+
+    def __init__(self, policy: str, num_running: int, dice: random.Random) -> None:
+        self._router = Router(RouterConfig(policy=policy), Epoch(1))
+        self._keys = [RequestKey(number) for number in range(1, num_running + 1)]
+        limits = InstanceLimits(100_000, BLOCK_SIZE, num_running, 2048, 16_384)
+        for role in ("kvpool", "prefill", "decode", "gateway"):
+            hello = Hello(role, InstanceId(role), Epoch(1), 1, "", {}, limits)
+            self._router.on(Connected(hello), 0.0)
+        for number in range(1, 2 * num_running + 1):
+            self._pool(RequestKey(number), LENGTHS["log-normal"](dice) % 16_000 + 1)
+        if policy == "aligned":
+            self._say("kvpool", Candidates(InstanceId("decode"), self._keys, is_batch=True))
+        self._say("decode", self._report([], admitted=self._keys))
+        self.num_tokens = 1
+
+    def report(self) -> DecodeReport:
+        """Of an iteration that gave every request one more token."""
+        news = [NewTokens(key, self.num_tokens, [1]) for key in self._keys]
+        self.num_tokens += 1
+        return self._report(news, admitted=[])
+
+    def take(self, report: DecodeReport) -> None:
+        self._say("decode", report)
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(view.running) for view in self._router.life.fleet.decodes)
+
+    def _pool(self, key: RequestKey, length: int) -> None:
+        params, blocks = SamplingParams(max_tokens=16_384), [PoolBlockId(0)] * -(-length // BLOCK_SIZE)
+        self._say("gateway", Submit(Request(key, [0] * length, params, seed=0, arrival_s=0.0)))
+        self._say("kvpool", Reserved(key, blocks))
+        self._say("prefill", PrefillReport([NewTokens(key, 0, [1])], [(key, length)], [], [], 100_000))
+
+    def _say(self, sender: str, message: AnyMessage) -> None:
+        self._router.on(Received(InstanceId(sender), message), 1.0)
+
+    def _report(self, news: list[NewTokens], admitted: list[RequestKey]) -> DecodeReport:
+        return DecodeReport(
+            news=news,
+            admitted=admitted,
+            wants_evicted=[],
+            evicted=[],
+            withdrawn=[],
+            num_free_blocks=0,
+            num_running=len(self._keys),
+            max_length=4000,
+            sum_lengths=1000 * len(self._keys),
+            min_length=100,
+        )
+
+
+def measure_reports(policy: str, rounds: int, dice: random.Random) -> Iterable[float]:
+    router = RunningRouter(policy, NUM_RUNNING, dice)
+    if router.num_running != NUM_RUNNING:
+        raise RuntimeError(f"{router.num_running} requests run, {NUM_RUNNING} should")
+    for _ in range(rounds):
+        report = router.report()
+        yield timed(router.take, report)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=200)
     rounds = parser.parse_args().rounds
     dice = random.Random(1)
+    for policy in POLICIES:
+        row(
+            f"router: a report of {NUM_RUNNING} tokens, {policy}",
+            list(measure_reports(policy, rounds, dice)),
+            REPORT_AIM_S,
+        )
     for size in SIZES:
         for name, draw in LENGTHS.items():
             tree = fill(size, draw, dice)

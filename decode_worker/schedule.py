@@ -35,7 +35,7 @@ class DecodeOptions:
     # admission leaves blocks for so many iterations
     admit_ahead: int = 32
     # share of the blocks; the candidate batch is admitted while fewer are in use
-    fill_mark: float = 0.8
+    fill_mark: float = 1.0
 
 
 @dataclass

@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from msgspec.structs import replace
+
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.types import RequestKey
 
@@ -60,13 +62,13 @@ class Member:
 class PrefillSchedule:
     def __init__(self, limits: InstanceLimits, staging_share: float = 0.5) -> None:
         """`staging_share`: of the blocks, for candidates; 0 where decode instances fetch from the pool themselves."""
-        self.limits = limits
-        needed = self._blocks_for(limits.max_model_len)
+        needed = -(-limits.max_model_len // limits.block_size)
         if limits.num_blocks < needed:
             raise ValueError(
                 f"num_blocks={limits.num_blocks}: a request of max_model_len={limits.max_model_len} needs {needed}"
             )
-        self._max_staged = min(int(staging_share * limits.num_blocks), limits.num_blocks - needed)
+        num_staging_blocks = min(int(staging_share * limits.num_blocks), limits.num_blocks - needed)
+        self.limits = replace(limits, num_staging_blocks=num_staging_blocks)
         self._num_free = limits.num_blocks
         # not started, no blocks; in the order in which they came
         self._prompts_waiting: dict[RequestKey, Work] = {}
@@ -85,10 +87,10 @@ class PrefillSchedule:
     def stage(self, works: Iterable[Work]) -> None:
         for work in works:
             self._check_new(work, num_cached_at_most=_num_tokens(work))
-            needed = self._blocks_for(work.num_cached)
-            if needed > self._max_staged:
+            needed, most = self._blocks_for(work.num_cached), self.limits.num_staging_blocks
+            if needed > most:
                 raise ValueError(
-                    f"request {work.request.key}: {needed} blocks to stage, at most {self._max_staged} are for that"
+                    f"request {work.request.key}: {needed} blocks to stage, at most {most} are for that"
                 )
             self._stages_waiting[work.request.key] = work
 
@@ -187,7 +189,10 @@ class PrefillSchedule:
     def _start_stages(self, plan: PrefillPlan) -> None:
         for key, work in list(self._stages_waiting.items()):
             num_blocks = self._blocks_for(work.num_cached)
-            if num_blocks > self._num_free or self.num_staged_blocks + num_blocks > self._max_staged:
+            if (
+                num_blocks > self._num_free
+                or self.num_staged_blocks + num_blocks > self.limits.num_staging_blocks
+            ):
                 break
             self._stages[key] = self._member(self._stages_waiting.pop(key), num_blocks, State.STAGING)
             plan.stages.append(work)
@@ -197,7 +202,7 @@ class PrefillSchedule:
         work = next(iter(self._stages_waiting.values()), None)
         if work is None:
             return False
-        return self.num_staged_blocks + self._blocks_for(work.num_cached) <= self._max_staged
+        return self.num_staged_blocks + self._blocks_for(work.num_cached) <= self.limits.num_staging_blocks
 
     def _start_prompts(self, plan: PrefillPlan) -> None:
         num_slots = self.limits.max_num_seqs - sum(

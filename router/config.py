@@ -16,7 +16,10 @@ class RouterConfig:
     batch_share: Annotated[float, "of a decode instance's blocks that a candidate batch may fill"] = 0.4
     min_batch_requests: Annotated[int, "requests that a candidate batch should have"] = 36
     near_share: Annotated[float, "of a decode instance's blocks that candidate requests may fill"] = 0.1
-    starvation_s: Annotated[float, "a pooled request is admitted after so long, if it can be"] = 2.0
+    starvation_s: Annotated[
+        float,
+        "a pooled request is admitted after so long, and as long again for each decode memory that waits",
+    ] = 2.0
     orphan_s: Annotated[float, "after a restart, pooled KV waits so long for its request"] = 10.0
     silence_s: Annotated[float, "a process that answers nothing for so long is taken for dead"] = 10.0
     prefill_window: Annotated[int, "iterations of work that a prefill instance has ahead"] = 2

@@ -17,6 +17,7 @@ from alignedserve.messages import (
 )
 from alignedserve.types import InstanceId, RequestKey
 from router.entry import Entry, State
+from router.fleet import PrefillView
 from router.life import Life
 from router.policies import Assign
 
@@ -34,7 +35,7 @@ class DecodeSide:
         life = self._life
         if not life.fleet.pool:
             return
-        for ask in life.policy.decide(life.fleet, life.pooled.values(), life.num_pooled_ever, life.now):
+        for ask in life.policy.decide(life.fleet, life.pooled, life.now):
             if isinstance(ask, Assign):
                 if life.policy.uses_index:
                     for entry in ask.entries:
@@ -57,19 +58,32 @@ class DecodeSide:
         self._assign(found.decode, entries, found.is_batch)
 
     def _assign(self, decode: InstanceId, entries: Sequence[Entry], is_batch: bool) -> None:
-        if not entries:
-            return
-        prefills = self._life.fleet.prefills
-        if self._life.config.link == "host" or not prefills:
-            self._offer(decode, entries, is_batch, source=None)
-            return
-        stager = min(prefills, key=lambda view: sum(view.staging.values()))
+        """Staged is what the emptiest buffer has room for; a candidate that waited for room there might be what an
+        idle decode instance waits for. The others are fetched from the pool."""
+        prefills = self._life.fleet.prefills if self._life.config.link != "host" else []
+        stager = max(prefills, key=lambda view: view.num_free_staging_blocks, default=None)
+        staged = self._stage(stager, decode, entries, is_batch) if stager else set()
+        if fetched := [entry for entry in entries if entry.key not in staged]:
+            self._offer(decode, fetched, is_batch, source=None)
+
+    def _stage(
+        self, stager: PrefillView, decode: InstanceId, entries: Sequence[Entry], is_batch: bool
+    ) -> set[RequestKey]:
+        """Those that fit into the buffer, in order."""
+        works, num_free = [], stager.num_free_staging_blocks
         for entry in entries:
+            num_blocks = -(-entry.num_cached // stager.hello.limits.block_size)
+            if num_blocks > num_free:
+                continue
+            num_free -= num_blocks
             self._life.enter(entry, State.STAGED, stager.instance_id)
             entry.staged_at, entry.staged_for, entry.is_in_batch = stager.instance_id, decode, is_batch
-            stager.staging[entry.key] = len(entry.blocks)
+            stager.staging[entry.key] = num_blocks
             self._promise(decode, entry, is_batch)
-        self._life.send(stager.instance_id, Stage(decode, [entry.work() for entry in entries]))
+            works.append(entry.work())
+        if works:
+            self._life.send(stager.instance_id, Stage(decode, works))
+        return {work.request.key for work in works}
 
     def staged(self, stager: InstanceId, keys: Sequence[RequestKey]) -> None:
         """Their KV is in a prefill instance's buffer: on to the decode instance they were chosen for."""
@@ -119,7 +133,7 @@ class DecodeSide:
                 life.requeue(entry)
         for key in report.withdrawn:
             if entry := life.at(key, sender, State.OFFERED):
-                life.requeue(entry)
+                life.recall(entry, gone_from=sender)
 
     def _admitted(self, sender: InstanceId, keys: Sequence[RequestKey]) -> None:
         entries = [entry for key in keys if (entry := self._life.at(key, sender, State.OFFERED))]

@@ -23,12 +23,16 @@ class Process:
 class PrefillView(Process):
     # tokens of each request that it was given to compute and has not
     pending: dict[RequestKey, int] = field(default_factory=dict)
-    # blocks of each request that it was given to stage
+    # of those that it was given to stage, with blocks needed
     staging: dict[RequestKey, int] = field(default_factory=dict)
 
     @property
     def num_pending(self) -> int:
         return sum(self.pending.values())
+
+    @property
+    def num_free_staging_blocks(self) -> int:
+        return self.hello.limits.num_staging_blocks - sum(self.staging.values())
 
 
 @dataclass(eq=False, slots=True)

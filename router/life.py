@@ -18,6 +18,7 @@ from router.entry import RUNNING, Entry, State
 from router.events import Send
 from router.fleet import Fleet
 from router.policies.base import BatchPolicy
+from router.pooled import Pooled
 from router.queue import PrefillQueue
 
 
@@ -30,9 +31,7 @@ class Life:
         self.queue = PrefillQueue()
         # those whose blocks the pool was asked for, before prefill
         self.reserving: dict[RequestKey, Entry] = {}
-        # those that wait in the pool, first come first; and how often one came
-        self.pooled: dict[RequestKey, Entry] = {}
-        self.num_pooled_ever = 0
+        self.pooled = Pooled()
         self.now = 0.0
         self._sends: list[Send] = []
         self._news: dict[InstanceId, list[NewTokens]] = {}
@@ -62,7 +61,7 @@ class Life:
     def enter(self, entry: Entry, state: State, place: InstanceId | None = None) -> None:
         """The one place where states change, and the counts that hang on them."""
         self.reserving.pop(entry.key, None)
-        self.pooled.pop(entry.key, None)
+        self.pooled.discard(entry)
         self.queue.discard(entry)
         if prefill := self.fleet.prefill(entry.place):
             prefill.pending.pop(entry.key, None)
@@ -73,8 +72,7 @@ class Life:
         if state is State.RESERVING:
             self.reserving[entry.key] = entry
         elif state is State.POOLED:
-            self.pooled[entry.key] = entry
-            self.num_pooled_ever += 1
+            self.pooled.add(entry)
         elif state is State.PREFILLING and (prefill := self.fleet.prefill(place)):
             prefill.pending[entry.key] = entry.num_missing
         elif state in RUNNING and (decode := self.fleet.decode(place)):
@@ -101,7 +99,7 @@ class Life:
             self.release([entry.key])
 
     def commit(self, entry: Entry, is_candidate: bool) -> None:
-        due_s = self.policy.admission_due_s(entry, entry.since_s)
+        due_s = entry.since_s + self.policy.patience_s(self.fleet, self.pooled)
         self.send_pool(Commit(entry.key, entry.num_cached, due_s, is_candidate))
 
     def recall(self, entry: Entry, gone_from: InstanceId | None = None) -> None:

@@ -14,7 +14,7 @@ class PrefillSide:
 
     def start(self) -> None:
         life = self._life
-        if not life.fleet.pool or not life.fleet.prefills:
+        if not (life.queue and life.fleet.pool and life.fleet.prefills):
             return
         num_reserving = sum(entry.num_missing for entry in life.reserving.values())
         for entry in life.queue.startable(life.fleet.prefills, num_reserving, life.config.prefill_window):

@@ -32,9 +32,11 @@ class PrefillQueue:
 
     def startable(self, prefills: list[PrefillView], num_reserving: int, window: int) -> Iterator[Entry]:
         """Requests to ask room for, as many as keep prefill instances busy for `window` iterations."""
+        if self.pool_is_full:
+            return
         room = sum(window * view.hello.limits.max_num_batched_tokens - view.num_pending for view in prefills)
         room -= num_reserving
-        while self._heap and room > 0 and not self.pool_is_full:
+        while self._heap and room > 0:
             _, number, entry = heapq.heappop(self._heap)
             if self._numbers.get(entry.key) == number and entry.state is State.QUEUED:
                 self.discard(entry)

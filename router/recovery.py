@@ -30,7 +30,7 @@ class Recovery:
         elif hello.role in ("prefill", "decode") and self._segment:
             life.send(hello.instance_id, UsePool(self._segment))
         # a new chance for policies that found nothing to do
-        life.num_pooled_ever += 1
+        life.pooled.num_changes += 1
 
     def closed(self, instance_id: InstanceId) -> None:
         process = self._life.fleet.remove(instance_id)

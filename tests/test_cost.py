@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.cost import Channel, CostModel, plain_cost
+from alignedserve.cost import Attention, Channel, CostModel, plain_cost
 from alignedserve.cost_presets import cost_presets, load_cost_model
 
 OPT_13B = load_cost_model("opt-13b/a100-80gb")
+KINDS: tuple[Attention, ...] = get_args(Attention)
 lengths_lists = st.lists(st.integers(1, 20_000), max_size=40)
 
 
@@ -53,6 +55,12 @@ def test_plain_attention_waits_for_the_longest() -> None:
     assert plain_cost([], num_filling=3) == 0
 
 
+def test_padded_attention_is_that_of_the_longest_for_each() -> None:
+    padded = OPT_13B.with_attention("padded")
+    assert padded.decode_attention([100, 300, 200]) == pytest.approx(900 * OPT_13B.decode_attention_s)
+    assert padded.decode_attention([]) == 0
+
+
 @given(lengths_lists, st.floats(0.5, 50))
 def test_plain_attention_lies_between_the_sum_and_padding_to_the_longest(
     lengths: list[int], num_filling: float
@@ -63,9 +71,11 @@ def test_plain_attention_lies_between_the_sum_and_padding_to_the_longest(
     assert plain_cost(lengths, len(lengths)) == pytest.approx(len(lengths) * longest)
 
 
-@given(lengths_lists, st.integers(1, 20_000), st.sampled_from(sorted(cost_presets())), st.booleans())
-def test_more_work_never_takes_less_time(lengths: list[int], more: int, name: str, is_plain: bool) -> None:
-    model = cost_presets()[name].with_attention("plain" if is_plain else "balanced")
+@given(lengths_lists, st.integers(1, 20_000), st.sampled_from(sorted(cost_presets())), st.sampled_from(KINDS))
+def test_more_work_never_takes_less_time(
+    lengths: list[int], more: int, name: str, attention: Attention
+) -> None:
+    model = cost_presets()[name].with_attention(attention)
     before = model.iteration([], lengths)
     assert model.iteration([], [*lengths, more]) >= before - 1e-12
     assert model.iteration([(more, 16)], lengths) > before

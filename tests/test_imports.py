@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,30 @@ ROOT = Path(__file__).parent.parent
 # The engine, the kernels and what they stand on run in any process, with these and nothing else installed.
 DATA_PLANE = ["alignedserve/engine", "alignedserve/models", "kernels"]
 DATA_PLANE_MAY_IMPORT = {"torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "tqdm"}
+
+OURS = ("alignedserve", "kernels", "kvpool", "router", "prefill_worker", "decode_worker")
+BASE = {
+    f"alignedserve.{name}"
+    for name in ("types", "config", "messages", "sampling_params", "seeds", "kv_format", "wire")
+}
+INSTANCE = BASE | {"alignedserve.engine", "alignedserve.instance", "alignedserve.transport", "kvpool.segment"}
+SCHEDULES = {"prefill_worker.schedule", "decode_worker.schedule"}
+# What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.
+MAY_IMPORT = {
+    "router": BASE | {"kvpool.segment"},
+    "kvpool": BASE,
+    "prefill_worker": INSTANCE,
+    "decode_worker": INSTANCE,
+    "alignedserve/instance": BASE | {"alignedserve.engine", "alignedserve.transport"},
+    "alignedserve/transport": BASE,
+    "alignedserve/wire": BASE,
+    "alignedserve/gateway": BASE
+    | {"alignedserve", "alignedserve.engine.choices", "alignedserve.engine.validate"}
+    | {"alignedserve.models.locate", "alignedserve.text"},
+    "alignedserve/sim": BASE
+    | SCHEDULES
+    | {"alignedserve.cost", "alignedserve.cost_presets", "router", "kvpool"},
+}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -48,6 +73,38 @@ def test_lower_parts_do_not_import_higher_ones() -> None:
         assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
 
 
+def is_within(name: str, packages: Iterable[str]) -> bool:
+    """The bare `alignedserve` is its version, and holds nothing else."""
+    return any(
+        name == package or (package != "alignedserve" and name.startswith(f"{package}."))
+        for package in packages
+    )
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_imports_point_one_way(folder: str) -> None:
+    itself = folder.replace("/", ".")
+    files = list((ROOT / folder).rglob("*.py"))
+    assert files
+    for path in files:
+        ours = {name for name in imports_of(path) if name.split(".")[0] in OURS}
+        foreign = {name for name in ours if not is_within(name, {itself} | MAY_IMPORT[folder])}
+        assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+def test_only_the_command_line_imports_the_launcher() -> None:
+    tops = ("alignedserve/launch", "alignedserve/cli", "alignedserve/__main__.py")
+    for path in (path for package in OURS for path in (ROOT / package).rglob("*.py")):
+        if not str(path.relative_to(ROOT)).startswith(tops):
+            assert not any(is_within(name, {"alignedserve.launch"}) for name in imports_of(path)), path
+
+
+def test_ray_is_imported_by_shells_and_the_launcher_only() -> None:
+    for path in (path for package in OURS for path in (ROOT / package).rglob("*.py")):
+        is_shell = path.name == "actor.py" or path.is_relative_to(ROOT / "alignedserve/launch")
+        assert is_shell or not any(is_within(name, {"ray"}) for name in imports_of(path)), path
+
+
 def run_python(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -57,6 +114,16 @@ def run_python(code: str) -> str:
 def test_help_and_kernels_load_no_torch() -> None:
     loaded = run_python("import sys, alignedserve, alignedserve.cli, kernels; print('torch' in sys.modules)")
     assert loaded.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "modules", ["router.router, router.process", "kvpool.pool, kvpool.process", "alignedserve.sim.scenario"]
+)
+def test_who_decides_loads_neither_torch_nor_ray(modules: str) -> None:
+    assert (
+        run_python(f"import sys, {modules}; print({{'torch', 'ray'}} & sys.modules.keys())").strip()
+        == "set()"
+    )
 
 
 def test_transformers_does_not_take_our_kernels_for_its_own() -> None:

@@ -68,6 +68,8 @@ class Copies:
 
 
 class Schedule(Protocol):
+    limits: InstanceLimits
+
     def check(self) -> None: ...
 
     def check_idle(self) -> None: ...
@@ -92,7 +94,7 @@ class SimInstance(SimProcess):
         self._is_awake = False
 
     def hello(self) -> Hello:
-        return self.make_hello(self.limits)
+        return self.make_hello(self.schedule.limits)
 
     def end_life(self) -> None:
         super().end_life()

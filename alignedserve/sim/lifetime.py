@@ -67,8 +67,12 @@ class Lifetimes:
         for send in sends:
             self._sent(now, send.message)
 
+    def times(self, name: str) -> list[float]:
+        """Of all requests, those of one request in order."""
+        return [event.time_s for events in self.events.values() for event in events if event.name == name]
+
     def count(self, name: str) -> int:
-        return sum(event.name == name for events in self.events.values() for event in events)
+        return len(self.times(name))
 
     def _note(self, now: float, name: str, keys: Iterable[RequestKey]) -> None:
         for key in keys:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.lifetime import Lifetimes
+from alignedserve.sim.lifetime import Iteration, Lifetimes
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Report:
     jct_s: Quantiles
     # tokens per second of decode instances' computing time
     decode_tokens_per_busy_s: float
+    # the same until the last admission: afterwards batches only shrink
+    loaded_tokens_per_busy_s: float
     # output tokens per second, from the first arrival to the last end
     tokens_per_s: float
     # weighted by duration
@@ -98,6 +100,9 @@ def make_report(streams: Sequence[Stream], lifetimes: Lifetimes, slo: Slo) -> Re
             return 0.0
         return sum(value * each.duration_s for value, each in zip(values, iterations, strict=True)) / busy_s
 
+    last_admission_s = max(lifetimes.times("admitted"), default=0.0)
+    loaded = [each for each in iterations if each.end_s <= last_admission_s]
+
     return Report(
         num_requests=len(streams),
         num_complete=len(complete),
@@ -105,10 +110,16 @@ def make_report(streams: Sequence[Stream], lifetimes: Lifetimes, slo: Slo) -> Re
         ttft_s=quantiles([each.ttft_s for each in latencies]),
         tpot_s=quantiles([each.tpot_s for each in latencies]),
         jct_s=quantiles([each.jct_s for each in latencies]),
-        decode_tokens_per_busy_s=sum(each.num_tokens for each in iterations) / busy_s if busy_s else 0.0,
+        decode_tokens_per_busy_s=_tokens_per_busy_s(iterations),
+        loaded_tokens_per_busy_s=_tokens_per_busy_s(loaded),
         tokens_per_s=sum(len(stream.tokens) for stream in streams) / span_s,
         mean_iteration_s=mean_over_time([each.duration_s for each in iterations]),
         mean_batch=mean_over_time([each.num_tokens for each in iterations]),
         max_over_mean_length=mean_over_time([each.max_length / each.mean_length for each in iterations]),
         num_evictions=lifetimes.count("evicted"),
     )
+
+
+def _tokens_per_busy_s(iterations: Sequence[Iteration]) -> float:
+    busy_s = sum(each.duration_s for each in iterations)
+    return sum(each.num_tokens for each in iterations) / busy_s if busy_s else 0.0

@@ -6,34 +6,35 @@ requests whose length lies near the running batch's are offered beside it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from alignedserve.messages import FindNear, FormBatch
-from router.entry import Entry
 from router.fleet import DecodeView, Fleet
 from router.policies.base import Assign, BatchPolicy
+from router.pooled import Pooled
 
 
 class AlignedPolicy(BatchPolicy):
     name = "aligned"
     uses_index = True
 
-    def decide(
-        self, fleet: Fleet, pooled: Collection[Entry], num_added: int, now: float
-    ) -> Sequence[FormBatch | FindNear | Assign]:
+    def decide(self, fleet: Fleet, pooled: Pooled, now: float) -> Sequence[FormBatch | FindNear | Assign]:
         if not pooled:
             return []
+        num_changes, patience_s = pooled.num_changes, self.patience_s(fleet, pooled)
         asks: list[FormBatch | FindNear | Assign] = []
         for view in sorted(fleet.decodes, key=lambda view: -view.num_unspoken_blocks):
-            if not view.batch and view.batch_search.is_due(num_added):
-                view.batch_search.ask(num_added)
-                asks.append(self._form_batch(view))
-            elif self._wants_near(view, now) and view.near_search.is_due(self._near_what(view, num_added)):
-                view.near_search.ask(self._near_what(view, num_added))
+            if not view.batch and view.batch_search.is_due(num_changes):
+                view.batch_search.ask(num_changes)
+                asks.append(self._form_batch(view, patience_s))
+            elif self._wants_near(view, now - patience_s) and view.near_search.is_due(
+                self._near_what(view, num_changes)
+            ):
+                view.near_search.ask(self._near_what(view, num_changes))
                 asks.append(self._find_near(view))
         return asks
 
-    def _form_batch(self, view: DecodeView) -> FormBatch:
+    def _form_batch(self, view: DecodeView, patience_s: float) -> FormBatch:
         """With room for the longest request: one that fits into no batch would starve."""
         limits = view.hello.limits
         longest = -(-limits.max_model_len // limits.block_size)
@@ -42,19 +43,19 @@ class AlignedPolicy(BatchPolicy):
             max_blocks=max(longest, int(view.num_blocks * self.config.batch_share)),
             min_requests=self.config.min_batch_requests,
             max_requests=limits.max_num_seqs,
-            starvation_s=self.config.starvation_s,
+            starvation_s=patience_s,
         )
 
-    def _wants_near(self, view: DecodeView, now: float) -> bool:
+    def _wants_near(self, view: DecodeView, overdue_since_s: float) -> bool:
         """Candidate requests go before the batch: without end, it would never get its turn."""
-        is_batch_overdue = view.batch and now - view.batch_since_s >= self.config.starvation_s
+        is_batch_overdue = view.batch and view.batch_since_s <= overdue_since_s
         return bool(view.report and view.report.num_running and not view.near and not is_batch_overdue)
 
-    def _near_what(self, view: DecodeView, num_added: int) -> object:
-        """What there is to find: what was added, and what the running batch has come near to."""
+    def _near_what(self, view: DecodeView, num_changes: int) -> object:
+        """What there is to find: what is new, and what the running batch has come near to."""
         report, block_size = view.report, view.hello.limits.block_size
         assert report
-        return num_added, report.min_length // block_size, report.max_length // block_size
+        return num_changes, report.min_length // block_size, report.max_length // block_size
 
     def _find_near(self, view: DecodeView) -> FindNear:
         report = view.report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from alignedserve.types import InstanceId
 from router.config import RouterConfig
 from router.entry import Entry
 from router.fleet import Fleet
+from router.pooled import Pooled
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class BatchPolicy(ABC):
         """Prefill goes in this order."""
         return entry.request.arrival_s
 
-    def admission_due_s(self, entry: Entry, now: float) -> float:
-        """A pooled request should be admitted by then."""
-        return now + self.config.starvation_s
+    def patience_s(self, fleet: Fleet, pooled: Pooled) -> float:
+        """A pooled request should be admitted after so long. With more of them than decode instances can hold, all
+        wait long, whatever the order: only beyond that does somebody starve."""
+        capacity = sum(view.num_blocks * view.hello.limits.block_size for view in fleet.decodes)
+        num_fills = pooled.num_tokens / capacity if capacity else 0.0
+        return self.config.starvation_s * (1.0 + num_fills)
 
     @abstractmethod
-    def decide(
-        self, fleet: Fleet, pooled: Collection[Entry], num_added: int, now: float
-    ) -> Sequence[FormBatch | FindNear | Assign]:
-        """What to ask of the pool, or to offer. `pooled`: all that wait in the pool, those that came first first.
-        `num_added` counts additions to them."""
+    def decide(self, fleet: Fleet, pooled: Pooled, now: float) -> Sequence[FormBatch | FindNear | Assign]:
+        """What to ask of the pool, or to offer."""

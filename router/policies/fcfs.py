@@ -5,19 +5,20 @@ What DistServe does, and the baseline: nothing is staged ahead, lengths don't ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from alignedserve.types import InstanceId
 from router.entry import Entry
 from router.fleet import Fleet
 from router.policies.base import Assign, BatchPolicy
+from router.pooled import Pooled
 
 
 class FcfsPolicy(BatchPolicy):
     name = "fcfs"
     uses_index = False
 
-    def decide(self, fleet: Fleet, pooled: Collection[Entry], num_added: int, now: float) -> Sequence[Assign]:
+    def decide(self, fleet: Fleet, pooled: Pooled, now: float) -> Sequence[Assign]:
         decodes = fleet.decodes
         blocks = {view.instance_id: view.num_unspoken_blocks for view in decodes}
         slots = {view.instance_id: view.num_unspoken_slots for view in decodes}

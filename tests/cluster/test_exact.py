@@ -73,4 +73,6 @@ def check_history(island: Processes, client: Client) -> None:
     assert history.near.total() > 2
     assert setup.policy == "fcfs" or all(history.batches[name] > 2 for name in DECODES)
     assert {decode for decode, _ in history.admitted} == set(DECODES)
-    assert {source for _, source in history.admitted} == (set(PREFILLS) if setup.link == "gloo" else {None})
+    # what a prefill instance's buffer had no room for came from the pool
+    sources = {source for _, source in history.admitted}
+    assert sources >= set(PREFILLS) if setup.link == "gloo" else sources == {None}

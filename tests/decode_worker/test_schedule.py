@@ -67,6 +67,12 @@ def test_the_batch_is_admitted_below_the_fill_mark_only() -> None:
     assert len(schedule.plan().pulls) == 1, "candidate requests know no mark"
 
 
+def test_a_batch_leaves_no_block_unused() -> None:
+    schedule = DecodeSchedule(LIMITS)
+    schedule.offer([make_work(16, max_tokens=4) for _ in range(4)], is_batch=True)
+    assert len(admit_all(schedule).pulls) == 4 and schedule.num_free_blocks == 0
+
+
 def test_slots_bound_admission() -> None:
     limits = InstanceLimits(
         num_blocks=100, block_size=BLOCK, max_num_seqs=3, max_num_batched_tokens=8, max_model_len=60

@@ -152,6 +152,7 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ValueError, match="num_blocks=3: a request of max_model_len=60 needs 15"):
         PrefillSchedule(InstanceLimits(num_blocks=3, block_size=4, max_num_seqs=1, max_model_len=60))
     schedule = PrefillSchedule(LIMITS, staging_share=0.2)
+    assert schedule.limits.num_staging_blocks == 6
     with pytest.raises(ValueError, match="60 tokens; at most 59"):
         schedule.prefill([prompt(60)])
     with pytest.raises(ValueError, match="num_cached=8: must be from 0 to 7"):

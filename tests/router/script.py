@@ -36,6 +36,7 @@ def hello(
     segment: str = "seg",
     inventory: list[Stored] | None = None,
     num_blocks: int = 100,
+    num_staging_blocks: int = 50,
 ) -> Hello:
     limits = InstanceLimits(
         num_blocks=num_blocks,
@@ -43,6 +44,7 @@ def hello(
         max_num_seqs=8,
         max_num_batched_tokens=32,
         max_model_len=200,
+        num_staging_blocks=num_staging_blocks,
     )
     role = instance_id.split("-")[0]
     is_pool = role == "kvpool"
@@ -65,13 +67,15 @@ def request(key: int = 1, num_prompt: int = 6, max_tokens: int = 10, arrival_s: 
 
 
 class Script:
-    def __init__(self, connect: bool = True, num_blocks: int = 100, **config: Any) -> None:
+    def __init__(
+        self, connect: bool = True, num_blocks: int = 100, num_staging_blocks: int = 50, **config: Any
+    ) -> None:
         self.router = Router(RouterConfig(**config), Epoch(7))
         self.now = 0.0
         self.sent: list[tuple[str, AnyMessage]] = []
         if connect:
             for name in (POOL, PREFILL, DECODE, GATEWAY):
-                self.connect(name, num_blocks=num_blocks)
+                self.connect(name, num_blocks=num_blocks, num_staging_blocks=num_staging_blocks)
             self.take()
 
     def _on(self, event: Connected | Closed | Received | Tick) -> None:

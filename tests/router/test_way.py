@@ -212,6 +212,42 @@ def test_staging_on_the_way_to_a_link() -> None:
     script.router.check_idle()
 
 
+def test_what_does_not_fit_the_buffer_is_fetched_from_the_pool() -> None:
+    script = Script(link="gloo", num_staging_blocks=5)
+    for key, num_prompt in ((1, 24), (2, 8), (3, 12), (4, 4)):
+        script.pooled(key, num_prompt=num_prompt)
+    script.take()
+    script.chosen(1, 2, 3, 4)
+    sent = script.take()
+    (offer,) = [message for _, message in sent if isinstance(message, Offer)]
+    (stage,) = [message for _, message in sent if isinstance(message, Stage)]
+    assert [work.request.key for work in offer.works] == [1, 4] and offer.source is None
+    assert [work.request.key for work in stage.works] == [2, 3], "five blocks; the first needs six"
+    script.say(PREFILL, prefill_report(staged=[RequestKey(2), RequestKey(3)]))
+    script.decode(admitted=[RequestKey(2)])
+    script.pooled(5, num_prompt=8)
+    script.pooled(6, num_prompt=4)
+    script.take()
+    script.chosen(5, 6, is_batch=False)
+    assert [work.request.key for work in script.take_one(Stage, PREFILL).works] == [5], (
+        "two blocks are free again"
+    )
+
+
+def test_a_withdrawn_candidate_leaves_its_buffer() -> None:
+    script = Script(link="gloo", num_staging_blocks=5)
+    script.pooled()
+    script.chosen(1)
+    script.say(PREFILL, prefill_report(staged=[ONE]))
+    script.take()
+    script.decode(withdrawn=[ONE])
+    assert script.take_one(Abort, PREFILL).key == ONE
+    script.gone(PREFILL)
+    assert script.entry().state is State.POOLED
+    script.chosen(1)
+    assert script.take_one(Stage, PREFILL).works[0].request.key == ONE
+
+
 def test_requests_of_like_length_are_looked_for_beside_a_running_batch() -> None:
     script = Script()
     script.running(1)
@@ -273,6 +309,20 @@ def test_a_batch_that_waits_too_long_is_not_overtaken_any_more() -> None:
     assert searches(script, FindNear) == 0
 
 
+def test_patience_grows_with_what_waits() -> None:
+    """A decode instance holds 400 tokens; 7 wait, then 107."""
+    script = Script(starvation_s=1.0)
+    script.pooled(1)
+    forms = [message for _, message in script.take() if isinstance(message, FormBatch | Commit)]
+    assert forms[0].due_s == pytest.approx(1.0 + 7 / 400)  # type: ignore[union-attr]
+    assert forms[1].starvation_s == pytest.approx(1.0 + 7 / 400)  # type: ignore[union-attr]
+    script.pooled(2, num_prompt=99)
+    (commit,) = [message for _, message in script.take() if isinstance(message, Commit)]
+    assert commit.due_s == pytest.approx(1.0 + 107 / 400)
+    script.chosen(1, 2)
+    assert script.router.life.pooled.num_tokens == 0
+
+
 def test_fcfs_offers_at_once_what_fits() -> None:
     script = Script(policy="fcfs")
     script.pooled()
@@ -318,10 +368,3 @@ def test_an_offer_says_where_to_pull_from() -> None:
     script.say(PREFILL, prefill_report(staged=[ONE]))
     offer = script.take_one(Offer, DECODE)
     assert (offer.source, offer.address) == (PREFILL, "127.0.0.1:9")
-
-
-def test_pool_and_router_mean_the_same_by_starving() -> None:
-    script = Script(starvation_s=7.0)
-    script.pooled()
-    form = next(message for _, message in script.take() if isinstance(message, FormBatch))
-    assert form.starvation_s == 7.0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.sim.island import Island
+from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
 from tests.sim.islands import limits, requests, small_island
@@ -38,6 +39,19 @@ def test_short_memory_delays_but_loses_nothing() -> None:
     island.submit(requests(30, every_s=0.0, prompt_len=200, output_len=200))
     run(island, 30, limit_s=1000.0)
     assert all(stream.is_complete for stream in island.streams)
+
+
+@pytest.mark.parametrize("staging_share", [0.0, 0.2])
+def test_a_small_staging_buffer_delays_nothing(staging_share: float) -> None:
+    """Some of the requests do not fit into it at all."""
+    island = small_island(link="gloo", staging_share=staging_share)
+    lifetimes = Lifetimes()
+    island.router.observers.append(lifetimes)
+    island.submit(requests(40, prompt_len=200))
+    run(island, 40)
+    assert all(stream.is_complete for stream in island.streams)
+    assert bool(lifetimes.count("staged")) == bool(staging_share)
+    assert lifetimes.count("staged") < 40
 
 
 def test_an_aborted_request_leaves_nothing() -> None:

@@ -1,0 +1,194 @@
+"""What batches of similar length are worth: policies `aligned` and `fcfs` in simulation, by a cost model.
+
+    python benchmarks/simulation.py --trace AzureLLMInferenceTrace_conv.csv --long-prompts arxiv_summarization_stats.csv
+
+- goodput: the highest rate at which 90 % of requests meet the SLO (first token in 1 s, 0.1 s per token);
+- saturation: decode throughput when far more arrives than can be decoded, with prefill instances to spare, until the
+  last request is admitted;
+- knobs: the same on the trace alone, with one setting changed at a time.
+Each with three kernels for decode attention (alignedserve/cost.py): what unequal lengths cost differs between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import get_args
+
+from alignedserve.cost import Attention
+from alignedserve.cost_presets import load_cost_model
+from alignedserve.sim.goodput import find_goodput
+from alignedserve.sim.scenario import Scenario
+from alignedserve.sim.trace import Arrival, Lengths, cut, poisson_arrivals, read_azure_trace, scale_rate
+from decode_worker.schedule import DecodeOptions
+from router.config import RouterConfig
+
+KERNELS: tuple[Attention, ...] = get_args(Attention)
+POLICIES = ("fcfs", "aligned")
+# as the paper's server: 800 GB of host memory
+POOL_BYTES = 800e9
+MAX_MODEL_LEN = 16_384
+# prefill and decode instances whose goodput is measured
+ISLANDS = ((1, 1), (2, 1), (8, 4))
+# no instance decodes that many requests per second
+SATURATING_RATE = 20.0
+NUM_SATURATING_PREFILLS = 4
+NEVER_S = 1e9
+
+Record = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Setting:
+    kernel: Attention
+    policy: str
+    num_prefill: int
+    num_decode: int = 1
+    # of RouterConfig
+    router: tuple[tuple[str, object], ...] = ()
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+
+    def scenario(self, cost: str) -> Scenario:
+        settings: dict[str, object] = {"policy": self.policy, "link": "nccl"} | dict(self.router)
+        return Scenario(
+            load_cost_model(cost).with_attention(self.kernel),
+            RouterConfig(**settings),  # type: ignore[arg-type]
+            num_prefill=self.num_prefill,
+            num_decode=self.num_decode,
+            pool_bytes=POOL_BYTES,
+            max_model_len=MAX_MODEL_LEN,
+            decode_options=self.decode,
+        )
+
+
+def with_long_prompts(workload: list[Arrival], path: Path, share: float) -> list[Arrival]:
+    """Some of the requests, drawn by chance, have lengths of the file: num_prefill_tokens, num_decode_tokens."""
+    dice = random.Random(1)
+    with path.open(newline="") as file:
+        rows = [
+            Lengths(int(row["num_prefill_tokens"]), int(row["num_decode_tokens"]))
+            for row in csv.DictReader(file)
+        ]
+    fitting = [each for each in rows if each.prompt + each.output <= MAX_MODEL_LEN]
+    return [
+        replace(arrival, lengths=dice.choice(fitting)) if dice.random() < share else arrival
+        for arrival in workload
+    ]
+
+
+def short_and_long(num_requests: int, share_of_long: float) -> list[Arrival]:
+    """The paper's synthetic workload: prompts below a thousand tokens, and some of one to eight thousand."""
+    dice = random.Random(1)
+
+    def lengths() -> Lengths:
+        is_long = dice.random() < share_of_long
+        return Lengths(dice.randint(1000, 8000) if is_long else dice.randint(16, 999), dice.randint(50, 350))
+
+    return poisson_arrivals([lengths() for _ in range(num_requests)], rate=1.0, seed=1)
+
+
+def measure_goodput(cost: str, workload: list[Arrival]) -> Iterator[Record]:
+    for num_prefill, num_decode in ISLANDS:
+        for kernel in KERNELS:
+            for policy in POLICIES:
+                scenario = Setting(kernel, policy, num_prefill, num_decode).scenario(cost)
+
+                def attainment(rate: float, scenario: Scenario = scenario) -> float:
+                    return scenario.run(scale_rate(workload, rate)).attainment
+
+                found = find_goodput(attainment, first_rate=0.8 * num_decode, precision=0.02)
+                yield {
+                    "study": "goodput",
+                    "kernel": kernel,
+                    "policy": policy,
+                    "num_prefill": num_prefill,
+                    "num_decode": num_decode,
+                    "requests_per_s": found.rate,
+                    "tried": found.tried,
+                }
+
+
+def measure_saturation(cost: str, workloads: dict[str, list[Arrival]]) -> Iterator[Record]:
+    for name, workload in workloads.items():
+        for kernel in KERNELS:
+            for policy in POLICIES:
+                setting = Setting(kernel, policy, NUM_SATURATING_PREFILLS)
+                yield {"study": "saturation", "workload": name} | saturate(cost, setting, workload)
+
+
+def measure_knobs(cost: str, workload: list[Arrival]) -> Iterator[Record]:
+    changes: dict[str, Callable[[Setting], Setting]] = {"as it is": lambda setting: setting}
+    knobs = [
+        ("min_batch_requests", 1),
+        ("min_batch_requests", 128),
+        ("batch_share", 0.2),
+        ("batch_share", 0.8),
+    ]
+    knobs += [("starvation_s", NEVER_S), ("link", "host")]
+    for name, value in knobs:
+        changes[f"{name}={value}"] = lambda setting, knob=(name, value): replace(setting, router=(knob,))
+    changes["fill_mark=0.8"] = lambda setting: replace(setting, decode=DecodeOptions(fill_mark=0.8))
+    for name, change in changes.items():
+        for kernel in KERNELS[1:]:
+            setting = change(Setting(kernel, "aligned", NUM_SATURATING_PREFILLS))
+            yield {"study": "knobs", "change": name} | saturate(cost, setting, workload)
+
+
+def saturate(cost: str, setting: Setting, workload: list[Arrival]) -> Record:
+    report = setting.scenario(cost).run(scale_rate(workload, SATURATING_RATE))
+    return {
+        "kernel": setting.kernel,
+        "policy": setting.policy,
+        "num_prefill": setting.num_prefill,
+        "num_decode": setting.num_decode,
+        "report": report.as_dict(),
+    }
+
+
+def line(record: Record) -> str:
+    what = [str(value) for value in record.values() if isinstance(value, str | int)]
+    report = record.get("report")
+    if not isinstance(report, dict):
+        return f"{' '.join(what):60} {record['requests_per_s']:.2f} requests/s"
+    return (
+        f"{' '.join(what):60} {report['loaded_tokens_per_busy_s']:7.1f} tokens/s  "
+        f"{report['mean_iteration_s'] * 1e3:6.1f} ms  batch {report['mean_batch']:5.1f}  "
+        f"max/mean {report['max_over_mean_length']:.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--trace", type=Path, required=True, help="of the Azure format")
+    parser.add_argument("--long-prompts", type=Path, help="lengths of long prompts and their summaries")
+    parser.add_argument("--cost", default="opt-13b/a100-80gb", help="a cost model's name or file")
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    trace = cut(read_azure_trace(options.trace), options.requests)
+    workloads = {"trace": trace}
+    if options.long_prompts:
+        workloads["trace, 10 % long prompts"] = with_long_prompts(trace, options.long_prompts, 0.1)
+    workloads["95 % short, 5 % long"] = short_and_long(options.requests, 0.05)
+    records: list[Record] = []
+    for study in (
+        measure_saturation(options.cost, workloads),
+        measure_goodput(options.cost, trace),
+        measure_knobs(options.cost, trace),
+    ):
+        for record in study:
+            print(line(record), flush=True)
+            records.append(record)
+    if options.out:
+        settings = {"cost": options.cost, "num_requests": options.requests, "pool_bytes": POOL_BYTES}
+        text = json.dumps({"settings": settings, "records": records}, indent=1)
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

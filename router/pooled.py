@@ -1,0 +1,36 @@
+"""Requests that wait in the pool for a decode instance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from alignedserve.types import RequestKey
+from router.entry import Entry
+
+
+class Pooled:
+    def __init__(self) -> None:
+        self._entries: dict[RequestKey, Entry] = {}
+        self.num_tokens = 0
+        # additions so far, and whatever else gives searches that found nothing a new chance
+        self.num_changes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Those that came first first."""
+        return iter(self._entries.values())
+
+    def get(self, key: RequestKey) -> Entry | None:
+        return self._entries.get(key)
+
+    def add(self, entry: Entry) -> None:
+        self._entries[entry.key] = entry
+        self.num_tokens += entry.num_tokens
+        self.num_changes += 1
+
+    def discard(self, entry: Entry) -> None:
+        """Safe to repeat."""
+        if self._entries.pop(entry.key, None):
+            self.num_tokens -= entry.num_tokens

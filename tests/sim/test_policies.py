@@ -1,0 +1,52 @@
+"""`aligned` beside `fcfs`, on the same requests, in virtual time: what the policy is for, and what it may not cost."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec.structs import replace
+
+from alignedserve.cost import Attention
+from alignedserve.cost_presets import load_cost_model
+from alignedserve.sim.report import Report
+from alignedserve.sim.scenario import Scenario
+from alignedserve.sim.trace import Arrival, Lengths, poisson_arrivals
+from router.config import RouterConfig
+
+# with less memory, so that a short test fills it
+COST = replace(load_cost_model("opt-13b/a100-80gb"), num_kv_tokens=20_000)
+
+
+def mixed(num_requests: int, rate: float) -> list[Arrival]:
+    """Three short prompts for a long one."""
+    dice = Random(1)
+    lengths = [
+        Lengths(dice.choice([300, 310, 320, 3000]), dice.randint(20, 120)) for _ in range(num_requests)
+    ]
+    return poisson_arrivals(lengths, rate, seed=1)
+
+
+def run(policy: str, attention: Attention, workload: list[Arrival]) -> Report:
+    router = RouterConfig(policy=policy, link="nccl")
+    return Scenario(COST.with_attention(attention), router, num_prefill=4, pool_bytes=800e9).run(workload)
+
+
+def test_where_the_longest_holds_up_the_others_alike_ones_decode_faster() -> None:
+    workload = mixed(300, rate=100.0)
+    fcfs, aligned = (run(policy, "padded", workload) for policy in ("fcfs", "aligned"))
+    assert aligned.decode_tokens_per_busy_s > 1.2 * fcfs.decode_tokens_per_busy_s
+    assert aligned.max_over_mean_length < 0.85 * fcfs.max_over_mean_length
+
+
+def test_where_lengths_cost_nothing_alike_ones_decode_no_slower() -> None:
+    workload = mixed(300, rate=100.0)
+    fcfs, aligned = (run(policy, "balanced", workload) for policy in ("fcfs", "aligned"))
+    assert aligned.decode_tokens_per_busy_s > 0.99 * fcfs.decode_tokens_per_busy_s
+
+
+def test_with_room_for_everybody_nobody_waits_for_a_batch() -> None:
+    workload = mixed(100, rate=4.0)
+    fcfs, aligned = (run(policy, "balanced", workload) for policy in ("fcfs", "aligned"))
+    # a search in the pool is two messages: some join an iteration later, of twenty and more
+    assert aligned.tpot_s.mean < fcfs.tpot_s.mean + 0.001
+    assert aligned.tpot_s.p99 < fcfs.tpot_s.p99 + 0.003
