@@ -5,8 +5,9 @@ What an iteration needs is there when it starts: nobody waits for the router, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from alignedserve.engine.engine import Engine, TokenOutput
 from alignedserve.engine.request import Request
@@ -28,8 +29,9 @@ from alignedserve.messages import (
 )
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Outcome
+from alignedserve.transport.link import Want
 from alignedserve.transport.links import Links
-from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
+from alignedserve.types import Epoch, InstanceId, RequestKey
 from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
 
 
@@ -134,21 +136,40 @@ class DecodeWorker(Worker):
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 
-    def _pull(self, work: Work) -> None:
-        key = work.request.key
-        request = self._requests[key] = adopt(self.engine, work)
-        cached = slice(self.engine.cache.format.num_blocks(work.num_cached))
-        blocks, source = self.engine.blocks_of(request)[cached], self.schedule.source_of(key)
-        if source is None:
-            self._load(key, list(zip(blocks, work.blocks[cached], strict=True)), self._pulled)
-        else:
-            self._pull_from(source, key, blocks)
+    def _pull(self, works: Sequence[Work]) -> None:
+        """From the pool each by itself; all that a prefill instance has staged in one transfer."""
+        staged: dict[InstanceId, list[Want]] = {}
+        for work in works:
+            key = work.request.key
+            request = self._requests[key] = adopt(self.engine, work)
+            cached = slice(self.engine.cache.format.num_blocks(work.num_cached))
+            blocks, source = self.engine.blocks_of(request)[cached], self.schedule.source_of(key)
+            if source is None:
+                self._load(key, list(zip(blocks, work.blocks[cached], strict=True)), self._pulled)
+            else:
+                staged.setdefault(source, []).append((key, blocks))
+        for source, wants in staged.items():
+            self._pull_from(source, wants)
 
-    def _pull_from(self, source: InstanceId, key: RequestKey, blocks: list[BlockId]) -> None:
+    def _pull_from(self, source: InstanceId, wants: Sequence[Want]) -> None:
+        keys = [key for key, _ in wants]
         if self._links is None:
-            raise RuntimeError(f"request {key} is staged at {source}, but there are no links: link='host'")
-        done = self._counted(key, self._pulled)
-        self._links.pull(source, self._addresses[source], [(key, blocks)], done, self.transfers.timeout_s)
+            raise RuntimeError(f"requests {keys} are staged at {source}, but there are no links: link='host'")
+        pulled = self._pulled if len(wants) == 1 else partial(self._pulled_together, source, wants)
+        done = self._counted(keys, pulled)
+        self._links.pull(source, self._addresses[source], wants, done, self.transfers.timeout_s)
+
+    def _pulled_together(self, source: InstanceId, wants: Sequence[Want], outcome: Outcome) -> None:
+        """If that failed because one of them is not there any more, each gets a chance by itself."""
+        assert self._links
+        if outcome.error is None or self._links.error(source) is not None:
+            self._pulled(outcome)
+            return
+        for key, blocks in wants:
+            if key in self._farewells:
+                self._pulled(replace(outcome, keys=(key,)))
+            else:
+                self._pull_from(source, [(key, blocks)])
 
     def _stop_copies(self) -> None:
         """Links too; they are made again when they are needed."""
@@ -192,8 +213,7 @@ class DecodeWorker(Worker):
         begun_s = self._clock()
         self._completions.run()
         plan = self.schedule.plan()
-        for work in plan.pulls:
-            self._pull(work)
+        self._pull(plan.pulls)
         news = self._compute(plan)
         self._check_blocks(self.schedule.num_free_blocks)
         report = self._report(news, plan.wants_evicted, self._clock() - begun_s)

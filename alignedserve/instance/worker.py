@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -101,13 +101,13 @@ class Worker(ABC):
 
     def _load(self, key: RequestKey, pairs: Pairs, done: Done) -> None:
         """`done` is called by `step`, or while orders are dropped."""
-        self._mover.load(key, pairs, self._counted(key, done), self.transfers.timeout_s)
+        self._mover.load(key, pairs, self._counted([key], done), self.transfers.timeout_s)
 
     def _save(self, key: RequestKey, pairs: Pairs, done: Done) -> None:
-        self._mover.save(key, pairs, self._counted(key, done), self.transfers.timeout_s)
+        self._mover.save(key, pairs, self._counted([key], done), self.transfers.timeout_s)
 
-    def _counted(self, key: RequestKey, done: Done) -> Done:
-        self._num_copies[key] += 1
+    def _counted(self, keys: Sequence[RequestKey], done: Done) -> Done:
+        self._num_copies.update(keys)
         return partial(self._copied, done)
 
     def _copied(self, done: Done, outcome: Outcome) -> None:

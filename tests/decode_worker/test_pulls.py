@@ -1,0 +1,112 @@
+"""Requests that a prefill instance has staged, pulled over a real link."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alignedserve.instance.config import TransferConfig
+from alignedserve.messages import (
+    AnyMessage,
+    DecodeReport,
+    Failed,
+    Offer,
+    PrefillReport,
+    Request,
+    Stage,
+    Unstage,
+    Work,
+)
+from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
+from decode_worker.worker import DecodeWorker
+from prefill_worker.worker import PrefillWorker
+from tests.engine.helpers import greedy_params, make_engine
+from tests.transport.helpers import identity
+
+PREFILL, DECODE = InstanceId("prefill-0"), InstanceId("decode-0")
+KEYS = [RequestKey(key) for key in (1, 2, 3)]
+PROMPT = list(range(1, 41))
+# of a prompt
+NUM_BLOCKS = 3
+
+
+class Pair:
+    """Both kinds of instances over one pool, of zeros: what is computed from it doesn't matter here."""
+
+    def __init__(self, directory: Path) -> None:
+        gloo = TransferConfig("gloo")
+        engines = [make_engine(directory, kv_cache_memory_bytes=4 << 20) for _ in range(2)]
+        self.prefill = PrefillWorker(engines[0], Epoch(1), transfers=gloo)
+        self.decode = DecodeWorker(engines[1], Epoch(1), transfers=gloo)
+        self.address = self.prefill.open_link(identity(PREFILL))
+        self.decode.open_link(identity(DECODE))
+        pool = np.zeros((16, engines[0].cache.format.block_bytes), dtype=np.uint8)
+        for worker in (self.prefill, self.decode):
+            worker.use_pool(pool)
+        self.said: list[AnyMessage] = []
+
+    def step_until(self, is_done: Callable[[], object]) -> None:
+        deadline_s = time.monotonic() + 60
+        while not is_done():
+            for worker in (self.prefill, self.decode):
+                self.said += worker.step()[0]
+            assert time.monotonic() < deadline_s, self.said
+
+    def stage(self) -> None:
+        self.prefill.on(Stage(DECODE, [work(key) for key in KEYS]))
+        self.step_until(lambda: set(KEYS) <= set(self.staged))
+
+    def offer(self) -> None:
+        works = [work(key) for key in KEYS]
+        self.decode.on(Offer(works, is_batch=True, source=PREFILL, address=self.address))
+
+    @property
+    def staged(self) -> list[RequestKey]:
+        return [key for each in self.said if isinstance(each, PrefillReport) for key in each.staged]
+
+    @property
+    def admitted(self) -> list[list[RequestKey]]:
+        """Report by report."""
+        return [each.admitted for each in self.said if isinstance(each, DecodeReport) and each.admitted]
+
+    def close(self) -> None:
+        for worker in (self.decode, self.prefill):
+            worker.drop_all()
+            worker.close()
+            worker.engine.check_idle()
+
+
+@pytest.fixture
+def pair(tiny_model: Callable[[str], Path]) -> Iterator[Pair]:
+    with closing(Pair(tiny_model("llama-gqa-tied"))) as pair:
+        yield pair
+
+
+def work(key: RequestKey) -> Work:
+    request = Request(key, PROMPT, greedy_params(), seed=0, arrival_s=0.0)
+    blocks = [PoolBlockId(NUM_BLOCKS * (key - 1) + index) for index in range(NUM_BLOCKS)]
+    return Work(request, [5], len(PROMPT), blocks)
+
+
+def test_several_requests_come_in_one_transfer(pair: Pair) -> None:
+    pair.stage()
+    pair.offer()
+    pair.step_until(lambda: pair.admitted)
+    assert pair.admitted == [KEYS]
+
+
+def test_one_that_is_gone_from_there_takes_no_other_along(pair: Pair) -> None:
+    pair.stage()
+    pair.prefill.on(Unstage([KEYS[1]]))
+    pair.step_until(lambda: pair.prefill.schedule.num_staged_blocks == 2 * NUM_BLOCKS)
+    pair.offer()
+    pair.step_until(lambda: any(isinstance(each, Failed) for each in pair.said))
+    pair.step_until(lambda: [key for keys in pair.admitted for key in keys] == KEYS[::2])
+    assert [each for each in pair.said if isinstance(each, Failed)] == [
+        Failed(KEYS[1], "pull", "request 2 is not staged")
+    ]
