@@ -14,7 +14,7 @@ from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, Po
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, RouterLink, new_epoch, stop_on_sigterm
 from kvpool.pool import Pool
-from kvpool.segment import DIRECTORY, Segment
+from kvpool.segment import DIRECTORY, Segment, sweep
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ class PoolProcess:
         Raises ValueError when there is too little shared memory.
         """
         epoch = new_epoch()
+        for name in sweep():
+            logger.info("Removed segment %s, which a killed system had left", name)
         segment = open_segment(self._config, epoch)
         try:
             was_told_to_stop = asyncio.run(self._serve(segment, epoch))

@@ -11,11 +11,14 @@ it was never finished. It outlives the processes; whoever ends the system unlink
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import mmap
 import os
 import struct
+import time
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from alignedserve.kv_format import BlockFormat
 from kvpool.owners import OwnerTable
 
 DIRECTORY = Path("/dev/shm")
+# what all names begin with
+NAME_PREFIX = "alignedserve-"
 MAGIC = b"ALNDPOOL"
 VERSION = 1
 # magic, version, length of the description
@@ -36,8 +41,12 @@ TABLE_OFFSET = 4096
 class Segment:
     """Its arrays are views of the mapped file."""
 
-    def __init__(self, name: str, form: BlockFormat, num_blocks: int, memory: mmap.mmap) -> None:
+    def __init__(
+        self, name: str, form: BlockFormat, num_blocks: int, memory: mmap.mmap, file: FileIO
+    ) -> None:
         self.name = name
+        # it is locked, shared: whoever uses a segment has it open, see `sweep`
+        self._file = file
         self.form = form
         self.num_blocks = num_blocks
         columns = np.frombuffer(memory, np.int64, OwnerTable.NUM_COLUMNS * num_blocks, TABLE_OFFSET)
@@ -51,27 +60,33 @@ class Segment:
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: must be at least 1")
         path = path_of(name)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+")
         try:
+            fcntl.flock(file, fcntl.LOCK_SH)
             total_bytes = blocks_offset(num_blocks) + num_blocks * form.block_bytes
-            reserve_memory(file, name, total_bytes)
-            memory = mmap.mmap(file, total_bytes)
+            reserve_memory(file.fileno(), name, total_bytes)
+            memory = mmap.mmap(file.fileno(), total_bytes)
             write_header(memory, form, num_blocks)
         except BaseException:
             path.unlink()
+            file.close()
             raise
-        finally:
-            os.close(file)
-        return cls(name, form, num_blocks, memory)
+        return cls(name, form, num_blocks, memory, file)
 
     @classmethod
     def attach(cls, name: str, form: BlockFormat | None = None) -> Segment:
         """FileNotFoundError if there is none. `form`: what its blocks have to be; None: whatever they are."""
-        file = os.open(path_of(name), os.O_RDWR)
+        file = FileIO(path_of(name), "r+")
         try:
-            memory = map_all(file, name)
-        finally:
-            os.close(file)
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return cls._attach(name, form, file)
+        except BaseException:
+            file.close()
+            raise
+
+    @classmethod
+    def _attach(cls, name: str, form: BlockFormat | None, file: FileIO) -> Segment:
+        memory = map_all(file.fileno(), name)
         described = read_header(memory, name)
         found = BlockFormat(**described["format"])
         for field, value in (form.describe() if form else {}).items():
@@ -83,17 +98,41 @@ class Segment:
         num_blocks = described["num_blocks"]
         if len(memory) != (expected := blocks_offset(num_blocks) + num_blocks * found.block_bytes):
             raise ValueError(f"segment {name}: has {len(memory)} bytes, and {expected} are needed")
-        return cls(name, found, num_blocks, memory)
+        return cls(name, found, num_blocks, memory, file)
 
     def close(self) -> None:
         """Unmapped as soon as nobody has an array of it any more. Safe to repeat."""
         self.table = OwnerTable.plain(0)
         self.blocks = np.zeros((0, self.form.block_bytes), np.uint8)
+        self._file.close()
 
     @staticmethod
     def unlink(name: str) -> None:
         """Its memory goes with the last process that has it mapped. Safe to repeat."""
         path_of(name).unlink(missing_ok=True)
+
+
+def sweep(min_age_s: float = 60.0) -> list[str]:
+    """Removes what systems left behind that were killed with all that was theirs: nobody has it open. Returns names.
+
+    For a moment, that is true as well of a segment that is being made: hence the age.
+    """
+    swept = []
+    for path in DIRECTORY.glob(f"{NAME_PREFIX}*"):
+        if _is_left(path, min_age_s):
+            path.unlink(missing_ok=True)
+            swept.append(path.name)
+    return swept
+
+
+def _is_left(path: Path, min_age_s: float) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return time.time() - os.fstat(file.fileno()).st_ctime >= min_age_s
+    except OSError:
+        # in use, somebody else's, or gone
+        return False
 
 
 def path_of(name: str) -> Path:

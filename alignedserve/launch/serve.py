@@ -16,6 +16,7 @@ from alignedserve.launch.plan import Request, Site, check, plan_gateway, plan_is
 from alignedserve.launch.ports import is_free
 from alignedserve.launch.sites import nodes_of, this_machine
 from alignedserve.models.locate import locate_model
+from kvpool.segment import NAME_PREFIX
 from router.config import RouterConfig
 
 
@@ -38,7 +39,7 @@ def _serve(
     model = locate_model(engine.model, engine.load_format, engine.revision)
     asked = Request(engine, router, config, model)
     check(asked)
-    prefix = f"alignedserve-{secrets.token_hex(6)}"
+    prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
     with _sites(asked, prefix, say) as sites:
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
         islands = [plan_island(asked, site, prefix) for site in sites]

@@ -17,7 +17,7 @@ from alignedserve.kv_format import BlockFormat
 from alignedserve.types import RequestKey
 from kvpool.ledger import Ledger
 from kvpool.owners import OwnerTable
-from kvpool.segment import DIRECTORY, Segment
+from kvpool.segment import DIRECTORY, Segment, sweep
 from tests.kvpool.ledger_steps import BLOCK_SIZE, assert_between, random_step, records
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,29 @@ def test_blocks_begin_at_a_page_and_beside_the_table(name: str) -> None:
     assert ledger.num_free_blocks == 700
     assert ledger.reserve(RequestKey(1), 700 * BLOCK_SIZE, deadline_s=1)
     assert (segment.blocks == 255).all()
+
+
+def test_what_nobody_uses_any_more_is_swept_away(name: str) -> None:
+    made = Segment.create(name, FORM, num_blocks=2)
+    used = Segment.attach(name)
+    made.close()
+    assert name not in sweep(min_age_s=0)
+    used.close()
+    assert name not in sweep(min_age_s=3600)
+    assert (DIRECTORY / name).exists()
+    assert name in sweep(min_age_s=0)
+    assert not (DIRECTORY / name).exists()
+
+
+def test_what_a_killed_process_used_is_swept_away(name: str) -> None:
+    hold = "import sys; from kvpool.segment import Segment; s = Segment.attach(sys.argv[1]); print(1, flush=True)"
+    Segment.create(name, FORM, num_blocks=2).close()
+    command = [sys.executable, "-c", f"{hold}; input()", name]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        assert name not in sweep(min_age_s=0)
+        process.kill()
+    assert name in sweep(min_age_s=0)
 
 
 def test_arrays_outlive_closing_and_unlinking(name: str) -> None:

@@ -143,7 +143,7 @@ class Footprint:
     def __init__(self, pid: int) -> None:
         self.processes = {(pid, start) for p, start in descendants(os.getpid()) if p == pid}
         self.processes |= set(descendants(pid))
-        paths = {path for p, _ in self.processes for path in _files_of(p)}
+        paths = {path for p, _ in self.processes for path in files_of(p)}
         self.paths = {path for path in paths if path.exists()}
 
     def check_gone(self, timeout_s: float = 15.0) -> None:
@@ -157,7 +157,7 @@ class Footprint:
         return [*map(str, alive), *(str(path) for path in self.paths if path.exists())]
 
 
-def _files_of(pid: int) -> set[Path]:
+def files_of(pid: int) -> set[Path]:
     """The system's own among the files that a process has mapped or open: in /dev/shm, and directories in /tmp."""
     try:
         mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from alignedserve.launch.leftovers import descendants, end
-from tests.launch.server import Server, serving
+from kvpool.segment import sweep
+from tests.launch.server import Server, files_of, serving
 from tests.launch.streams import QUESTIONS, ask_all, engine_alone
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +60,9 @@ def test_the_loss_of_a_node_costs_no_token(nodes: tuple[str, int]) -> None:
         str(64 << 20),
     ]
     with serving(*options) as server:
-        islands = Counter(each["island"] for each in server.processes())
-        assert islands == {0: 5, 1: 5}
+        processes = server.processes()
+        assert Counter(each["island"] for each in processes) == {0: 5, 1: 5}
+        segments = {path for each in processes if each["role"] == "kvpool" for path in files_of(each["pid"])}
         names = {
             f"node-{island}/{name}"
             for island in (0, 1)
@@ -81,6 +83,9 @@ def test_the_loss_of_a_node_costs_no_token(nodes: tuple[str, int]) -> None:
         server.until_whole()
         assert len({each["island"] for each in server.processes()}) == 1
         assert server.get("/health").json() == {"status": "ok"}
+    # the lost node's, which the next system that starts there removes
+    (left,) = {path for path in segments if path.exists()}
+    assert left.name in sweep(min_age_s=5)
 
 
 def open_requests(server: Server) -> Counter[int]:
