@@ -69,6 +69,8 @@ class Stored(Message):
 
 class Welcome(Message):
     router_epoch: Epoch
+    # if the router says nothing for so long, it hangs; 0: it may be silent
+    silence_s: float = 0.0
 
 
 class UsePool(Message):

@@ -24,7 +24,7 @@ class Recovery:
         if hello.instance_id in life.fleet:
             raise RuntimeError(f"{hello.instance_id} connects with epoch {hello.epoch}, but is up already")
         life.fleet.add(hello)
-        life.send(hello.instance_id, Welcome(self._epoch))
+        life.send(hello.instance_id, Welcome(self._epoch, life.config.silence_s))
         if hello.role == "kvpool":
             self._pool_connected(hello)
         elif hello.role in ("prefill", "decode") and self._segment:

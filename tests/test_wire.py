@@ -106,14 +106,15 @@ def test_a_message_too_long_for_a_frame_is_not_sent(monkeypatch: pytest.MonkeyPa
 class Heard:
     """A hub's handler that writes down what it hears, welcomes, and can be waited for."""
 
-    def __init__(self, epoch: int = 1) -> None:
+    def __init__(self, epoch: int = 1, silence_s: float = 0.0) -> None:
         self.events: list[tuple[Any, ...]] = []
         self.hub = Hub(TOKEN, self)
         self._epoch = Epoch(epoch)
+        self._silence_s = silence_s
         self._changed = asyncio.Event()
 
     def connected(self, hello: Hello) -> None:
-        self.hub.send(hello.instance_id, Welcome(self._epoch))
+        self.hub.send(hello.instance_id, Welcome(self._epoch, self._silence_s))
         self._note("connected", hello.instance_id, hello.epoch)
 
     def received(self, hello: Hello, message: AnyMessage) -> None:
@@ -347,6 +348,21 @@ def test_who_hangs_is_told_of_and_cut_off_and_others_are_not() -> None:
                 assert pings == [Welcome(Epoch(1)), *[Ping()] * NUM_PINGS]
             writer.close()
         heard.hub.close()
+
+    play(scenario)
+
+
+def test_a_router_that_hangs_is_left() -> None:
+    async def scenario() -> None:
+        # it says that it will not be silent for so long, and is; another keeps its word
+        silent, talking = Heard(silence_s=0.2), Heard(silence_s=1.0)
+        talking.hub = Hub(TOKEN, talking, silence_s=0.5)
+        port, other_port = [await each.hub.listen("127.0.0.1", 0) for each in (silent, talking)]
+        async with linked(port, hello()) as (_, told), linked(other_port, hello()) as (_, content):
+            await told.until(("up", 1), "down", ("up", 1), "down")
+            assert content.events == [("up", 1)]
+        for each in (silent, talking):
+            each.hub.close()
 
     play(scenario)
 

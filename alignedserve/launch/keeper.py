@@ -23,6 +23,8 @@ from ray.exceptions import (
 RESTART_S = 60.0
 # Deaths in a row, without having been up: the next one would be no different.
 MAX_DEATHS = 4
+# Ray hears within two seconds that a process has ended. One that is missed for so long and has not ended, hangs.
+HANG_S = 10.0
 _RETRY_S = 0.2
 
 
@@ -50,6 +52,7 @@ class Keeper:
         self._was_up = False
         # it was said that it is down
         self._is_missed = False
+        self._num_runs = 0
         self._num_deaths = 0
         # why it ended before, where that was said; and whether its next end will be our doing
         self._reason = ""
@@ -105,6 +108,7 @@ class Keeper:
             await asyncio.sleep(_RETRY_S)
 
     async def _run_once(self) -> RayError | None:
+        self._num_runs += 1
         try:
             await self._actor.run()
         except RayError as error:
@@ -130,14 +134,28 @@ class Keeper:
             raise PartFailed(f"{self.name} died {self._num_deaths} times in a row: {self._reason or reason}")
 
     async def _watch(self) -> None:
-        """Gives up a part that was up and does not come back."""
+        """Kills a part that hangs, and gives up one that was up and does not come back."""
         while True:
             await self._is_down.wait()
+            run = self._num_runs
             patience_s = max(RESTART_S, 3 * self._first_took_s)
-            try:
-                await asyncio.wait_for(self._is_up.wait(), patience_s)
-            except TimeoutError:
-                raise PartFailed(f"{self.name} did not come back within {patience_s:.0f} s") from None
+            if await self._comes_back_within(HANG_S):
+                continue
+            if run == self._num_runs and self._is_missed:
+                self._say(f"{self.name} hangs; killing it")
+                self._is_restarting = True
+                self._actor.restart()
+            if not await self._comes_back_within(patience_s):
+                raise PartFailed(f"{self.name} did not come back within {HANG_S + patience_s:.0f} s")
+
+    async def _comes_back_within(self, seconds: float) -> bool:
+        # no wait_for: before Python 3.12, it can swallow a cancellation
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_up.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 def _reason(error: RayError | None) -> str:

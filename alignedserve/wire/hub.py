@@ -20,14 +20,13 @@ import msgspec
 
 from alignedserve.messages import ROLES, AnyMessage, Hello, Message, Ping, Pong, Refused
 from alignedserve.types import Epoch, InstanceId
+from alignedserve.wire.link import NUM_PINGS
 from alignedserve.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
 SILENCE_S = 10.0
-# so many unanswered pings are silence
-NUM_PINGS = 5
 
 
 class Handler(Protocol):

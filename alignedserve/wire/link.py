@@ -22,6 +22,9 @@ from alignedserve.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 
+# a router pings so often while it could be silent without hanging
+NUM_PINGS = 5
+
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 0.5
 
@@ -60,6 +63,10 @@ class RouterLink:
         # of the connection, or of the wait for the next one
         self._over = asyncio.Event()
         self._error: Exception | None = None
+        # looks so often whether the router has said something, and how often it had not
+        self._watch_s = 0.0
+        self._num_silent = 0
+        self._watching: asyncio.TimerHandle | None = None
 
     @property
     def is_up(self) -> bool:
@@ -119,6 +126,7 @@ class RouterLink:
     def _message(self, peer: Peer, message: AnyMessage) -> None:
         if peer is not self._peer or self._is_stopped:
             return
+        self._num_silent = 0
         try:
             self._dispatch(message)
         except Exception as error:
@@ -135,6 +143,8 @@ class RouterLink:
                 self._fail(RefusedByRouter(reason))
             case Welcome() if not self._is_up:
                 self._is_up = True
+                self._watch_s = message.silence_s / NUM_PINGS
+                self._watch()
                 self._handler.on_up(message)
             case _:
                 self._handler.on_message(message)
@@ -147,7 +157,23 @@ class RouterLink:
         if peer is self._peer:
             self._over.set()
 
+    def _watch(self) -> None:
+        """Looks are counted, not seconds: had this process hung, what the router said would wait to be read."""
+        if not self._watch_s or not self._peer:
+            return
+        if self._num_silent > NUM_PINGS:
+            logger.warning(
+                "The router hangs: nothing came from it for %.0f s", self._num_silent * self._watch_s
+            )
+            self._peer.abort()
+            return
+        self._num_silent += 1
+        self._watching = asyncio.get_running_loop().call_later(self._watch_s, self._watch)
+
     def _disconnect(self) -> None:
+        if self._watching:
+            self._watching.cancel()
+        self._num_silent = 0
         peer, self._peer = self._peer, None
         if peer:
             peer.close()

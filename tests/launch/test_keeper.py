@@ -160,8 +160,31 @@ def test_what_ray_gives_up_is_given_up() -> None:
     play(scenario)
 
 
+def test_a_part_that_is_missed_and_has_not_ended_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "HANG_S", 0.05)
+
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        await actor.until_runs(1)
+        keeper.seen("here", "pid 1")
+        keeper.unseen("here", is_dead=True)
+        while not actor.num_restarts:
+            await asyncio.sleep(0.01)
+        actor.end(killed())
+        await actor.until_runs(2)
+        keeper.seen("here", "pid 2")
+        assert said[1:3] == ["decode-0 is down; starting it again", "decode-0 hangs; killing it"]
+        keeper.stopping()
+        actor.end()
+        await keeping
+        assert actor.num_restarts == 1
+
+    play(scenario)
+
+
 def test_a_part_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper_module, "RESTART_S", 0.05)
+    monkeypatch.setattr(keeper_module, "HANG_S", 0.05)
 
     async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
         keeping = asyncio.create_task(keeper.keep())
