@@ -20,6 +20,8 @@ from alignedserve.gateway.generation import Delta, Generation
 from alignedserve.gateway.health import cluster_body, health
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.service import Service, service_of
+from alignedserve.gateway.tokens import tokens_router
 from alignedserve.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
@@ -29,20 +31,34 @@ def create_app(model: ServedModel, islands: Islands) -> FastAPI:
     app = FastAPI(title="AlignedServe", version=alignedserve.__version__)
     add_error_handlers(app)
 
+    app.include_router(tokens_router(model))
+
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, http: Request) -> Response:
         model.check_name(body.model)
-        prompts = [model.prompt_ids(prompt) for prompt in body.prompts]
-        answer = CompletionAnswer(model, int(time.time()), body.logprobs is not None)
-        generation = _generation(islands, model, prompts, body.sampling_params())
+        service = service_of(body.service_tier, body.slo, http.headers)
+        params = body.sampling_params()
+        prompts = [await model.prompt_ids(prompt) for prompt in body.prompts]
+        answer = CompletionAnswer(
+            model,
+            int(time.time()),
+            body.logprobs is not None,
+            service.name,
+            num_made=params.n,
+            num_given=body.n or 1,
+            echoes=[model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
+        )
+        generation = _generation(islands, model, prompts, params, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         model.check_name(body.model)
-        prompts = [model.chat_ids(body.messages, body.chat_template_kwargs or {})]
-        answer = ChatAnswer(model, int(time.time()), bool(body.logprobs))
-        generation = _generation(islands, model, prompts, body.sampling_params())
+        service = service_of(body.service_tier, body.slo, http.headers)
+        params = body.sampling_params()
+        prompts = [await model.chat_ids(body.messages, body.chat_template_kwargs or {})]
+        answer = ChatAnswer(model, int(time.time()), bool(body.logprobs), service.name)
+        generation = _generation(islands, model, prompts, params, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
     @app.get("/v1/models")
@@ -67,11 +83,17 @@ def create_app(model: ServedModel, islands: Islands) -> FastAPI:
 
 
 def _generation(
-    islands: Islands, model: ServedModel, prompts: list[list[int]], params: SamplingParams
+    islands: Islands,
+    model: ServedModel,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    service: Service,
 ) -> Generation:
     for prompt in prompts:
         model.check(prompt, params)
-    return Generation(islands, model, prompts, params)
+    return Generation(
+        islands, model, prompts, params, service.tier, ttft_s=service.ttft_s, tbt_s=service.tbt_s
+    )
 
 
 async def _respond(

@@ -5,10 +5,12 @@ Ranges are checked by SamplingParams, for every way into the system the same.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from alignedserve.gateway.service import ServiceTier, Slo
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
 
@@ -16,6 +18,7 @@ from alignedserve.types import InvalidRequest
 COMPLETION_MAX_TOKENS = 16
 
 TokenIds = Annotated[list[int], Field(min_length=1)]
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
@@ -47,6 +50,8 @@ class _Body(BaseModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    service_tier: ServiceTier | None = None
+    slo: Slo | None = None
     # change nothing here
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -99,7 +104,7 @@ class CompletionBody(_Body):
     max_tokens: int | None = COMPLETION_MAX_TOKENS
     logprobs: int | None = None
     best_of: int | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     suffix: None = None
 
     @property
@@ -111,10 +116,23 @@ class CompletionBody(_Body):
         return list(self.prompt)
 
     def sampling_params(self) -> SamplingParams:
+        """With n as many choices as are made, see `best_of`."""
         self.check()
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidRequest(f"best_of={self.best_of}: must be n={self.n or 1}, or absent")
-        return self._sampling_params(self.max_tokens, self.logprobs)
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest(
+                "echo: with logprobs not supported; the prompt's log-probabilities are not kept"
+            )
+        params = self._sampling_params(self.max_tokens, self.logprobs)
+        if self.best_of is None or self.best_of == params.n:
+            return params
+        if self.best_of < params.n:
+            raise InvalidRequest(f"best_of={self.best_of}: must be at least n={params.n}")
+        if self.stream:
+            raise InvalidRequest(
+                f"best_of={self.best_of}: more than n={params.n} is not possible with stream=true"
+            )
+        # which ones are best is known by their log-probabilities
+        return replace(params, n=self.best_of, logprobs=params.logprobs or 0)
 
 
 class TextFormat(BaseModel):
@@ -124,7 +142,7 @@ class TextFormat(BaseModel):
 
 
 class ChatBody(_Body):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Messages
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
