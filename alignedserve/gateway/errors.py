@@ -85,8 +85,10 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {HTTPStatus(error.status_code).phrase.lower()}"
-    return ApiError(error.status_code, message).response()
+    phrase = HTTPStatus(error.status_code).phrase
+    if error.detail != phrase:
+        return ApiError(error.status_code, error.detail).response()
+    return ApiError(error.status_code, f"{request.method} {request.url.path}: {phrase.lower()}").response()
 
 
 async def _unexpected(_: Request, error: Exception) -> JSONResponse:

@@ -16,6 +16,7 @@ import pytest
 from alignedserve import demo
 from alignedserve.config import EngineConfig
 from alignedserve.gateway import island as island_module
+from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
 from alignedserve.messages import Rejected
 from alignedserve.types import InstanceId
@@ -33,32 +34,39 @@ class Served:
     client: openai.AsyncOpenAI
     http: httpx.AsyncClient
     router_port: int
+    process: GatewayProcess
 
     async def post(self, path: str, body: Any) -> httpx.Response:
         return await self.http.post(path, json=body)
 
 
 @asynccontextmanager
-async def served(router: ScriptedRouter | None = None) -> AsyncIterator[Served]:
-    async with served_by([router or ScriptedRouter()]) as found:
+async def served(
+    router: ScriptedRouter | None = None, model: ServedModel = MODEL, **settings: Any
+) -> AsyncIterator[Served]:
+    """`settings`: GatewayConfig's."""
+    async with served_by([router or ScriptedRouter()], model, **settings) as found:
         yield found
 
 
 @asynccontextmanager
-async def served_by(routers: list[ScriptedRouter]) -> AsyncIterator[Served]:
+async def served_by(
+    routers: list[ScriptedRouter], model: ServedModel = MODEL, **settings: Any
+) -> AsyncIterator[Served]:
     ports = [await router.hub.listen("127.0.0.1", 0) for router in routers]
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         addresses = tuple(RouterAddress("127.0.0.1", port, TOKEN) for port in ports)
         engine = EngineConfig(str(demo.MODEL_DIR))
-        process = GatewayProcess(GatewayConfig(GATEWAY, addresses, "127.0.0.1", port, engine, "demo"))
-        serving = asyncio.create_task(process.serve(MODEL, sock))
+        config = GatewayConfig(GATEWAY, addresses, "127.0.0.1", port, engine, "demo", **settings)
+        process = GatewayProcess(config)
+        serving = asyncio.create_task(process.serve(model, sock))
         url = f"http://127.0.0.1:{port}"
         async with (
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
             httpx.AsyncClient(base_url=url, timeout=20) as http,
         ):
-            found = Served(routers[0], client, http, ports[0])
+            found = Served(routers[0], client, http, ports[0], process)
             yield found
         process.stop()
         await serving
