@@ -25,6 +25,7 @@ from alignedserve.gateway.keys import Keys
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service, service_of
+from alignedserve.gateway.structure import check_structure
 from alignedserve.gateway.tokens import tokens_router
 from alignedserve.sampling_params import SamplingParams
 
@@ -57,6 +58,7 @@ def create_app(
         service = service_of(body.service_tier, body.slo, http.headers)
         params = body.sampling_params()
         limits.check(len(body.prompts), params)
+        await check_structure(model, limits, params, body.structure_name)
         prompts = [await model.prompt_ids(prompt) for prompt in body.prompts]
         answer = CompletionAnswer(
             model,
@@ -76,6 +78,7 @@ def create_app(
         service = service_of(body.service_tier, body.slo, http.headers)
         params = body.sampling_params()
         limits.check(1, params)
+        await check_structure(model, limits, params, body.structure_name)
         prompts = [await model.chat_ids(body.messages, body.chat_template_kwargs or {})]
         answer = ChatAnswer(model, int(time.time()), bool(body.logprobs), service.name)
         generation = _generation(islands, model, limits, prompts, params, service)

@@ -17,6 +17,7 @@ from alignedserve.engine.validate import Vocabulary, check_ids, check_request
 from alignedserve.gateway.errors import ApiError
 from alignedserve.models.locate import locate_model
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
 
@@ -31,6 +32,7 @@ class ServedModel:
     tokenizer: Tokenizer | None
     vocabulary: Vocabulary
     max_model_len: int
+    grammars: Grammars
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -47,7 +49,9 @@ class ServedModel:
         tokenizer = None
         if directory is not None and not config.skip_tokenizer_init:
             tokenizer = Tokenizer.from_directory(directory)
-        return cls(name, tokenizer, vocabulary_of(found.config), choose_max_model_len(config, found.config))
+        vocabulary = vocabulary_of(found.config)
+        grammars = Grammars(lambda: tokenizer, vocabulary.size, vocabulary.eos_token_ids)
+        return cls(name, tokenizer, vocabulary, choose_max_model_len(config, found.config), grammars)
 
     def check_name(self, asked: str | None) -> None:
         if asked is not None and asked != self.name:
@@ -97,9 +101,12 @@ class ServedModel:
     async def _encode(self, name: str, text: str, add_special_tokens: bool) -> list[int]:
         tokenizer = self._need_tokenizer(name)
         self._check_length(name, text)
-        if len(text) < LONG_TEXT:
-            return tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+        try:
+            if len(text) < LONG_TEXT:
+                return tokenizer.encode(text, add_special_tokens)
+            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+        except ValueError as error:
+            raise ApiError(400, f"{name}: {error}", param=name) from error
 
     def _check_length(self, name: str, text: str) -> None:
         """Refuses what can't fit, whatever its tokens are, before time goes into finding them."""
