@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from alignedserve.structured_outputs import StructuredOutputsParams
-from alignedserve.types import InvalidRequest
+from alignedserve.types import InvalidRequest, is_text
 
 # Largest seed that a client may give: seeds are 64-bit.
 MAX_SEED = 2**63 - 1
@@ -161,5 +161,5 @@ def _check_stop_strings(strings: list[str]) -> None:
     if len(strings) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"stop: {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
     for text in strings:
-        if not isinstance(text, str) or not text:
+        if not is_text(text) or not text:
             raise InvalidRequest(f"stop={text!r}: must be a non-empty string")

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from alignedserve.types import InvalidRequest
+from alignedserve.types import InvalidRequest, is_text
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class StructuredOutputsParams:
             self.json = _as_text(self.json)
         for name in ("json", "regex", "grammar"):
             text = getattr(self, name)
-            if text is not None and not isinstance(text, str):
+            if text is not None and not is_text(text):
                 raise InvalidRequest(f"structured_outputs.{name}={text!r}: must be a string")
         if self.choice is not None and not _are_texts(self.choice):
             raise InvalidRequest("structured_outputs.choice: must be a list of at least one non-empty string")
@@ -63,6 +63,4 @@ def _as_text(schema: dict[str, Any]) -> str:
 
 
 def _are_texts(values: object) -> bool:
-    return (
-        isinstance(values, list) and bool(values) and all(isinstance(each, str) and each for each in values)
-    )
+    return isinstance(values, list) and bool(values) and all(is_text(each) and each for each in values)

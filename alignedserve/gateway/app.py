@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 import alignedserve
 from alignedserve.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Json
 from alignedserve.gateway.bodies import ChatBody, CompletionBody
+from alignedserve.gateway.description import describe
 from alignedserve.gateway.doors import Doors
 from alignedserve.gateway.errors import ApiError, add_error_handlers
 from alignedserve.gateway.gate import Gate
@@ -31,6 +32,9 @@ from alignedserve.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
 
+# whole, or as a stream
+ANSWERED: dict[int | str, Any] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
+
 
 def create_app(
     model: ServedModel,
@@ -43,7 +47,7 @@ def create_app(
     app = FastAPI(title="AlignedServe", version=alignedserve.__version__)
     add_error_handlers(app)
 
-    @app.get("/health")
+    @app.get("/health", responses={503: {"description": "It can't answer, and why"}})
     async def health_route() -> Response:
         status, body = await health(islands, doors)
         return JSONResponse(body, status)
@@ -52,7 +56,7 @@ def create_app(
 
     app.include_router(tokens_router(model))
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=ANSWERED)
     async def completions(body: CompletionBody, http: Request) -> Response:
         model.check_name(body.model)
         service = service_of(body.service_tier, body.slo, http.headers)
@@ -72,7 +76,7 @@ def create_app(
         generation = _generation(islands, model, limits, prompts, params, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=ANSWERED)
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         model.check_name(body.model)
         service = service_of(body.service_tier, body.slo, http.headers)
@@ -97,6 +101,7 @@ def create_app(
     async def cluster() -> Json:
         return cluster_body(await islands.cluster())
 
+    app.openapi = describe(app)  # type: ignore[method-assign]
     return app
 
 

@@ -92,9 +92,11 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
-    if error.detail != phrase:
-        return ApiError(error.status_code, error.detail).response()
-    return ApiError(error.status_code, f"{request.method} {request.url.path}: {phrase.lower()}").response()
+    place = f"{request.method} {request.url.path}: {phrase.lower()}"
+    found = ApiError(error.status_code, place if error.detail == phrase else error.detail)
+    # which methods there are, for one
+    found.headers |= error.headers or {}
+    return found.response()
 
 
 async def _unexpected(_: Request, error: Exception) -> JSONResponse:

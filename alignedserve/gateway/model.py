@@ -48,7 +48,7 @@ class ServedModel:
         directory = config.tokenizer or found.directory
         tokenizer = None
         if directory is not None and not config.skip_tokenizer_init:
-            tokenizer = Tokenizer.from_directory(directory)
+            tokenizer = Tokenizer.from_directory(directory, where=name)
         vocabulary = vocabulary_of(found.config)
         grammars = Grammars(lambda: tokenizer, vocabulary.size, vocabulary.eos_token_ids)
         return cls(name, tokenizer, vocabulary, choose_max_model_len(config, found.config), grammars)

@@ -27,9 +27,12 @@ class Tokenizer:
         self._chat_templates = ChatTemplates(files.chat_templates, files.special_tokens, where)
 
     @classmethod
-    def from_directory(cls, directory: Path | str) -> Tokenizer:
-        """Raises ValueError naming the directory and the files looked for when it holds no tokenizer."""
-        return cls(read_tokenizer_files(Path(directory).expanduser()), str(directory))
+    def from_directory(cls, directory: Path | str, where: str | None = None) -> Tokenizer:
+        """Raises ValueError naming the directory and the files looked for when it holds no tokenizer.
+
+        `where`: what later errors call it, if not the directory.
+        """
+        return cls(read_tokenizer_files(Path(directory).expanduser()), where or str(directory))
 
     @cached_property
     def bos_token_id(self) -> int | None:

@@ -334,6 +334,44 @@ def test_what_is_wrong_is_named(
     play(scenario)
 
 
+def test_no_message_says_where_the_model_lies() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            body = {"messages": [{"role": "nobody", "content": "x"}]}
+            message = (await at.post("/v1/chat/completions", body)).json()["error"]["message"]
+            assert message.startswith("demo: the chat template rejects these messages")
+            assert str(demo.MODEL_DIR) not in message
+
+    play(scenario)
+
+
+def test_what_cannot_be_encoded_is_refused_and_can_be_told() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            for path, content in [
+                ("completions", rb'{"prompt": "\ud800"}'),
+                ("completions", rb'{"prompt": "x", "stop": "\ud800"}'),
+                ("completions", rb'{"prompt": "x", "\ud800": 1}'),
+                ("completions", rb'{"prompt": "x", "model": "\ud800"}'),
+                ("completions", rb'{"prompt": "x", "max_tokens": 1e400}'),
+                ("completions", b'{"prompt": "x", "max_tokens": 1%s}' % (b"0" * 40)),
+                ("completions", b'{"prompt": "x", "top_k": 1%s}' % (b"0" * 40)),
+                ("completions", b'{"prompt": [1%s]}' % (b"0" * 40)),
+                ("completions", rb'{"prompt": "x", "structured_outputs": {"choice": ["\ud800"]}}'),
+                ("completions", rb'{"prompt": "x", "structured_outputs": {"json": {"const": "\ud800"}}}'),
+                ("completions", rb'{"prompt": "x", "logit_bias": {"\ud800": 1}}'),
+                ("chat/completions", rb'{"messages": [{"role": "user", "content": "\ud800"}]}'),
+                ("chat/completions", rb'{"messages": [{"role": "\ud800", "content": ""}]}'),
+                ("chat/completions", b'{"messages": ' + b"[" * 100_000),
+            ]:
+                response = await at.http.post(f"/v1/{path}", content=content, headers=JSON)
+                assert response.status_code in (400, 404), content[:80]
+                assert response.json()["error"]["message"]
+            assert at.router.submitted == []
+
+    play(scenario)
+
+
 def test_every_error_has_openais_envelope() -> None:
     async def scenario() -> None:
         async with served() as at:
