@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo serve test lint types check lock clean
+.PHONY: demo serve test fuzz lint types check lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -14,6 +14,10 @@ serve: .venv/installed
 # two at a time, each file whole
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# some minutes; FUZZ_EXAMPLES=5000 make fuzz for longer
+fuzz: .venv/installed
+	FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-300} $(BIN)/python -m pytest tests/gateway/test_fuzz.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -8,15 +8,17 @@ if TYPE_CHECKING:
     from alignedserve.llm import LLM
     from alignedserve.outputs import CompletionOutput, RequestOutput
     from alignedserve.sampling_params import SamplingParams
+    from alignedserve.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
 
 _HOMES = {
     "LLM": "alignedserve.llm",
     "CompletionOutput": "alignedserve.outputs",
     "RequestOutput": "alignedserve.outputs",
     "SamplingParams": "alignedserve.sampling_params",
+    "StructuredOutputsParams": "alignedserve.structured_outputs",
 }
 
 

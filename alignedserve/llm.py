@@ -142,6 +142,8 @@ class LLM:
             check_request(token_ids, params, self.engine.vocabulary, self.engine.max_model_len)
             if params.stop_strings:
                 self.get_tokenizer()
+            if params.structured_outputs is not None:
+                self.engine.grammars.check(params.structured_outputs)
         except ValueError as error:
             raise InvalidRequest(f"prompts[{index}]: {error}") from error
         job = _Job(str(next(self._ids)), text, token_ids, params)

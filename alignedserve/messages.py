@@ -379,6 +379,10 @@ class Cluster(Message):
     requests: dict[str, int]
 
 
+class Drain(Message):
+    """From a launcher, passed on to gateways: take nothing new, finish what runs, and then end."""
+
+
 class Stop(Message):
     """From a launcher: the system shuts down. The router passes it on to everyone, and then stops itself."""
 
@@ -415,5 +419,6 @@ AnyMessage = (
     | PoolUse
     | AskCluster
     | Cluster
+    | Drain
     | Stop
 )

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from alignedserve.types import InvalidRequest
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.types import InvalidRequest, is_text
 
 # Largest seed that a client may give: seeds are 64-bit.
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
+# of anything that is counted; messages between processes hold no more than 64 bits
+MAX_COUNT = 2**31 - 1
 MAX_STOP_STRINGS = 64
 
 
@@ -54,6 +57,8 @@ class SamplingParams:
     # False: return ids only
     detokenize: bool = True
     skip_special_tokens: bool = True
+    # the output follows a schema, a regex, a grammar, or is one of several texts
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _check_stop_strings(self.stop_strings)
@@ -71,6 +76,10 @@ class SamplingParams:
             )
         if self.stop_strings and not self.detokenize:
             raise InvalidRequest(f"stop={self.stop!r}: needs detokenize=True")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise InvalidRequest(
+                f"structured_outputs={self.structured_outputs!r}: must be a StructuredOutputsParams"
+            )
         if not isinstance(self.logit_bias, dict | None):
             raise InvalidRequest(f"logit_bias={self.logit_bias!r}: must be a dict from token ids to numbers")
         for token, bias in (self.logit_bias or {}).items():
@@ -100,6 +109,7 @@ class SamplingParams:
             and not self.logit_bias
             and self.min_tokens == 0
             and self.logprobs is None
+            and self.structured_outputs is None
         )
 
     @classmethod
@@ -116,14 +126,14 @@ _LIMITS: dict[str, tuple[type, float, float, str]] = {
     "n": (int, 1, 1024, "an integer from 1 to 1024"),
     "temperature": (float, 0.0, 100.0, "a number from 0 to 100"),
     "top_p": (float, math.ulp(0.0), 1.0, "a number above 0, up to 1"),
-    "top_k": (int, -1, math.inf, "an integer: -1 or 0 (all), or at least 1"),
+    "top_k": (int, -1, MAX_COUNT, "an integer: -1 or 0 (all), or at least 1"),
     "min_p": (float, 0.0, 1.0, "a number from 0 to 1"),
     "repetition_penalty": (float, math.ulp(0.0), 100.0, "a number above 0, up to 100"),
     "presence_penalty": (float, -2.0, 2.0, "a number from -2 to 2"),
     "frequency_penalty": (float, -2.0, 2.0, "a number from -2 to 2"),
     "seed": (int, -MAX_SEED - 1, MAX_SEED, "a 64-bit integer"),
-    "max_tokens": (int, 1, math.inf, "an integer, at least 1"),
-    "min_tokens": (int, 0, math.inf, "an integer, at least 0"),
+    "max_tokens": (int, 1, MAX_COUNT, "an integer, at least 1 (and below 2**31)"),
+    "min_tokens": (int, 0, MAX_COUNT, "an integer, at least 0 (and below 2**31)"),
     "logprobs": (int, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}"),
     "prompt_logprobs": (int, 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}"),
 }
@@ -151,5 +161,5 @@ def _check_stop_strings(strings: list[str]) -> None:
     if len(strings) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"stop: {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
     for text in strings:
-        if not isinstance(text, str) or not text:
+        if not is_text(text) or not text:
             raise InvalidRequest(f"stop={text!r}: must be a non-empty string")

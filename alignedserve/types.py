@@ -16,5 +16,16 @@ InstanceId = NewType("InstanceId", str)
 Epoch = NewType("Epoch", int)
 
 
+def is_text(value: object) -> bool:
+    """A string that can be sent: without half of a surrogate pair."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class InvalidRequest(ValueError):
     """A request that can't be run. The message names the field, its value and what is allowed."""

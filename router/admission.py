@@ -9,9 +9,17 @@ from router.fleet import Fleet
 Refusal = tuple[str, str]
 
 
-def refuse(request: Request, fleet: Fleet, num_queued: int, config: RouterConfig) -> Refusal | None:
+def refuse(
+    request: Request, fleet: Fleet, num_queued: int, num_queued_tokens: int, config: RouterConfig
+) -> Refusal | None:
     if num_queued >= config.max_num_queued_reqs:
         return "full", f"{num_queued} requests wait already, at most {config.max_num_queued_reqs} may"
+    if num_queued_tokens and num_queued_tokens + len(request.prompt) > config.max_num_queued_tokens:
+        return (
+            "full",
+            f"{num_queued_tokens} tokens wait for prefill already, and with the {len(request.prompt)} of this "
+            f"prompt there would be more than {config.max_num_queued_tokens}",
+        )
     instances = [*fleet.prefills, *fleet.decodes]
     if not fleet.pool or not instances:
         return None

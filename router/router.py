@@ -70,6 +70,12 @@ class Router:
         return len(self.life.queue) + len(self.life.reserving)
 
     @property
+    def num_queued_tokens(self) -> int:
+        """That wait to be computed."""
+        reserving = sum(entry.num_missing for entry in self.life.reserving.values())
+        return self.life.queue.num_tokens + reserving
+
+    @property
     def is_idle(self) -> bool:
         """Nobody waits for anything, and no time needs to pass."""
         return not self.life.entries and not len(self._orphans)
@@ -129,7 +135,7 @@ class Router:
 
     def _take(self, gateway: InstanceId, submit: Submit) -> None:
         life, request = self.life, submit.request
-        refusal = refuse(request, life.fleet, self.num_queued, self.config)
+        refusal = refuse(request, life.fleet, self.num_queued, self.num_queued_tokens, self.config)
         if refusal:
             life.send(gateway, Rejected(request.key, *refusal))
             return

@@ -17,6 +17,7 @@ from alignedserve.messages import (
     Candidates,
     Cluster,
     DecodeReport,
+    Drain,
     Failed,
     Gone,
     Hello,
@@ -45,7 +46,7 @@ _MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
     "prefill": (PrefillReport, Gone, Failed),
     "decode": (DecodeReport, Gone, Failed),
     "gateway": (Submit, Abort, AskCluster),
-    "launcher": (AskCluster, Stop),
+    "launcher": (AskCluster, Drain, Stop),
 }
 
 
@@ -114,6 +115,8 @@ class RouterServer:
                 self._pool_use = message
             case AskCluster(ticket=ticket):
                 self._hub.send(hello.instance_id, self._describe(ticket))
+            case Drain():
+                self._tell_all("gateway", message)
             case Stop():
                 self.stop()
             case _:
@@ -143,6 +146,9 @@ class RouterServer:
         return describe(self._router, self._me, self._hub, self._expected, self._pool_use, ticket)
 
     def _tell_launchers(self) -> None:
+        self._tell_all("launcher", self._describe(ticket=0))
+
+    def _tell_all(self, role: str, message: AnyMessage) -> None:
         for hello in self._hub:
-            if hello.role == "launcher":
-                self._hub.send(hello.instance_id, self._describe(ticket=0))
+            if hello.role == role:
+                self._hub.send(hello.instance_id, message)

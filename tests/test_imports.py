@@ -18,7 +18,16 @@ DATA_PLANE_MAY_IMPORT = {"torch", "numpy", "safetensors", "tokenizers", "hugging
 OURS = ("alignedserve", "kernels", "kvpool", "router", "prefill_worker", "decode_worker")
 BASE = {
     f"alignedserve.{name}"
-    for name in ("types", "config", "messages", "sampling_params", "seeds", "kv_format", "wire")
+    for name in (
+        "types",
+        "config",
+        "messages",
+        "sampling_params",
+        "structured_outputs",
+        "seeds",
+        "kv_format",
+        "wire",
+    )
 }
 INSTANCE = BASE | {"alignedserve.engine", "alignedserve.instance", "alignedserve.transport", "kvpool.segment"}
 SCHEDULES = {"prefill_worker.schedule", "decode_worker.schedule"}

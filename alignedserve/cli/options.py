@@ -42,5 +42,14 @@ def _option(name: str, kind: Any, default: Any, text: str) -> Callable[[Command]
     flag = f"--{name.replace('_', '-')}"
     if kind is bool:
         flag = f"{flag}/--no-{flag[2:]}"
+    is_repeatable = get_origin(kind) is tuple
     plain = kind if get_origin(kind) is None and isinstance(kind, type) else get_args(kind)[0]
-    return click.option(flag, name, type=plain, default=default, show_default=default is not None, help=text)
+    return click.option(
+        flag,
+        name,
+        type=plain,
+        default=default,
+        multiple=is_repeatable,
+        show_default=default is not None and not is_repeatable,
+        help=text,
+    )

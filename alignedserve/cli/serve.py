@@ -8,6 +8,7 @@ import click
 
 from alignedserve.cli.options import engine_options, options_of, taken
 from alignedserve.config import EngineConfig
+from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
 from router.config import RouterConfig
 
@@ -15,6 +16,7 @@ from router.config import RouterConfig
 @click.command("serve")
 @click.argument("model", required=False)
 @options_of(ServeConfig)
+@options_of(Limits)
 @engine_options
 @options_of(RouterConfig)
 def command(model: str | None, **options: Any) -> None:
@@ -26,8 +28,9 @@ def command(model: str | None, **options: Any) -> None:
         options["served_model_name"] = options["served_model_name"] or "demo"
     engine = EngineConfig(model or str(demo.MODEL_DIR), **taken(EngineConfig, options))
     config = ServeConfig(**taken(ServeConfig, options))
+    limits = Limits(**taken(Limits, options))
     try:
-        serve(engine, RouterConfig(**taken(RouterConfig, options)), config, _say)
+        serve(engine, RouterConfig(**taken(RouterConfig, options)), config, limits, _say)
     except RuntimeError as error:
         # PartFailed; imported by name it would bring ray into every --help
         raise click.ClickException(str(error)) from error

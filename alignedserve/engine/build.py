@@ -23,6 +23,8 @@ from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.source import ModelSource, resolve_model
+from alignedserve.text.grammar import Grammars
+from alignedserve.text.tokenizer import Tokenizer
 
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -50,7 +52,8 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
     form = block_format(config, model_config, dtype_name)
-    engine = _assemble(config, model, ops, form, max_model_len, policy)
+    grammars = _grammars(config, source)
+    engine = _assemble(config, model, ops, form, max_model_len, policy, grammars)
     return BuiltEngine(engine, model_config, source)
 
 
@@ -61,6 +64,7 @@ def _assemble(
     form: BlockFormat,
     max_model_len: int,
     policy: type[IterationPolicy],
+    grammars: Grammars,
 ) -> Engine:
     blocks = BlockManager(_num_blocks(config, form, max_model_len, ops.device))
     cache = KVCache(form, blocks.num_blocks, ops.device)
@@ -84,7 +88,18 @@ def _assemble(
         table=BatchTable(max_seqs, max_blocks_per_seq, form.block_size),
         vocabulary=vocabulary_of(model.config),
         max_model_len=max_model_len,
+        grammars=grammars,
     )
+
+
+def _grammars(config: EngineConfig, source: ModelSource) -> Grammars:
+    vocabulary = vocabulary_of(source.config)
+    directory = None if config.skip_tokenizer_init else config.tokenizer or source.directory
+
+    def tokenizer() -> Tokenizer | None:
+        return None if directory is None else Tokenizer.from_directory(directory)
+
+    return Grammars(tokenizer, vocabulary.size, vocabulary.eos_token_ids)
 
 
 def _device(name: str) -> torch.device:

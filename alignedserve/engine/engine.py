@@ -20,6 +20,7 @@ from alignedserve.engine.request import Request, Status
 from alignedserve.engine.runner import IterationResult, ModelRunner
 from alignedserve.engine.validate import Vocabulary, check_request
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.text.grammar import Grammars
 from alignedserve.types import BlockId, RequestId
 
 
@@ -53,9 +54,11 @@ class Engine:
         table: BatchTable,
         vocabulary: Vocabulary,
         max_model_len: int,
+        grammars: Grammars,
     ) -> None:
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
+        self.grammars = grammars
         self._runner = runner
         self._policy = policy
         self._blocks = blocks
@@ -68,6 +71,8 @@ class Engine:
         self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
     ) -> None:
         """Queues a request. Raises InvalidRequest, and nothing is queued, when it can't be run."""
+        if params.structured_outputs is not None:
+            self.grammars.check(params.structured_outputs)
         request = self._request(request_id, prompt_token_ids, params, seed)
         self._queues.waiting.append(request)
 
@@ -206,6 +211,7 @@ class Engine:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
         check_request(prompt_token_ids, params, self.vocabulary, self.max_model_len)
         room = self.max_model_len - len(prompt_token_ids)
+        wanted = params.structured_outputs
         stops = frozenset(params.stop_token_ids or ())
         request = Request(
             request_id=request_id,
@@ -214,6 +220,7 @@ class Engine:
             seed=seed,
             stop_token_ids=stops if params.ignore_eos else stops | self.vocabulary.eos_token_ids,
             max_output_len=min(room, params.max_tokens or room),
+            matcher=None if wanted is None else self.grammars.matcher(wanted),
         )
         self._requests[request_id] = request
         return request
@@ -273,6 +280,8 @@ class Engine:
         for row, request in enumerate(result.requests):
             if row in sampled.broken:
                 output = TokenOutput(request.request_id, None, "error", error=_broken(request))
+            elif row in sampled.failed:
+                output = TokenOutput(request.request_id, None, "error", error=sampled.failed[row])
             else:
                 output = self._append(request, sampled.tokens[row])
                 output.logprobs = sampled.logprobs.get(row)
@@ -290,8 +299,13 @@ class Engine:
             request.output_counts[token] = request.output_counts.get(token, 0) + 1
         output = TokenOutput(request.request_id, token)
         num_output = len(request.output)
-        if token in request.stop_token_ids and num_output >= request.params.min_tokens:
-            is_eos = token in self.vocabulary.eos_token_ids and not request.params.ignore_eos
+        # a grammar allows the end of sequence at its own end only, and there nothing can follow
+        ends_grammar = request.matcher is not None and token in self.vocabulary.eos_token_ids
+        is_long_enough = num_output >= request.params.min_tokens
+        if ends_grammar or (token in request.stop_token_ids and is_long_enough):
+            is_eos = ends_grammar or (
+                token in self.vocabulary.eos_token_ids and not request.params.ignore_eos
+            )
             output.finish_reason, output.stop_reason = "stop", None if is_eos else token
         elif num_output >= request.max_output_len:
             output.finish_reason = "length"

@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.text.grammar import Matcher
 from alignedserve.types import RequestId
 
 
@@ -33,6 +34,8 @@ class Request:
     max_output_len: int
     # who added it says when it runs, and releases it
     is_adopted: bool = False
+    # of params.structured_outputs
+    matcher: Matcher | None = None
 
     # set by the engine
     status: Status = Status.WAITING

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from alignedserve.engine.constrain import MINUS_INFINITY, constrain
 from alignedserve.engine.logprobs import TokenLogprobs, token_logprobs
 from alignedserve.engine.noise import noise_keys
 from alignedserve.engine.ops.base import Ops
 from alignedserve.engine.request import Request
 from alignedserve.engine.truncate import truncate
-
-MINUS_INFINITY = float("-inf")
+from alignedserve.text.grammar import GrammarError
 
 
 @dataclass
@@ -24,6 +24,8 @@ class Sampled:
     broken: set[int] = field(default_factory=set)
     # row -> what was asked for with params.logprobs
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    # row -> why its grammar can't go on; its token is meaningless then
+    failed: dict[int, GrammarError] = field(default_factory=dict)
 
 
 class Sampler:
@@ -52,6 +54,10 @@ class Sampler:
         raw = chosen[wanted].log_softmax(dim=-1) if wanted else None
         for i, request in enumerate(subset):
             edit(chosen[i], request)
+            try:
+                constrain(chosen[i], request)
+            except GrammarError as error:
+                sampled.failed[rows[i]] = error
         tokens = self._choose(chosen, subset)
         for row, token in zip(rows, tokens, strict=True):
             sampled.tokens[row] = token

@@ -30,16 +30,16 @@ def check_request(
             f"prompt: {length} tokens; with max_model_len={max_model_len}, at most {max_model_len - 1} leave room "
             "for one output token"
         )
-    _check_ids("prompt_token_ids", prompt_token_ids, vocabulary)
-    _check_ids("stop_token_ids", params.stop_token_ids or (), vocabulary)
-    _check_ids("logit_bias", list(params.logit_bias or ()), vocabulary)
+    check_ids("prompt_token_ids", prompt_token_ids, vocabulary)
+    check_ids("stop_token_ids", params.stop_token_ids or (), vocabulary)
+    check_ids("logit_bias", list(params.logit_bias or ()), vocabulary)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
         if count is not None and count > vocabulary.size:
             raise InvalidRequest(f"{name}={count}: must be at most the vocabulary's size, {vocabulary.size}")
 
 
-def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
+def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
     try:
         array = np.asarray(ids)
         is_integers = array.ndim == 1 and (array.size == 0 or array.dtype.kind in "iu")

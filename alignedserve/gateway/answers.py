@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from alignedserve.gateway.best_of import keep_best
 from alignedserve.gateway.generation import Delta, TokenLogprobs, Usage
 from alignedserve.gateway.model import ServedModel
 
@@ -27,6 +29,7 @@ class Answer(ABC):
     model: ServedModel
     created: int
     wants_logprobs: bool
+    service_tier: str = "default"
     id: str = ""
     # of each choice, characters said
     _lengths: dict[int, int] = field(default_factory=dict)
@@ -71,6 +74,8 @@ class Answer(ABC):
             "object": kind,
             "created": self.created,
             "model": self.model.name,
+            "system_fingerprint": self.model.system_fingerprint,
+            "service_tier": self.service_tier,
             "choices": choices,
         }
 
@@ -91,14 +96,34 @@ class Answer(ABC):
     def _logprobs(self, delta: Delta) -> Json: ...
 
 
+@dataclass
 class CompletionAnswer(Answer):
+    # choices of each prompt: those that are made, and those that are given
+    num_made: int = 1
+    num_given: int = 1
+    # of each prompt, what its answers begin with
+    echoes: Sequence[str] | None = None
+
     id_prefix = "cmpl"
     kind = chunk_kind = "text_completion"
+
+    def whole(self, deltas: list[Delta], usage: Usage) -> Json:
+        if self.num_given < self.num_made:
+            deltas = keep_best(deltas, self.num_made, self.num_given)
+        return super().whole(deltas, usage)
+
+    def _opening(self, index: int) -> list[Json]:
+        if self.echoes is None:
+            return []
+        return [{"index": index, "text": self._echo(index), "logprobs": None, "finish_reason": None}]
+
+    def _echo(self, index: int) -> str:
+        return "" if self.echoes is None else self.echoes[index // self.num_given]
 
     def _whole_choice(self, index: int, choice: _Whole) -> Json:
         return {
             "index": index,
-            "text": choice.text,
+            "text": self._echo(index) + choice.text,
             "logprobs": choice.logprobs,
             "finish_reason": choice.finish_reason,
         }

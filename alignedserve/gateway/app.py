@@ -15,34 +15,77 @@ from starlette.types import Receive, Scope, Send
 import alignedserve
 from alignedserve.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Json
 from alignedserve.gateway.bodies import ChatBody, CompletionBody
+from alignedserve.gateway.description import describe
+from alignedserve.gateway.doors import Doors
 from alignedserve.gateway.errors import ApiError, add_error_handlers
+from alignedserve.gateway.gate import Gate
 from alignedserve.gateway.generation import Delta, Generation
 from alignedserve.gateway.health import cluster_body, health
 from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.keys import Keys
+from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.service import Service, service_of
+from alignedserve.gateway.structure import check_structure
+from alignedserve.gateway.tokens import tokens_router
 from alignedserve.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
 
+# whole, or as a stream
+ANSWERED: dict[int | str, Any] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
-def create_app(model: ServedModel, islands: Islands) -> FastAPI:
+
+def create_app(
+    model: ServedModel,
+    islands: Islands,
+    doors: Doors | None = None,
+    keys: Keys | None = None,
+    limits: Limits | None = None,
+) -> FastAPI:
+    doors, keys, limits = doors or Doors(), keys or Keys(), limits or Limits()
     app = FastAPI(title="AlignedServe", version=alignedserve.__version__)
     add_error_handlers(app)
 
-    @app.post("/v1/completions")
+    @app.get("/health", responses={503: {"description": "It can't answer, and why"}})
+    async def health_route() -> Response:
+        status, body = await health(islands, doors)
+        return JSONResponse(body, status)
+
+    app.add_middleware(Gate, router=app.router, public=health_route, keys=keys, limits=limits, doors=doors)
+
+    app.include_router(tokens_router(model))
+
+    @app.post("/v1/completions", responses=ANSWERED)
     async def completions(body: CompletionBody, http: Request) -> Response:
         model.check_name(body.model)
-        prompts = [model.prompt_ids(prompt) for prompt in body.prompts]
-        answer = CompletionAnswer(model, int(time.time()), body.logprobs is not None)
-        generation = _generation(islands, model, prompts, body.sampling_params())
+        service = service_of(body.service_tier, body.slo, http.headers)
+        params = body.sampling_params()
+        limits.check(len(body.prompts), params)
+        await check_structure(model, limits, params, body.structure_name)
+        prompts = [await model.prompt_ids(prompt) for prompt in body.prompts]
+        answer = CompletionAnswer(
+            model,
+            int(time.time()),
+            body.logprobs is not None,
+            service.name,
+            num_made=params.n,
+            num_given=body.n or 1,
+            echoes=[model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
+        )
+        generation = _generation(islands, model, limits, prompts, params, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=ANSWERED)
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         model.check_name(body.model)
-        prompts = [model.chat_ids(body.messages, body.chat_template_kwargs or {})]
-        answer = ChatAnswer(model, int(time.time()), bool(body.logprobs))
-        generation = _generation(islands, model, prompts, body.sampling_params())
+        service = service_of(body.service_tier, body.slo, http.headers)
+        params = body.sampling_params()
+        limits.check(1, params)
+        await check_structure(model, limits, params, body.structure_name)
+        prompts = [await model.chat_ids(body.messages, body.chat_template_kwargs or {})]
+        answer = ChatAnswer(model, int(time.time()), bool(body.logprobs), service.name)
+        generation = _generation(islands, model, limits, prompts, params, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
     @app.get("/v1/models")
@@ -54,24 +97,28 @@ def create_app(model: ServedModel, islands: Islands) -> FastAPI:
         model.check_name(name)
         return _model_body(model)
 
-    @app.get("/health")
-    async def health_route() -> Response:
-        status, body = await health(islands)
-        return JSONResponse(body, status)
-
     @app.get("/v1/cluster")
     async def cluster() -> Json:
         return cluster_body(await islands.cluster())
 
+    app.openapi = describe(app)  # type: ignore[method-assign]
     return app
 
 
 def _generation(
-    islands: Islands, model: ServedModel, prompts: list[list[int]], params: SamplingParams
+    islands: Islands,
+    model: ServedModel,
+    limits: Limits,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    service: Service,
 ) -> Generation:
     for prompt in prompts:
+        limits.check_prompt(len(prompt))
         model.check(prompt, params)
-    return Generation(islands, model, prompts, params)
+    return Generation(
+        islands, model, prompts, params, service.tier, ttft_s=service.ttft_s, tbt_s=service.tbt_s
+    )
 
 
 async def _respond(

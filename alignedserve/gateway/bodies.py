@@ -5,17 +5,21 @@ Ranges are checked by SamplingParams, for every way into the system the same.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from alignedserve.gateway.service import ServiceTier, Slo
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
 # OpenAI's default for completions; chats go on until the model ends them
 COMPLETION_MAX_TOKENS = 16
 
 TokenIds = Annotated[list[int], Field(min_length=1)]
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
@@ -23,6 +27,50 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     include_obfuscation: bool = False
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    # the output follows the schema in any case
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's. See StructuredOutputsParams."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class _Body(BaseModel):
@@ -47,12 +95,21 @@ class _Body(BaseModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    service_tier: ServiceTier | None = None
+    slo: Slo | None = None
     # change nothing here
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @property
+    def structure_name(self) -> str:
+        """The parameter that says what the output has to look like."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
     def includes_usage(self) -> bool:
@@ -66,7 +123,24 @@ class _Body(BaseModel):
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
-        return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs)
+        return SamplingParams(
+            **given, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=self._structured_outputs()
+        )
+
+    def _structured_outputs(self) -> StructuredOutputsParams | None:
+        of_format = _structure_of(self.response_format)
+        wanted = self.structured_outputs
+        if wanted is None:
+            return of_format
+        if of_format is not None:
+            raise InvalidRequest("structured_outputs: not together with response_format")
+        return StructuredOutputsParams(
+            json=wanted.json_schema,
+            regex=wanted.regex,
+            choice=wanted.choice,
+            grammar=wanted.grammar,
+            json_object=wanted.json_object,
+        )
 
 
 # fields that SamplingParams has by the same name and meaning
@@ -99,7 +173,7 @@ class CompletionBody(_Body):
     max_tokens: int | None = COMPLETION_MAX_TOKENS
     logprobs: int | None = None
     best_of: int | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     suffix: None = None
 
     @property
@@ -111,25 +185,31 @@ class CompletionBody(_Body):
         return list(self.prompt)
 
     def sampling_params(self) -> SamplingParams:
+        """With n as many choices as are made, see `best_of`."""
         self.check()
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidRequest(f"best_of={self.best_of}: must be n={self.n or 1}, or absent")
-        return self._sampling_params(self.max_tokens, self.logprobs)
-
-
-class TextFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["text"]
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest(
+                "echo: with logprobs not supported; the prompt's log-probabilities are not kept"
+            )
+        params = self._sampling_params(self.max_tokens, self.logprobs)
+        if self.best_of is None or self.best_of == params.n:
+            return params
+        if self.best_of < params.n:
+            raise InvalidRequest(f"best_of={self.best_of}: must be at least n={params.n}")
+        if self.stream:
+            raise InvalidRequest(
+                f"best_of={self.best_of}: more than n={params.n} is not possible with stream=true"
+            )
+        # which ones are best is known by their log-probabilities
+        return replace(params, n=self.best_of, logprobs=params.logprobs or 0)
 
 
 class ChatBody(_Body):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Messages
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: TextFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def sampling_params(self) -> SamplingParams:
@@ -139,6 +219,17 @@ class ChatBody(_Body):
         newer = self.max_completion_tokens
         max_tokens = self.max_tokens if newer is None else newer
         return self._sampling_params(max_tokens, self.top_logprobs or 0 if self.logprobs else None)
+
+
+def _structure_of(
+    form: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
+) -> StructuredOutputsParams | None:
+    match form:
+        case JsonSchemaFormat(json_schema=JsonSchema(json_schema=dict(schema))):
+            return StructuredOutputsParams(json=schema)
+        case JsonObjectFormat() | JsonSchemaFormat():
+            return StructuredOutputsParams(json_object=True)
+    return None
 
 
 def _token_id(key: str) -> int:

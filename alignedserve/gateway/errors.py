@@ -35,10 +35,16 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _encodable(self.param)
+        return {"error": {"message": _encodable(str(self)), "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)
+
+
+def _encodable(text: str) -> str:
+    """What a client sent and is told of may hold half of a surrogate pair."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def unavailable(message: str) -> ApiError:
@@ -47,7 +53,7 @@ def unavailable(message: str) -> ApiError:
 
 def invalid(error: ValueError) -> ApiError:
     """Our messages begin with the name of what is wrong: "top_p=2: must be ..."."""
-    name = re.match(r"[a-z_]+(?=[=:\[ ])", str(error))
+    name = re.match(r"[a-z_]+(?=[=:\[ .])", str(error))
     return ApiError(400, str(error), param=name[0] if name else None)
 
 
@@ -85,8 +91,12 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {HTTPStatus(error.status_code).phrase.lower()}"
-    return ApiError(error.status_code, message).response()
+    phrase = HTTPStatus(error.status_code).phrase
+    place = f"{request.method} {request.url.path}: {phrase.lower()}"
+    found = ApiError(error.status_code, place if error.detail == phrase else error.detail)
+    # which methods there are, for one
+    found.headers |= error.headers or {}
+    return found.response()
 
 
 async def _unexpected(_: Request, error: Exception) -> JSONResponse:

@@ -46,6 +46,8 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            # a prompt's KV is its own: nothing is taken from earlier requests
+            "prompt_tokens_details": {"cached_tokens": 0},
         }
 
 
@@ -61,6 +63,11 @@ class Generation:
     model: ServedModel
     prompts: Sequence[list[int]]
     params: SamplingParams
+    # see messages.Request
+    tier: str = "rt"
+    deadline_s: float | None = None
+    ttft_s: float | None = None
+    tbt_s: float | None = None
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -92,7 +99,17 @@ class Generation:
 
     def _open(self, prompt: list[int], params: SamplingParams, seed: int) -> None:
         index = len(self._choices)
-        request = Request(_new_key(), prompt, params, seed, arrival_s=time.monotonic())
+        request = Request(
+            key=_new_key(),
+            prompt=prompt,
+            params=params,
+            seed=seed,
+            arrival_s=time.monotonic(),
+            ttft_s=self.ttft_s,
+            tbt_s=self.tbt_s,
+            tier=self.tier,
+            deadline_s=self.deadline_s,
+        )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from alignedserve.gateway.doors import Doors
 from alignedserve.gateway.errors import ApiError
 from alignedserve.gateway.islands import Islands, requests_of
 from alignedserve.messages import Cluster, Part
@@ -13,8 +14,10 @@ from alignedserve.messages import Cluster, Part
 NEEDED = ("kvpool", "prefill", "decode")
 
 
-async def health(islands: Islands) -> tuple[int, dict[str, Any]]:
+async def health(islands: Islands, doors: Doors) -> tuple[int, dict[str, Any]]:
     """HTTP status and body. One island that can answer is enough."""
+    if doors.are_closed:
+        return 503, {"status": "unavailable", "reason": "this server is stopping"}
     try:
         clusters = (await islands.cluster()).values()
     except ApiError as error:

@@ -20,6 +20,7 @@ from alignedserve.messages import (
     AnyMessage,
     AskCluster,
     Cluster,
+    Drain,
     Hello,
     InstanceLimits,
     NewTokens,
@@ -57,11 +58,13 @@ class Island:
         me: InstanceId,
         fingerprint: Mapping[str, str],
         on_lost: Callable[[Island], None] = lambda island: None,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_lost`: its router is gone; what is open may be taken elsewhere."""
+        """`on_lost`: its router is gone; what is open may be taken elsewhere. `on_drain`: see Drain."""
         hello = Hello("gateway", me, new_epoch(), os.getpid(), "", dict(fingerprint), InstanceLimits())
         self._link = RouterLink(address, lambda: hello, self)
         self._on_lost = on_lost
+        self._on_drain = on_drain
         self._open: dict[RequestKey, Open] = {}
         self._asked: dict[int, asyncio.Future[Cluster]] = {}
         self._tickets = itertools.count(1)
@@ -146,6 +149,8 @@ class Island:
                     self._news(news)
             case Rejected():
                 self._rejected(message)
+            case Drain():
+                self._on_drain()
             case Cluster(ticket=ticket) if ticket in self._asked and not self._asked[ticket].done():
                 self._asked[ticket].set_result(message)
 

@@ -14,9 +14,14 @@ from alignedserve.wire import RouterAddress
 
 class Islands:
     def __init__(
-        self, routers: Sequence[RouterAddress], me: InstanceId, fingerprint: Mapping[str, str]
+        self,
+        routers: Sequence[RouterAddress],
+        me: InstanceId,
+        fingerprint: Mapping[str, str],
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        self._islands = [Island(router, me, fingerprint, self._rescue) for router in routers]
+        """`on_drain`: the launcher says that nothing new is to be taken."""
+        self._islands = [Island(router, me, fingerprint, self._rescue, on_drain) for router in routers]
 
     async def run(self) -> None:
         """Until all routers have said so."""

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import alignedserve
 from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import choose_max_model_len, vocabulary_of
-from alignedserve.engine.validate import Vocabulary, check_request
+from alignedserve.engine.validate import Vocabulary, check_ids, check_request
 from alignedserve.gateway.errors import ApiError
 from alignedserve.models.locate import locate_model
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
+
+# Tokenising fewer characters takes less than a millisecond; more are a thread's work, and streams go on meanwhile.
+LONG_TEXT = 2000
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,14 @@ class ServedModel:
     tokenizer: Tokenizer | None
     vocabulary: Vocabulary
     max_model_len: int
+    grammars: Grammars
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def system_fingerprint(self) -> str:
+        """The same answer to the same seed can be expected while this stays the same."""
+        identity = f"{alignedserve.__version__} {self.name} {self.vocabulary.size} {self.max_model_len}"
+        return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ServedModel:
@@ -33,22 +48,39 @@ class ServedModel:
         directory = config.tokenizer or found.directory
         tokenizer = None
         if directory is not None and not config.skip_tokenizer_init:
-            tokenizer = Tokenizer.from_directory(directory)
-        return cls(name, tokenizer, vocabulary_of(found.config), choose_max_model_len(config, found.config))
+            tokenizer = Tokenizer.from_directory(directory, where=name)
+        vocabulary = vocabulary_of(found.config)
+        grammars = Grammars(lambda: tokenizer, vocabulary.size, vocabulary.eos_token_ids)
+        return cls(name, tokenizer, vocabulary, choose_max_model_len(config, found.config), grammars)
 
     def check_name(self, asked: str | None) -> None:
         if asked is not None and asked != self.name:
             message = f"model={asked!r}: does not exist; this server has {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        return self._need_tokenizer("prompt").encode(prompt) if isinstance(prompt, str) else prompt
+    async def prompt_ids(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        return await self._encode("prompt", prompt, add_special_tokens)
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+    async def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """The template writes its special tokens itself; `add_special_tokens` adds the tokenizer's to them."""
+        tokenizer = self._need_tokenizer("messages")
         try:
-            return self._need_tokenizer("messages").chat_ids(messages, **variables)
+            text = tokenizer.apply_chat_template(messages, **variables)
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
+        return await self._encode("messages", text, add_special_tokens)
+
+    def text_of(self, name: str, token_ids: Sequence[int]) -> str:
+        """`name`: of the parameter that holds them."""
+        check_ids(name, token_ids, self.vocabulary)
+        return self._need_tokenizer(name).decode(token_ids, skip_special_tokens=False)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
         if len(prompt) >= self.max_model_len:
@@ -65,6 +97,30 @@ class ServedModel:
         if self.tokenizer is None:
             return ""
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    async def _encode(self, name: str, text: str, add_special_tokens: bool) -> list[int]:
+        tokenizer = self._need_tokenizer(name)
+        self._check_length(name, text)
+        try:
+            if len(text) < LONG_TEXT:
+                return tokenizer.encode(text, add_special_tokens)
+            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+        except ValueError as error:
+            raise ApiError(400, f"{name}: {error}", param=name) from error
+
+    def _check_length(self, name: str, text: str) -> None:
+        """Refuses what can't fit, whatever its tokens are, before time goes into finding them."""
+        longest = self._longest_token
+        if longest is not None and len(text) > self.max_model_len * longest:
+            message = (
+                f"{name}: {len(text)} characters; prompt and output together may have {self.max_model_len} tokens, "
+                f"none longer than {longest} characters"
+            )
+            raise ApiError(400, message, param=name, code="context_length_exceeded")
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        return None if self.tokenizer is None else self.tokenizer.max_token_chars
 
     def _need_tokenizer(self, name: str) -> Tokenizer:
         if self.tokenizer is None:

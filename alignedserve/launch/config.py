@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Annotated
 
 
@@ -20,16 +21,41 @@ class ServeConfig:
         str | None, "of a Ray cluster to join: its nodes become islands [default: Ray on this machine]"
     ] = None
     num_islands: Annotated[int | None, "nodes of the cluster to use, and to wait for [default: all]"] = None
+    api_key: Annotated[
+        tuple[str, ...],
+        "clients must send one of these; repeat for several (others see them in ps: use a file)",
+    ] = field(default=(), repr=False)
+    api_key_file: Annotated[str | None, "file of API keys, one a line"] = None
+    allow_no_auth: Annotated[bool, "listen beyond this machine without API keys"] = False
+    shutdown_timeout: Annotated[float, "seconds that running requests get to finish when it is stopped"] = (
+        30.0
+    )
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
 
     def __post_init__(self) -> None:
         for name in ("prefill_instances", "decode_instances"):
             _in_range(name, getattr(self, name), 1, 1024)
+        if not self.shutdown_timeout >= 0:
+            raise ValueError(f"shutdown_timeout={self.shutdown_timeout}: must be at least 0")
+        has_keys = self.api_key or self.api_key_file is not None
+        if not has_keys and not self.allow_no_auth and not _is_loopback(self.host):
+            raise ValueError(
+                f"host={self.host!r}: anyone who reaches it could use it; give an --api-key or --api-key-file, "
+                "or say --allow-no-auth"
+            )
         _in_range("port", self.port, 1, 65535)
         if self.num_islands is not None:
             _in_range("num_islands", self.num_islands, 1, 1024)
         if self.pool_memory_bytes is not None:
             _in_range("pool_memory_bytes", self.pool_memory_bytes, 1, 2**63 - 1)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        # a name: where it leads is not known
+        return False
 
 
 def _in_range(name: str, value: int, low: int, high: int) -> None:

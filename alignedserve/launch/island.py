@@ -9,7 +9,7 @@ from collections.abc import Callable
 from alignedserve.launch.actors import RayActor
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import IslandPlan, PartPlan
-from alignedserve.messages import AnyMessage, Cluster, Hello, InstanceLimits, Part, Stop, Welcome
+from alignedserve.messages import AnyMessage, Cluster, Drain, Hello, InstanceLimits, Part, Stop, Welcome
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterLink, new_epoch
 
@@ -36,6 +36,7 @@ class IslandKeeper:
         self._name = plan.site.name
         self._link = RouterLink(plan.router, self._hello, self)
         self._epoch = new_epoch()
+        self._is_draining = False
 
     async def keep(self) -> None:
         """Until it is told to stop. Raises PartFailed, in a group."""
@@ -43,6 +44,11 @@ class IslandKeeper:
             group.create_task(self._link.run())
             for keeper in self.keepers.values():
                 group.create_task(keeper.keep())
+
+    def drain(self) -> None:
+        """Tells the router, which tells the gateways."""
+        self._is_draining = True
+        self._link.send(Drain())
 
     def stop(self) -> None:
         """Tells the router, which tells the others."""
@@ -53,6 +59,8 @@ class IslandKeeper:
     # ---- what the link hears ----
 
     def on_up(self, welcome: Welcome) -> None:
+        if self._is_draining:
+            self._link.send(Drain())
         self._router.seen(self._name, f"epoch {welcome.router_epoch}, port {self.plan.router.port}")
 
     def on_down(self) -> None:

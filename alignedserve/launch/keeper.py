@@ -48,6 +48,7 @@ class Keeper:
         self._is_stopping = False
         self._is_up = asyncio.Event()
         self._is_down = asyncio.Event()
+        self._ended = asyncio.Event()
         self._seen_by: set[str] = set()
         self._was_up = False
         # it was said that it is down
@@ -86,8 +87,16 @@ class Keeper:
             self._is_missed = True
             self._say(f"{self.name} is down; starting it again")
 
+    @property
+    def is_up(self) -> bool:
+        return self._is_up.is_set()
+
     async def until_up(self) -> None:
         await self._is_up.wait()
+
+    async def until_ended(self) -> None:
+        """`keep` has returned, or is about to."""
+        await self._ended.wait()
 
     def stopping(self) -> None:
         self._is_stopping = True
@@ -97,6 +106,7 @@ class Keeper:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch())
             await self._run()
+            self._ended.set()
             watching.cancel()
 
     async def _run(self) -> None:

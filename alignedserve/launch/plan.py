@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
+from alignedserve.gateway.keys import digests_of
+from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.process import GatewayConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
@@ -34,6 +36,7 @@ class Request:
     router: RouterConfig
     serve: ServeConfig
     model: Location
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class IslandPlan:
 def check(asked: Request) -> None:
     """What can be said before it is known where it will run. Raises ValueError."""
     make_policy(asked.router)
+    digests_of(asked.serve.api_key, asked.serve.api_key_file)
     choose_max_model_len(asked.engine, asked.model.config)
 
 
@@ -120,6 +124,9 @@ def plan_gateway(asked: Request, islands: list[IslandPlan]) -> PartPlan:
         engine=engine,
         served_model_name=served_name(asked),
         fingerprint={"model": engine.model},
+        limits=asked.limits,
+        key_digests=digests_of(asked.serve.api_key, asked.serve.api_key_file),
+        shutdown_timeout_s=asked.serve.shutdown_timeout,
     )
     return PartPlan("gateway", name, config)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from alignedserve.config import EngineConfig
+from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.plan import Request, Site, check, plan_gateway, plan_island
 from alignedserve.launch.ports import is_free
@@ -21,23 +22,31 @@ from router.config import RouterConfig
 
 
 def serve(
-    engine: EngineConfig, router: RouterConfig, config: ServeConfig, say: Callable[[str], None]
+    engine: EngineConfig,
+    router: RouterConfig,
+    config: ServeConfig,
+    limits: Limits,
+    say: Callable[[str], None],
 ) -> None:
     """Until a signal ends it. Raises ValueError for what can't work, PartFailed for what turns out not to."""
     # from the loop's start on, the supervisor is told instead
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
-        _serve(engine, router, config, say)
+        _serve(engine, router, config, limits, say)
 
 
 def _serve(
-    engine: EngineConfig, router: RouterConfig, config: ServeConfig, say: Callable[[str], None]
+    engine: EngineConfig,
+    router: RouterConfig,
+    config: ServeConfig,
+    limits: Limits,
+    say: Callable[[str], None],
 ) -> None:
     start_s = time.monotonic()
     if not is_free(config.host, config.port):
         raise ValueError(f"port={config.port}: another program listens on it at {config.host}")
     model = locate_model(engine.model, engine.load_format, engine.revision)
-    asked = Request(engine, router, config, model)
+    asked = Request(engine, router, config, model, limits)
     check(asked)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
     with _sites(asked, prefix, say) as sites:
@@ -53,7 +62,7 @@ def _serve(
         from alignedserve.launch.supervisor import Supervisor
 
         async def supervise() -> None:
-            await Supervisor(islands, gateway, say, ready).run()
+            await Supervisor(islands, gateway, say, ready, config.shutdown_timeout).run()
 
         asyncio.run(supervise())
 

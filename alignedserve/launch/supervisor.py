@@ -21,10 +21,13 @@ class Supervisor:
         gateway: PartPlan,
         say: Callable[[str], None],
         ready: Callable[[], None],
+        shutdown_timeout_s: float = 0.0,
     ) -> None:
-        """`ready` is called when everything is up for the first time."""
+        """`ready` is called when everything is up for the first time. What runs when a signal comes gets
+        `shutdown_timeout_s` to finish."""
         self._say = say
         self._ready = ready
+        self._shutdown_timeout_s = shutdown_timeout_s
         here = ray.get_runtime_context().get_node_id()
         self._gateway = Keeper("gateway", RayActor(gateway, here), say)
         others = {gateway.instance_id: self._gateway}
@@ -32,18 +35,22 @@ class Supervisor:
             IslandKeeper(plan, _naming(plan, is_only=len(islands) == 1), say, others) for plan in islands
         ]
         self._stop = asyncio.Event()
+        # a second signal
+        self._hurry = asyncio.Event()
 
     async def run(self) -> None:
         """Until a signal says so. Raises PartFailed when something can't be brought up, or not back."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._signalled)
         keeping = asyncio.create_task(self._keep())
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        self._say("stopping")
         self._gateway.stopping()
+        if self._gateway.is_up and not keeping.done():
+            await self._drain(keeping)
+        self._say("stopping")
         for island in self._islands:
             island.stop()
         await asyncio.wait({keeping}, timeout=STOP_S)
@@ -51,6 +58,25 @@ class Supervisor:
         await asyncio.wait({keeping})
         if not keeping.cancelled() and (error := keeping.exception()):
             raise first_failure(error)
+
+    def _signalled(self) -> None:
+        self._hurry.set() if self._stop.is_set() else self._stop.set()
+
+    async def _drain(self, keeping: asyncio.Task[None]) -> None:
+        """Until the gateway has ended, time is up, somebody is in a hurry, or something has failed."""
+        self._say(f"stopping when all requests have ended, in {self._shutdown_timeout_s:g} s at the latest")
+        for island in self._islands:
+            island.drain()
+        ended = asyncio.create_task(self._gateway.until_ended())
+        hurried = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait(
+            {ended, hurried, keeping},
+            # its own clock ends it; this is for when it hears nothing
+            timeout=self._shutdown_timeout_s + STOP_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        ended.cancel()
+        hurried.cancel()
 
     async def _keep(self) -> None:
         async with asyncio.TaskGroup() as group:

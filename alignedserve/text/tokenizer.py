@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,10 @@ from alignedserve.text.tokenizer_files import TokenizerFiles, read_tokenizer_fil
 __all__ = ["IncrementalDetokenizer", "Tokenizer"]
 
 
+# What normalizers make of one character at least: NFC makes one of up to four.
+_SHRINKS_BY = {"none": 1, "NFC": 4}
+
+
 class Tokenizer:
     def __init__(self, files: TokenizerFiles, where: str = "tokenizer") -> None:
         self.backend = files.backend
@@ -22,9 +27,12 @@ class Tokenizer:
         self._chat_templates = ChatTemplates(files.chat_templates, files.special_tokens, where)
 
     @classmethod
-    def from_directory(cls, directory: Path | str) -> Tokenizer:
-        """Raises ValueError naming the directory and the files looked for when it holds no tokenizer."""
-        return cls(read_tokenizer_files(Path(directory).expanduser()), str(directory))
+    def from_directory(cls, directory: Path | str, where: str | None = None) -> Tokenizer:
+        """Raises ValueError naming the directory and the files looked for when it holds no tokenizer.
+
+        `where`: what later errors call it, if not the directory.
+        """
+        return cls(read_tokenizer_files(Path(directory).expanduser()), where or str(directory))
 
     @cached_property
     def bos_token_id(self) -> int | None:
@@ -38,6 +46,22 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The highest id, plus one. A model's own vocabulary may be larger: rows are added to round it up."""
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
+
+    @cached_property
+    def max_token_chars(self) -> int | None:
+        """No token stands for more characters of a text than these. None where that is not certain."""
+        spec = json.loads(self.backend.to_str())
+        normalizer = (spec["normalizer"] or {"type": "none"})["type"]
+        is_bytewise = (spec["decoder"] or {}).get("type") == "ByteLevel" and spec["model"]["type"] == "BPE"
+        drops = "Removed" in json.dumps(spec["pre_tokenizer"]) or any(
+            token["lstrip"] or token["rstrip"] for token in spec["added_tokens"]
+        )
+        if not is_bytewise or drops or normalizer not in _SHRINKS_BY:
+            # an unknown token may stand for a whole word, and others for all the space around them
+            return None
+        # in these vocabularies one letter stands for one byte
+        longest = max(map(len, self.backend.get_vocab(with_added_tokens=True)))
+        return longest * _SHRINKS_BY[normalizer]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -107,10 +107,15 @@ class ScriptedRouter:
             token = self.answer[position]
             reason = ("stop" if token == EOS else "length") if is_last else None
             logprobs = [] if request.params.logprobs is None else [[-0.25, 1, {token: -0.25, 7: -2.0}]]
-            self.hub.send(gateway, Tokens([NewTokens(key, position, [token], logprobs, reason)]))
+            news = self._tokens(request, NewTokens(key, position, [token], logprobs, reason))
+            self.hub.send(gateway, Tokens([news]))
         self._open[key] = (gateway, request, max(first, end))
         if end == room:
             del self._open[key]
+
+    def _tokens(self, request: Request, news: NewTokens) -> NewTokens:
+        """What is said instead, if anything is."""
+        return news
 
 
 def part(role: str, state: str = "up") -> Part:

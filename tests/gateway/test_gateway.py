@@ -16,6 +16,7 @@ import pytest
 from alignedserve import demo
 from alignedserve.config import EngineConfig
 from alignedserve.gateway import island as island_module
+from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
 from alignedserve.messages import Rejected
 from alignedserve.types import InstanceId
@@ -33,32 +34,39 @@ class Served:
     client: openai.AsyncOpenAI
     http: httpx.AsyncClient
     router_port: int
+    process: GatewayProcess
 
     async def post(self, path: str, body: Any) -> httpx.Response:
         return await self.http.post(path, json=body)
 
 
 @asynccontextmanager
-async def served(router: ScriptedRouter | None = None) -> AsyncIterator[Served]:
-    async with served_by([router or ScriptedRouter()]) as found:
+async def served(
+    router: ScriptedRouter | None = None, model: ServedModel = MODEL, **settings: Any
+) -> AsyncIterator[Served]:
+    """`settings`: GatewayConfig's."""
+    async with served_by([router or ScriptedRouter()], model, **settings) as found:
         yield found
 
 
 @asynccontextmanager
-async def served_by(routers: list[ScriptedRouter]) -> AsyncIterator[Served]:
+async def served_by(
+    routers: list[ScriptedRouter], model: ServedModel = MODEL, **settings: Any
+) -> AsyncIterator[Served]:
     ports = [await router.hub.listen("127.0.0.1", 0) for router in routers]
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         addresses = tuple(RouterAddress("127.0.0.1", port, TOKEN) for port in ports)
         engine = EngineConfig(str(demo.MODEL_DIR))
-        process = GatewayProcess(GatewayConfig(GATEWAY, addresses, "127.0.0.1", port, engine, "demo"))
-        serving = asyncio.create_task(process.serve(MODEL, sock))
+        config = GatewayConfig(GATEWAY, addresses, "127.0.0.1", port, engine, "demo", **settings)
+        process = GatewayProcess(config)
+        serving = asyncio.create_task(process.serve(model, sock))
         url = f"http://127.0.0.1:{port}"
         async with (
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
             httpx.AsyncClient(base_url=url, timeout=20) as http,
         ):
-            found = Served(routers[0], client, http, ports[0])
+            found = Served(routers[0], client, http, ports[0], process)
             yield found
         process.stop()
         await serving
@@ -264,7 +272,37 @@ def test_models_are_listed() -> None:
         ("completions", {"prompt": [5, 100_000]}, 400, "prompt_token_ids", "token id 100000 is outside"),
         ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "max_tokens=0: must be"),
         ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", "must be a token id"),
-        ("completions", {"prompt": "x", "best_of": 3}, 400, "best_of", "best_of=3: must be n=1"),
+        (
+            "completions",
+            {"prompt": "x", "n": 3, "best_of": 2},
+            400,
+            "best_of",
+            "best_of=2: must be at least n=3",
+        ),
+        (
+            "completions",
+            {"prompt": "x", "best_of": 2, "stream": True},
+            400,
+            "best_of",
+            "not possible with stream",
+        ),
+        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo", "echo: with logprobs"),
+        (
+            "completions",
+            {"prompt": "x", "slo": {"ttft_ms": 0}},
+            400,
+            "slo",
+            "slo.ttft_ms=0.0: must be a number",
+        ),
+        ("completions", {"prompt": "x", "slo": {"tbt_ms": 1e9}}, 400, "slo", "from 1 to 60000"),
+        (
+            "completions",
+            {"prompt": "x", "slo": {"tbt_ms": 50}, "service_tier": "flex"},
+            400,
+            "slo",
+            "only for real-time traffic",
+        ),
+        ("completions", {"prompt": "x", "service_tier": "gold"}, 400, "service_tier", "service_tier"),
         (
             "completions",
             {"prompt": "x", "stream_options": {}},
@@ -291,6 +329,44 @@ def test_what_is_wrong_is_named(
             assert error.keys() == {"message", "type", "param", "code"}
             assert (error["type"], error["param"]) == ("invalid_request_error", param)
             assert message in error["message"]
+            assert at.router.submitted == []
+
+    play(scenario)
+
+
+def test_no_message_says_where_the_model_lies() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            body = {"messages": [{"role": "nobody", "content": "x"}]}
+            message = (await at.post("/v1/chat/completions", body)).json()["error"]["message"]
+            assert message.startswith("demo: the chat template rejects these messages")
+            assert str(demo.MODEL_DIR) not in message
+
+    play(scenario)
+
+
+def test_what_cannot_be_encoded_is_refused_and_can_be_told() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            for path, content in [
+                ("completions", rb'{"prompt": "\ud800"}'),
+                ("completions", rb'{"prompt": "x", "stop": "\ud800"}'),
+                ("completions", rb'{"prompt": "x", "\ud800": 1}'),
+                ("completions", rb'{"prompt": "x", "model": "\ud800"}'),
+                ("completions", rb'{"prompt": "x", "max_tokens": 1e400}'),
+                ("completions", b'{"prompt": "x", "max_tokens": 1%s}' % (b"0" * 40)),
+                ("completions", b'{"prompt": "x", "top_k": 1%s}' % (b"0" * 40)),
+                ("completions", b'{"prompt": [1%s]}' % (b"0" * 40)),
+                ("completions", rb'{"prompt": "x", "structured_outputs": {"choice": ["\ud800"]}}'),
+                ("completions", rb'{"prompt": "x", "structured_outputs": {"json": {"const": "\ud800"}}}'),
+                ("completions", rb'{"prompt": "x", "logit_bias": {"\ud800": 1}}'),
+                ("chat/completions", rb'{"messages": [{"role": "user", "content": "\ud800"}]}'),
+                ("chat/completions", rb'{"messages": [{"role": "\ud800", "content": ""}]}'),
+                ("chat/completions", b'{"messages": ' + b"[" * 100_000),
+            ]:
+                response = await at.http.post(f"/v1/{path}", content=content, headers=JSON)
+                assert response.status_code in (400, 404), content[:80]
+                assert response.json()["error"]["message"]
             assert at.router.submitted == []
 
     play(scenario)

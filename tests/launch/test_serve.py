@@ -11,14 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import httpx
+import openai
+import pydantic
 import pytest
 
 from alignedserve import demo
 from alignedserve.launch.leftovers import descendants
 from tests.launch.server import Footprint, Server, serving
+from tests.launch.storm import storm
 from tests.launch.streams import ask_all, engine_alone
 
 
@@ -140,6 +145,77 @@ def test_another_server_beside_it_and_nothing_is_left_of_that_when_it_is_killed(
             other.signal(signal.SIGKILL)
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 3}, timeout=30)
     assert answer.status_code == 200
+
+
+class Plan(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    day: Literal["Monday", "Friday"]
+    hours: list[bool] = pydantic.Field(max_length=4)
+    is_long: bool
+
+
+def test_structured_outputs_are_what_they_should_be_also_when_an_instance_dies(server: Server) -> None:
+    def ask(number: int) -> Plan | None:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+            done = client.chat.completions.parse(
+                model="demo",
+                messages=[{"role": "user", "content": f"Count from {number} to 9."}],
+                response_format=Plan,
+                temperature=1.5,
+                seed=number,
+            )
+        return done.choices[0].message.parsed
+
+    with ThreadPoolExecutor(8) as threads:
+        plain = list(threads.map(ask, range(16)))
+        asking = threads.map(ask, range(16))
+        kill(server, [["decode-0"]])
+        assert list(asking) == plain
+    assert all(isinstance(each, Plan) for each in plain)
+    server.until_whole()
+
+
+def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
+    early, in_the_middle = storm(server.url)
+    left = time.monotonic()
+    server.until_whole()
+    print(f"empty {time.monotonic() - left:.2f} s after the last one left")
+    assert early > 50 and in_the_middle > 50
+    texts, _ = ask_all(server.url)
+    assert texts == engine_alone()
+    server.until_whole()
+
+
+def test_at_the_end_what_runs_finishes_and_what_comes_is_refused(server: Server) -> None:
+    """The last one that the server is there for."""
+
+    def stop() -> None:
+        server.signal(signal.SIGTERM)
+        server.until_said("stopping when all requests have ended, in 30 s at the latest")
+        while server.get("/health").json().get("reason") != "this server is stopping":
+            time.sleep(0.01)
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=30)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+    texts, _ = ask_all(server.url, stop)
+    assert texts == engine_alone()
+    assert server.wait() == 0, server.output
+    assert server.lines[-1] == "stopping"
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with serving("--pool-memory-bytes", str(64 << 20), "--shutdown-timeout", "600") as server:
+        body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.signal(signal.SIGTERM)
+            server.until_said("stopping when all requests have ended")
+            server.signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2] == "data: [DONE]" and "this server is stopping" in rest[-4], rest[-6:]
+        assert server.wait() == 0, server.output
 
 
 def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> None:

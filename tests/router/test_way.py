@@ -368,3 +368,25 @@ def test_an_offer_says_where_to_pull_from() -> None:
     script.say(PREFILL, prefill_report(staged=[ONE]))
     offer = script.take_one(Offer, DECODE)
     assert (offer.source, offer.address) == (PREFILL, "127.0.0.1:9")
+
+
+def test_so_many_tokens_wait_and_no_more() -> None:
+    script = Script(max_num_queued_tokens=40)
+    # one alone is taken, however long it is; this one waits for room in the pool
+    script.submit(1, num_prompt=60)
+    script.submit(2, num_prompt=6)
+    assert script.router.num_queued_tokens == 60
+    rejected = script.take_one(Rejected, GATEWAY)
+    assert (rejected.key, rejected.reason) == (RequestKey(2), "full")
+    assert "60 tokens wait for prefill already" in rejected.message
+    script.say(GATEWAY, Abort(ONE))
+    assert script.router.num_queued_tokens == 0
+    for key in range(3, 9):
+        script.submit(key, num_prompt=6)
+    assert script.router.num_queued_tokens == 36
+    script.submit(9, num_prompt=6)
+    assert script.take_one(Rejected, GATEWAY).key == RequestKey(9)
+    script.reserve(3)
+    assert script.router.num_queued_tokens == 30
+    script.submit(10, num_prompt=6)
+    assert script.entry(10).state in (State.QUEUED, State.RESERVING)

@@ -1,0 +1,59 @@
+"""The OpenAPI description: every operation says that its errors come in OpenAI's envelope, and which there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+
+ERRORS = {
+    "400": "What is wrong is named in `param` and in the message",
+    "401": "No API key, or none that is known here",
+    "404": "There is no such thing",
+    "413": "The body is too large",
+    "429": "Too many requests of this API key are under way",
+    "500": "Our fault",
+    "503": "Not now; see Retry-After",
+}
+_TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+_FIELDS = {
+    "message": {"type": "string"},
+    "type": {"type": "string"},
+    "param": _TEXT_OR_NULL,
+    "code": _TEXT_OR_NULL,
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "object", "required": list(_FIELDS), "properties": _FIELDS}},
+}
+
+
+def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """In place of `app.openapi`."""
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        found = plain()
+        schemas = found.setdefault("components", {}).setdefault("schemas", {})
+        if "Error" not in schemas:
+            schemas["Error"] = _ERROR
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+            for path in found["paths"].values():
+                for operation in path.values():
+                    operation["responses"] = _responses(operation["responses"])
+        return found
+
+    return described
+
+
+def _responses(plain: dict[str, Any]) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    errors = {
+        status: {"description": text, "content": {"application/json": {"schema": schema}}}
+        for status, text in ERRORS.items()
+    }
+    # a route knows better what its own answers are like
+    return errors | {status: answer for status, answer in plain.items() if status != "422"}

@@ -1,0 +1,66 @@
+"""What the output has to look like. Names are vLLM's. How that is brought about: text/grammar.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from alignedserve.types import InvalidRequest, is_text
+
+
+@dataclass(kw_only=True)
+class StructuredOutputsParams:
+    """Exactly one of these."""
+
+    # a JSON schema, as text or as an object
+    json: str | dict[str, Any] | None = None
+    # matches the whole output
+    regex: str | None = None
+    # the output is one of these
+    choice: list[str] | None = None
+    # in llguidance's variant of Lark, or in GBNF
+    grammar: str | None = None
+    # True: any JSON object
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"structured_outputs: exactly one of {', '.join(KINDS)} must be given, not "
+                f"{' and '.join(given) or 'none'}"
+            )
+        if isinstance(self.json, dict):
+            self.json = _as_text(self.json)
+        for name in ("json", "regex", "grammar"):
+            text = getattr(self, name)
+            if text is not None and not is_text(text):
+                raise InvalidRequest(f"structured_outputs.{name}={text!r}: must be a string")
+        if self.choice is not None and not _are_texts(self.choice):
+            raise InvalidRequest("structured_outputs.choice: must be a list of at least one non-empty string")
+        if self.json_object is not None and self.json_object is not True:
+            raise InvalidRequest(f"structured_outputs.json_object={self.json_object!r}: must be True")
+
+    @property
+    def kind(self) -> str:
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+    @property
+    def text(self) -> str:
+        """The whole of it: with the kind, it says which one this is."""
+        return json.dumps(getattr(self, self.kind)) if self.kind != "json" else str(self.json)
+
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+def _as_text(schema: dict[str, Any]) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"structured_outputs.json: must be a JSON schema: {error}") from error
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and bool(values) and all(is_text(each) and each for each in values)

@@ -1,0 +1,175 @@
+"""Grammars over tokens: of a JSON schema, a regular expression, a list of choices, or a grammar as such, which tokens
+may come next. llguidance does it.
+
+What may come next is a function of the output so far. So whoever goes on with a request, after preemption or a death,
+needs nothing but its tokens: a matcher takes in those that it has not seen.
+
+llguidance gives itself limits, in steps of work rather than in seconds: what is too complex is an error in the end,
+the same one on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.types import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# Compiled grammars that are kept: one of a usual size takes a few hundred KB.
+MAX_KEPT = 128
+# Whitespace as json.dumps writes it, and no other: a small model could go on with it for ever.
+_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class GrammarError(RuntimeError):
+    """The grammar turned out to be too complex, or the output so far does not follow it."""
+
+
+class Grammars:
+    """Of one model. Safe to use from several threads."""
+
+    def __init__(
+        self, tokenizer: Callable[[], Tokenizer | None], vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        """`tokenizer` is asked for it when the first grammar comes."""
+        self._load = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def check(self, wanted: StructuredOutputsParams) -> None:
+        """Compiles it. Raises InvalidRequest that says what is wrong with it."""
+        self.compiled(wanted)
+
+    def matcher(self, wanted: StructuredOutputsParams) -> Matcher:
+        """Compiles nothing yet."""
+        return Matcher(self, wanted)
+
+    def compiled(self, wanted: StructuredOutputsParams) -> LLMatcher:
+        """A matcher at the beginning, of the caller's own."""
+        key = (wanted.kind, wanted.text)
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+        if kept is None:
+            kept = self._compile(wanted)
+            with self._lock:
+                self._kept[key] = kept
+                while len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+        return kept.deep_copy()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def _compile(self, wanted: StructuredOutputsParams) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        try:
+            found = LLMatcher(self._vocabulary(), _source(wanted), log_level=0)
+        except ValueError as error:
+            raise _invalid(wanted, str(error)) from error
+        if found.is_error():
+            raise _invalid(wanted, found.get_error())
+        return found
+
+    def _vocabulary(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._tokenizer is None:
+                tokenizer = self._load()
+                if tokenizer is None or not self._eos_token_ids:
+                    raise InvalidRequest(
+                        "structured_outputs: needs a tokenizer and an end of sequence, and this model has not both"
+                    )
+                self._tokenizer = LLTokenizer(
+                    tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+                )
+            return self._tokenizer
+
+
+class Matcher:
+    """One request's way through a grammar."""
+
+    def __init__(self, grammars: Grammars, wanted: StructuredOutputsParams) -> None:
+        self._grammars = grammars
+        self._wanted = wanted
+        self._state: LLMatcher | None = None
+        self._num_seen = 0
+
+    def allowed(self, output: Sequence[int]) -> NDArray[np.bool_]:
+        """Of each token, whether it may come after `output`, which only ever grows. At the end of the grammar that is
+        the end of sequence alone. Raises GrammarError."""
+        if self._state is None:
+            self._state = self._compiled()
+        state = self._state
+        if not state.consume_tokens(list(output[self._num_seen :])):
+            raise self._error()
+        self._num_seen = len(output)
+        bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
+        if state.is_error():
+            raise self._error()
+        return np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little").view(np.bool_)
+
+    def _compiled(self) -> LLMatcher:
+        try:
+            return self._grammars.compiled(self._wanted)
+        except InvalidRequest as error:
+            raise GrammarError(str(error)) from error
+
+    def _error(self) -> GrammarError:
+        assert self._state
+        return GrammarError(f"structured_outputs: {_first_line(self._state.get_error())}")
+
+
+def _source(wanted: StructuredOutputsParams) -> str:
+    from llguidance import LLMatcher
+
+    options: Any = _JSON_OPTIONS
+    match wanted.kind:
+        case "json":
+            return LLMatcher.grammar_from_json_schema(str(wanted.json), overrides=options)
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=options)
+        case "regex":
+            return LLMatcher.grammar_from_regex(str(wanted.regex))
+        case "choice":
+            choices = " | ".join(json.dumps(each) for each in wanted.choice or [])
+            return LLMatcher.grammar_from_lark(f"start: {choices}")
+    return LLMatcher.grammar_from_lark(_as_lark(str(wanted.grammar)))
+
+
+def _as_lark(grammar: str) -> str:
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    if "::=" not in grammar:
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except (GbnfToLarkError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _invalid(wanted: StructuredOutputsParams, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"structured_outputs.{wanted.kind}: {_first_line(reason)}")
+
+
+def _first_line(reason: str) -> str:
+    """What follows is the state of the parser, at length."""
+    return reason.strip().split("\n")[0][:500]

@@ -1,0 +1,134 @@
+"""What may come next, of every kind of grammar."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignedserve import demo
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.text.grammar import GrammarError, Grammars
+from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.types import InvalidRequest
+
+TOKENIZER = Tokenizer.from_directory(demo.MODEL_DIR)
+EOS = TOKENIZER.eos_token_id
+assert EOS is not None
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    # more rows than the tokenizer has tokens: an embedding is rounded up
+    return Grammars(lambda: TOKENIZER, 400, frozenset([EOS]))
+
+
+def walk(grammars: Grammars, seed: int, most: int = 400, **wanted: Any) -> tuple[str, bool]:
+    """Any tokens that may come; and whether they came to an end."""
+    random_ = random.Random(seed)
+    matcher = grammars.matcher(StructuredOutputsParams(**wanted))
+    output: list[int] = []
+    while len(output) < most:
+        may = np.nonzero(matcher.allowed(output))[0].tolist()
+        assert may and max(may) < TOKENIZER.vocab_size
+        token = random_.choice(may)
+        if token == EOS:
+            return TOKENIZER.decode(output, skip_special_tokens=False), True
+        output.append(token)
+    return TOKENIZER.decode(output, skip_special_tokens=False), False
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_may_come_is_right_in_the_end(grammars: Grammars, seed: int) -> None:
+    text, has_ended = walk(grammars, seed, json=SCHEMA)
+    if has_ended:
+        found = json.loads(text)
+        assert list(found) == ["a", "b"] and isinstance(found["a"], int) and found["b"] in ("x", "y")
+    text, has_ended = walk(grammars, seed, regex=r"\d{3}-[a-f]{2}")
+    assert has_ended and re.fullmatch(r"\d{3}-[a-f]{2}", text)
+    choices = ["red", "re", 'b"l\\ue\n', "日本 é"]
+    assert walk(grammars, seed, choice=choices) in [(each, True) for each in choices]
+    text, has_ended = walk(grammars, seed, grammar='start: "a"+ "b" NUMBER\nNUMBER: /[0-9]/')
+    assert not has_ended or re.fullmatch("a+b[0-9]", text)
+    text, has_ended = walk(grammars, seed, grammar='root ::= ("yes" | "no") [a-c]')
+    assert has_ended and re.fullmatch("(yes|no)[abc]", text)
+
+
+def test_a_matcher_that_begins_in_the_middle_goes_on_the_same(grammars: Grammars) -> None:
+    wanted = StructuredOutputsParams(json=SCHEMA)
+    output = TOKENIZER.encode('{"a": 12, "b": "x"}')
+    all_along = grammars.matcher(wanted)
+    for end in range(len(output) + 1):
+        found = all_along.allowed(output[:end])
+        assert (grammars.matcher(wanted).allowed(output[:end]) == found).all()
+    assert np.nonzero(found)[0].tolist() == [EOS]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"regex": "("}, r"structured_outputs.regex: .*invalid regex"),
+        ({"grammar": "start: nothing"}, r"structured_outputs.grammar: .*unknown name"),
+        ({"grammar": "root ::= ((("}, r"structured_outputs.grammar: Expected"),
+        ({"json": {"type": "thing"}}, r"structured_outputs.json: Invalid type: thing"),
+        ({"json": "{"}, r"structured_outputs.json: "),
+        ({"json": {"$ref": "http://example.org/x"}}, r"structured_outputs.json: .*does not fetch"),
+        ({"json": "[" * 5000}, r"structured_outputs.json: recursion"),
+        ({"regex": "(" * 5000}, r"structured_outputs.regex: "),
+        ({"grammar": "start: " + "(" * 5000}, r"structured_outputs.grammar: .*nested"),
+        ({"regex": "(a{1,1000}){1,1000}" * 9 + "b"}, None),
+    ],
+)
+def test_what_cannot_be_compiled_says_why(
+    grammars: Grammars, wanted: dict[str, Any], message: str | None
+) -> None:
+    asked = StructuredOutputsParams(**wanted)
+    if message is None:
+        grammars.check(asked)
+        return
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        grammars.check(asked)
+    assert "\n" not in str(caught.value)
+    # where it is too late to refuse it
+    with pytest.raises(GrammarError, match=message):
+        grammars.matcher(asked).allowed([])
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {},
+        {"json": {}, "regex": "a"},
+        {"regex": 5},
+        {"choice": []},
+        {"choice": [""]},
+        {"choice": "ab"},
+        {"json_object": False},
+        {"json": {"a": {1, 2}}},
+    ],
+)
+def test_what_is_no_structure_is_named(wanted: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="structured_outputs"):
+        StructuredOutputsParams(**wanted)
+
+
+def test_tokens_that_do_not_follow_it_are_an_error(grammars: Grammars) -> None:
+    matcher = grammars.matcher(StructuredOutputsParams(regex="abc"))
+    with pytest.raises(GrammarError, match="structured_outputs: "):
+        matcher.allowed(TOKENIZER.encode("x"))
+
+
+def test_without_a_tokenizer_there_are_no_grammars() -> None:
+    for bare in (Grammars(lambda: None, 400, frozenset([4])), Grammars(lambda: TOKENIZER, 400, frozenset())):
+        with pytest.raises(InvalidRequest, match="needs a tokenizer and an end of sequence"):
+            bare.check(StructuredOutputsParams(regex="a"))
