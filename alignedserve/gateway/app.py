@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -25,7 +25,8 @@ from alignedserve.sampling_params import SamplingParams
 Result = TypeVar("Result")
 
 
-def create_app(model: ServedModel, islands: Islands) -> FastAPI:
+def create_app(model: ServedModel, islands: Islands, *routers: APIRouter) -> FastAPI:
+    """`routers`: what else is answered."""
     app = FastAPI(title="AlignedServe", version=alignedserve.__version__)
     add_error_handlers(app)
 
@@ -63,6 +64,8 @@ def create_app(model: ServedModel, islands: Islands) -> FastAPI:
     async def cluster() -> Json:
         return cluster_body(await islands.cluster())
 
+    for router in routers:
+        app.include_router(router)
     return app
 
 

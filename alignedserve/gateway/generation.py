@@ -61,6 +61,9 @@ class Generation:
     model: ServedModel
     prompts: Sequence[list[int]]
     params: SamplingParams
+    # as in messages.Request
+    tier: str = "rt"
+    deadline_s: float | None = None
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -92,7 +95,15 @@ class Generation:
 
     def _open(self, prompt: list[int], params: SamplingParams, seed: int) -> None:
         index = len(self._choices)
-        request = Request(_new_key(), prompt, params, seed, arrival_s=time.monotonic())
+        request = Request(
+            _new_key(),
+            prompt,
+            params,
+            seed,
+            arrival_s=time.monotonic(),
+            tier=self.tier,
+            deadline_s=self.deadline_s,
+        )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)))
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import uvicorn
+from fastapi import APIRouter, FastAPI
 
+from alignedserve.batch.config import BatchConfig
+from alignedserve.batch.runner import BatchRunner
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.app import create_app
+from alignedserve.gateway.batches import batch_routes
+from alignedserve.gateway.files import file_routes
 from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
+from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, stop_on_sigterm
 
@@ -32,6 +40,9 @@ class GatewayConfig:
     served_model_name: str
     # what has to be the same everywhere
     fingerprint: dict[str, str] = field(default_factory=dict)
+    # where files and batch jobs are kept; without it there are none
+    store_url: str = ""
+    batches: BatchConfig = field(default_factory=BatchConfig)
 
 
 class GatewayProcess:
@@ -47,7 +58,28 @@ class GatewayProcess:
             asyncio.run(self.serve(model, sock))
 
     async def serve(self, model: ServedModel, sock: socket.socket) -> None:
-        app = create_app(model, self._islands)
+        async with self._batches(model) as batch_routers:
+            await self._serve(create_app(model, self._islands, *batch_routers), sock)
+
+    @contextlib.asynccontextmanager
+    async def _batches(self, model: ServedModel) -> AsyncIterator[list[APIRouter]]:
+        """They run meanwhile."""
+        if not self._config.store_url:
+            yield []
+            return
+        owner = f"{self._config.instance_id}-{os.getpid()}"
+        store = RedisStore(self._config.store_url)
+        ask = LineAnswers(model, self._islands).ask
+        runner = BatchRunner(store, ask, model.name, owner, self._config.batches)
+        running = asyncio.create_task(runner.run())
+        try:
+            yield [file_routes(store), batch_routes(store, runner)]
+        finally:
+            runner.stop(0)
+            await running
+            await store.close()
+
+    async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
         server = _Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GOODBYE_S))
         stop_on_sigterm(self.stop)
         serving = asyncio.create_task(server.serve([sock]))

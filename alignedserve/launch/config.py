@@ -20,12 +20,20 @@ class ServeConfig:
         str | None, "of a Ray cluster to join: its nodes become islands [default: Ray on this machine]"
     ] = None
     num_islands: Annotated[int | None, "nodes of the cluster to use, and to wait for [default: all]"] = None
+    redis_url: Annotated[
+        str | None, "Redis that keeps files and batch jobs [default: a private one, in the state directory]"
+    ] = None
+    state_dir: Annotated[
+        str | None, "directory of the private Redis [default: ~/.local/state/alignedserve]"
+    ] = None
+    batch_max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
 
     def __post_init__(self) -> None:
         for name in ("prefill_instances", "decode_instances"):
             _in_range(name, getattr(self, name), 1, 1024)
         _in_range("port", self.port, 1, 65535)
+        _in_range("batch_max_num_lines", self.batch_max_num_lines, 1, 65536)
         if self.num_islands is not None:
             _in_range("num_islands", self.num_islands, 1, 1024)
         if self.pool_memory_bytes is not None:

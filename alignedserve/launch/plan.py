@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from alignedserve.batch.config import BatchConfig
 from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
 from alignedserve.gateway.process import GatewayConfig
@@ -109,7 +110,7 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     return IslandPlan(site, parts, num_pool_blocks, form)
 
 
-def plan_gateway(asked: Request, islands: list[IslandPlan]) -> PartPlan:
+def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> PartPlan:
     engine = _local(asked)
     name = InstanceId("gateway-0")
     config = GatewayConfig(
@@ -120,6 +121,8 @@ def plan_gateway(asked: Request, islands: list[IslandPlan]) -> PartPlan:
         engine=engine,
         served_model_name=served_name(asked),
         fingerprint={"model": engine.model},
+        store_url=store_url,
+        batches=BatchConfig(asked.serve.batch_max_num_lines),
     )
     return PartPlan("gateway", name, config)
 

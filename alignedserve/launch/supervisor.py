@@ -1,4 +1,4 @@
-"""The whole system: its islands and its gateway, from the first actor to the last."""
+"""The whole system: its islands, its gateway and its store, from the first actor to the last."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from alignedserve.launch.actors import RayActor
 from alignedserve.launch.island import STOP_S, IslandKeeper
 from alignedserve.launch.keeper import Keeper, PartFailed
 from alignedserve.launch.plan import IslandPlan, PartPlan
+from alignedserve.launch.store import StoreKeeper, StoreSite
 
 
 class Supervisor:
@@ -19,6 +20,7 @@ class Supervisor:
         self,
         islands: Sequence[IslandPlan],
         gateway: PartPlan,
+        store: StoreSite,
         say: Callable[[str], None],
         ready: Callable[[], None],
     ) -> None:
@@ -27,6 +29,7 @@ class Supervisor:
         self._ready = ready
         here = ray.get_runtime_context().get_node_id()
         self._gateway = Keeper("gateway", RayActor(gateway, here), say)
+        self._store = StoreKeeper(store, say)
         others = {gateway.instance_id: self._gateway}
         self._islands = [
             IslandKeeper(plan, _naming(plan, is_only=len(islands) == 1), say, others) for plan in islands
@@ -39,8 +42,9 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
         keeping = asyncio.create_task(self._keep())
+        storing = asyncio.create_task(self._store.keep())
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({keeping, storing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         self._say("stopping")
         self._gateway.stopping()
@@ -49,8 +53,12 @@ class Supervisor:
         await asyncio.wait({keeping}, timeout=STOP_S)
         keeping.cancel()
         await asyncio.wait({keeping})
-        if not keeping.cancelled() and (error := keeping.exception()):
-            raise first_failure(error)
+        # last: the gateway has put its jobs down by now
+        self._store.stop()
+        await asyncio.wait({storing})
+        for task in (keeping, storing):
+            if not task.cancelled() and (error := task.exception()):
+                raise first_failure(error)
 
     async def _keep(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -60,7 +68,7 @@ class Supervisor:
 
     async def _announce(self) -> None:
         keepers = [self._gateway, *(each for island in self._islands for each in island.keepers.values())]
-        await asyncio.gather(*(keeper.until_up() for keeper in keepers))
+        await asyncio.gather(self._store.until_up(), *(keeper.until_up() for keeper in keepers))
         self._ready()
 
     async def _keep_islands(self) -> None:
