@@ -109,7 +109,7 @@ def parse(line: Line) -> dict[str, Any]:
         raise LineProblem(Problem("line_too_long", message, line.number))
     try:
         found = msgspec.json.decode(line.text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise LineProblem(
             Problem("invalid_json_line", f"this line is not JSON: {error}", line.number)
         ) from None

@@ -7,9 +7,10 @@ counts. Listings are sorted sets of ids: `files`, `files:PURPOSE`, `jobs` by age
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -34,14 +35,20 @@ Result = TypeVar("Result")
 
 
 def _away(
-    method: Callable[Args, Coroutine[Any, Any, Result]],
-) -> Callable[Args, Coroutine[Any, Any, Result]]:
-    """Redis's ways of not being there, BusyLoadingError and AuthenticationError among them, as the store's."""
+    method: Callable[Concatenate[RedisStore, Args], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[RedisStore, Args], Coroutine[Any, Any, Result]]:
+    """Redis's ways of not being there, BusyLoadingError and AuthenticationError among them, as the store's.
+
+    In a task of its own, which goes on when the caller is cancelled: redis-py 8.1 swallows cancellations.
+    """
 
     @functools.wraps(method)
-    async def asking(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+    async def asking(store: RedisStore, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        call = asyncio.create_task(method(store, *args, **kwargs))
+        store.calls.add(call)
+        call.add_done_callback(store.calls.discard)
         try:
-            return await method(*args, **kwargs)
+            return await asyncio.shield(call)
         except (ConnectionError, TimeoutError, ReadOnlyError, OutOfMemoryError, OSError) as error:
             raise StoreAway(str(error) or type(error).__name__) from error
 
@@ -62,8 +69,11 @@ class RedisStore(Store):
         )
         self._redis: Any = Redis(connection_pool=pool)
         self._scripts: dict[str, Any] = {}
+        # that go on, perhaps with nobody waiting for them
+        self.calls: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
+        await asyncio.gather(*self.calls, return_exceptions=True)
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 

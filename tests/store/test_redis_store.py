@@ -259,6 +259,21 @@ def test_what_was_answered_survives_a_kill() -> None:
     play(scenario)
 
 
+def test_whoever_is_cancelled_hears_of_it_at_once() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        for num_steps in range(12):
+            asking = asyncio.create_task(store.lines_done(new_job_id()))
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+            if asking.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+            # and what comes after gets its own answer
+            assert await store.expired_files(0) == []
+
+    play(scenario)
+
+
 def test_a_directory_has_one_system(tmp_path: Path) -> None:
     with (
         locked(tmp_path / "state"),
