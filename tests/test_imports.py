@@ -59,6 +59,11 @@ def test_help_and_kernels_load_no_torch() -> None:
     assert loaded.strip() == "False"
 
 
+def test_the_launcher_sets_ray_up_before_it_loads_it() -> None:
+    loaded = run_python("import sys, alignedserve.launch.serve; print('ray' in sys.modules)")
+    assert loaded.strip() == "False"
+
+
 def test_transformers_does_not_take_our_kernels_for_its_own() -> None:
     """It probes for a package of that name; ours has no distribution called so, and is not used."""
     code = (

@@ -12,7 +12,8 @@ from alignedserve.launch.actors import RayActor
 from alignedserve.launch.island import STOP_S, IslandKeeper
 from alignedserve.launch.keeper import Keeper, PartFailed
 from alignedserve.launch.plan import IslandPlan, PartPlan
-from alignedserve.launch.store import StoreKeeper, StoreSite
+from alignedserve.launch.store import StoreSite
+from alignedserve.launch.store_keeper import StoreKeeper
 
 
 class Supervisor:
