@@ -42,7 +42,9 @@ MAY_IMPORT = {
     "alignedserve/wire": BASE,
     "alignedserve/gateway": BASE
     | {"alignedserve", "alignedserve.engine.choices", "alignedserve.engine.validate"}
-    | {"alignedserve.models.locate", "alignedserve.text"},
+    | {"alignedserve.models.locate", "alignedserve.text", "alignedserve.batch", "alignedserve.store"},
+    "alignedserve/batch": BASE | {"alignedserve.store"},
+    "alignedserve/store": BASE,
     "alignedserve/sim": BASE
     | SCHEDULES
     | {"alignedserve.cost", "alignedserve.cost_presets", "router", "kvpool"},
@@ -133,6 +135,11 @@ def test_who_decides_loads_neither_torch_nor_ray(modules: str) -> None:
         run_python(f"import sys, {modules}; print({{'torch', 'ray'}} & sys.modules.keys())").strip()
         == "set()"
     )
+
+
+def test_the_launcher_sets_ray_up_before_it_loads_it() -> None:
+    loaded = run_python("import sys, alignedserve.launch.serve; print('ray' in sys.modules)")
+    assert loaded.strip() == "False"
 
 
 def test_transformers_does_not_take_our_kernels_for_its_own() -> None:

@@ -10,6 +10,7 @@ import alignedserve
 # command: (module, one line of help)
 _COMMANDS = {
     "generate": "alignedserve.cli.generate",
+    "batch": "alignedserve.cli.batch",
     "bench": "alignedserve.cli.bench",
     "serve": "alignedserve.cli.serve",
 }

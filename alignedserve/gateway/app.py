@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 import alignedserve
-from alignedserve.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Json
+from alignedserve.gateway.answers import Answer, Json
 from alignedserve.gateway.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.description import describe
 from alignedserve.gateway.doors import Doors
@@ -21,14 +20,11 @@ from alignedserve.gateway.errors import ApiError, add_error_handlers
 from alignedserve.gateway.gate import Gate
 from alignedserve.gateway.generation import Delta, Generation
 from alignedserve.gateway.health import cluster_body, health
-from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.intake import Intake
 from alignedserve.gateway.keys import Keys
-from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.service import Service, service_of
-from alignedserve.gateway.structure import check_structure
+from alignedserve.gateway.service import service_of
 from alignedserve.gateway.tokens import tokens_router
-from alignedserve.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
 
@@ -37,13 +33,14 @@ ANSWERED: dict[int | str, Any] = {200: {"content": {"application/json": {}, "tex
 
 
 def create_app(
-    model: ServedModel,
-    islands: Islands,
+    intake: Intake,
     doors: Doors | None = None,
     keys: Keys | None = None,
-    limits: Limits | None = None,
+    routers: Sequence[APIRouter] = (),
 ) -> FastAPI:
-    doors, keys, limits = doors or Doors(), keys or Keys(), limits or Limits()
+    """`routers`: what else is answered."""
+    model, islands, limits = intake.model, intake.islands, intake.limits
+    doors, keys = doors or Doors(), keys or Keys()
     app = FastAPI(title="AlignedServe", version=alignedserve.__version__)
     add_error_handlers(app)
 
@@ -58,34 +55,14 @@ def create_app(
 
     @app.post("/v1/completions", responses=ANSWERED)
     async def completions(body: CompletionBody, http: Request) -> Response:
-        model.check_name(body.model)
         service = service_of(body.service_tier, body.slo, http.headers)
-        params = body.sampling_params()
-        limits.check(len(body.prompts), params)
-        await check_structure(model, limits, params, body.structure_name)
-        prompts = [await model.prompt_ids(prompt) for prompt in body.prompts]
-        answer = CompletionAnswer(
-            model,
-            int(time.time()),
-            body.logprobs is not None,
-            service.name,
-            num_made=params.n,
-            num_given=body.n or 1,
-            echoes=[model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
-        )
-        generation = _generation(islands, model, limits, prompts, params, service)
+        generation, answer = await intake.completion(body, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
     @app.post("/v1/chat/completions", responses=ANSWERED)
     async def chat_completions(body: ChatBody, http: Request) -> Response:
-        model.check_name(body.model)
         service = service_of(body.service_tier, body.slo, http.headers)
-        params = body.sampling_params()
-        limits.check(1, params)
-        await check_structure(model, limits, params, body.structure_name)
-        prompts = [await model.chat_ids(body.messages, body.chat_template_kwargs or {})]
-        answer = ChatAnswer(model, int(time.time()), bool(body.logprobs), service.name)
-        generation = _generation(islands, model, limits, prompts, params, service)
+        generation, answer = await intake.chat(body, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
     @app.get("/v1/models")
@@ -101,24 +78,10 @@ def create_app(
     async def cluster() -> Json:
         return cluster_body(await islands.cluster())
 
+    for router in routers:
+        app.include_router(router)
     app.openapi = describe(app)  # type: ignore[method-assign]
     return app
-
-
-def _generation(
-    islands: Islands,
-    model: ServedModel,
-    limits: Limits,
-    prompts: list[list[int]],
-    params: SamplingParams,
-    service: Service,
-) -> Generation:
-    for prompt in prompts:
-        limits.check_prompt(len(prompt))
-        model.check(prompt, params)
-    return Generation(
-        islands, model, prompts, params, service.tier, ttft_s=service.ttft_s, tbt_s=service.tbt_s
-    )
 
 
 async def _respond(

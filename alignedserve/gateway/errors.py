@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -11,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from alignedserve.store import StoreAway
 from alignedserve.types import InvalidRequest
 
 RETRY_AFTER_S = 1
@@ -60,6 +62,7 @@ def invalid(error: ValueError) -> ApiError:
 def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(InvalidRequest, _invalid_request)
+    app.add_exception_handler(StoreAway, _store_away)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
@@ -78,7 +81,13 @@ async def _invalid_request(_: Request, error: Exception) -> JSONResponse:
 async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if part != "body"]
+    # where it was looked for comes first: "body", "query", ...
+    return misshapen(first, first["loc"][1:]).response()
+
+
+def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiError:
+    """`first`: of pydantic's errors."""
+    path = [str(part) for part in location]
     name = ".".join(path)
     if first["type"] == "extra_forbidden":
         message = f"{name}: unknown, or not supported by this server"
@@ -86,7 +95,11 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
         message = f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}"
     else:
         message = f"{name or 'the body'}: {first['msg']}"
-    return ApiError(400, message, param=path[0] if path else None).response()
+    return ApiError(400, message, param=path[0] if path else None)
+
+
+async def _store_away(_: Request, error: Exception) -> JSONResponse:
+    return unavailable(f"the store of files and batch jobs can't be reached: {error}").response()
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:

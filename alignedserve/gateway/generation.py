@@ -13,6 +13,7 @@ from alignedserve.gateway.errors import ApiError, unavailable
 from alignedserve.gateway.island import News
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.service import Service
 from alignedserve.gateway.text_stream import TextStream
 from alignedserve.messages import NewTokens, Rejected, Request
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
@@ -63,11 +64,7 @@ class Generation:
     model: ServedModel
     prompts: Sequence[list[int]]
     params: SamplingParams
-    # see messages.Request
-    tier: str = "rt"
-    deadline_s: float | None = None
-    ttft_s: float | None = None
-    tbt_s: float | None = None
+    service: Service = field(default_factory=Service)
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -105,10 +102,10 @@ class Generation:
             params=params,
             seed=seed,
             arrival_s=time.monotonic(),
-            ttft_s=self.ttft_s,
-            tbt_s=self.tbt_s,
-            tier=self.tier,
-            deadline_s=self.deadline_s,
+            ttft_s=self.service.ttft_s,
+            tbt_s=self.service.tbt_s,
+            tier=self.service.tier,
+            deadline_s=self.service.deadline_s,
         )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)))

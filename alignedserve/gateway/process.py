@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import uvicorn
+from fastapi import APIRouter, FastAPI
 
+from alignedserve.batch.config import BatchConfig
+from alignedserve.batch.runner import BatchRunner
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.app import create_app
+from alignedserve.gateway.batches import batch_routes
 from alignedserve.gateway.doors import Doors
+from alignedserve.gateway.files import file_routes
+from alignedserve.gateway.intake import Intake
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.keys import Keys
 from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
+from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, stop_on_sigterm
 
@@ -40,6 +49,9 @@ class GatewayConfig:
     key_digests: tuple[bytes, ...] = ()
     # requests that run when the server is told to stop get so long to finish
     shutdown_timeout_s: float = 30.0
+    # where files and batch jobs are kept; without it there are none
+    store_url: str = ""
+    batches: BatchConfig = field(default_factory=BatchConfig)
 
 
 class GatewayProcess:
@@ -57,8 +69,29 @@ class GatewayProcess:
             asyncio.run(self.serve(model, sock))
 
     async def serve(self, model: ServedModel, sock: socket.socket) -> None:
-        keys = Keys(self._config.key_digests)
-        app = create_app(model, self._islands, self.doors, keys, self._config.limits)
+        intake = Intake(model, self._islands, self._config.limits)
+        async with self._batches(intake) as routers:
+            app = create_app(intake, self.doors, Keys(self._config.key_digests), routers)
+            await self._serve(app, sock)
+
+    @contextlib.asynccontextmanager
+    async def _batches(self, intake: Intake) -> AsyncIterator[list[APIRouter]]:
+        """They run meanwhile."""
+        if not self._config.store_url:
+            yield []
+            return
+        owner = f"{self._config.instance_id}-{os.getpid()}"
+        store = RedisStore(self._config.store_url)
+        runner = BatchRunner(store, LineAnswers(intake).ask, intake.model.name, owner, self._config.batches)
+        running = asyncio.create_task(runner.run())
+        try:
+            yield [file_routes(store), batch_routes(store, runner)]
+        finally:
+            runner.stop(0)
+            await running
+            await store.close()
+
+    async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
         server = _Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GOODBYE_S))
         stop_on_sigterm(self._signalled)
         serving = asyncio.create_task(server.serve([sock]))

@@ -31,11 +31,12 @@ class Slo(BaseModel):
 @dataclass(frozen=True)
 class Service:
     # as the answer says it
-    name: str
-    # "rt" or "be"
+    name: str = "default"
+    # see messages.Request
     tier: str = "rt"
     ttft_s: float | None = None
     tbt_s: float | None = None
+    deadline_s: float | None = None
 
 
 def service_of(asked: ServiceTier | None, slo: Slo | None, headers: Mapping[str, str]) -> Service:

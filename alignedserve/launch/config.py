@@ -30,6 +30,13 @@ class ServeConfig:
     shutdown_timeout: Annotated[float, "seconds that running requests get to finish when it is stopped"] = (
         30.0
     )
+    redis_url: Annotated[
+        str | None, "Redis that keeps files and batch jobs [default: a private one, in the state directory]"
+    ] = None
+    state_dir: Annotated[
+        str | None, "directory of the private Redis [default: ~/.local/state/alignedserve]"
+    ] = None
+    batch_max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
 
     def __post_init__(self) -> None:
@@ -44,6 +51,7 @@ class ServeConfig:
                 "or say --allow-no-auth"
             )
         _in_range("port", self.port, 1, 65535)
+        _in_range("batch_max_num_lines", self.batch_max_num_lines, 1, 65536)
         if self.num_islands is not None:
             _in_range("num_islands", self.num_islands, 1, 1024)
         if self.pool_memory_bytes is not None:

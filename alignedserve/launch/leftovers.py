@@ -43,10 +43,17 @@ class Leftovers:
 
     def note_processes(self) -> None:
         """Those that are this process's children now, and theirs, are not to outlive it either."""
+        self._note([each for each in descendants(os.getpid()) if each[0] != self._remover.pid])
+
+    def note_process(self, pid: int) -> None:
+        """One that was just started is not to outlive it."""
+        if status := _status(pid):
+            self._note([(pid, status[1])])
+
+    def _note(self, processes: list[tuple[int, int]]) -> None:
         assert self._remover.stdin
-        for pid, start in descendants(os.getpid()):
-            if pid != self._remover.pid:
-                self._remover.stdin.write(b"%d %d\n" % (pid, start))
+        for pid, start in processes:
+            self._remover.stdin.write(b"%d %d\n" % (pid, start))
         self._remover.stdin.flush()
 
 

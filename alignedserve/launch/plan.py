@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from alignedserve.batch.config import BatchConfig
 from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
 from alignedserve.gateway.keys import digests_of
@@ -113,7 +114,7 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     return IslandPlan(site, parts, num_pool_blocks, form)
 
 
-def plan_gateway(asked: Request, islands: list[IslandPlan]) -> PartPlan:
+def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> PartPlan:
     engine = _local(asked)
     name = InstanceId("gateway-0")
     config = GatewayConfig(
@@ -127,6 +128,8 @@ def plan_gateway(asked: Request, islands: list[IslandPlan]) -> PartPlan:
         limits=asked.limits,
         key_digests=digests_of(asked.serve.api_key, asked.serve.api_key_file),
         shutdown_timeout_s=asked.serve.shutdown_timeout,
+        store_url=store_url,
+        batches=BatchConfig(asked.serve.batch_max_num_lines),
     )
     return PartPlan("gateway", name, config)
 

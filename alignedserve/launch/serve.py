@@ -16,6 +16,7 @@ from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.plan import Request, Site, check, plan_gateway, plan_island
 from alignedserve.launch.ports import is_free
 from alignedserve.launch.sites import nodes_of, this_machine
+from alignedserve.launch.store import store_site
 from alignedserve.models.locate import locate_model
 from kvpool.segment import NAME_PREFIX
 from router.config import RouterConfig
@@ -49,10 +50,10 @@ def _serve(
     asked = Request(engine, router, config, model, limits)
     check(asked)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
-    with _sites(asked, prefix, say) as sites:
+    with store_site(config, prefix) as store, _sites(asked, prefix, say) as sites:
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
         islands = [plan_island(asked, site, prefix) for site in sites]
-        gateway = plan_gateway(asked, islands)
+        gateway = plan_gateway(asked, islands, store.url)
         url = f"http://{config.host}:{config.port}/v1"
 
         def ready() -> None:
@@ -62,7 +63,7 @@ def _serve(
         from alignedserve.launch.supervisor import Supervisor
 
         async def supervise() -> None:
-            await Supervisor(islands, gateway, say, ready, config.shutdown_timeout).run()
+            await Supervisor(islands, gateway, store, say, ready, config.shutdown_timeout).run()
 
         asyncio.run(supervise())
 

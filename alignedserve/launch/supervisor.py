@@ -1,4 +1,4 @@
-"""The whole system: its islands and its gateway, from the first actor to the last."""
+"""The whole system: its islands, its gateway and its store, from the first actor to the last."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from alignedserve.launch.actors import RayActor
 from alignedserve.launch.island import STOP_S, IslandKeeper
 from alignedserve.launch.keeper import Keeper, PartFailed
 from alignedserve.launch.plan import IslandPlan, PartPlan
+from alignedserve.launch.store import StoreSite
+from alignedserve.launch.store_keeper import StoreKeeper
 
 
 class Supervisor:
@@ -19,6 +21,7 @@ class Supervisor:
         self,
         islands: Sequence[IslandPlan],
         gateway: PartPlan,
+        store: StoreSite,
         say: Callable[[str], None],
         ready: Callable[[], None],
         shutdown_timeout_s: float = 0.0,
@@ -30,6 +33,7 @@ class Supervisor:
         self._shutdown_timeout_s = shutdown_timeout_s
         here = ray.get_runtime_context().get_node_id()
         self._gateway = Keeper("gateway", RayActor(gateway, here), say)
+        self._store = StoreKeeper(store, say)
         others = {gateway.instance_id: self._gateway}
         self._islands = [
             IslandKeeper(plan, _naming(plan, is_only=len(islands) == 1), say, others) for plan in islands
@@ -44,8 +48,9 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
         keeping = asyncio.create_task(self._keep())
+        storing = asyncio.create_task(self._store.keep())
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({keeping, storing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         self._gateway.stopping()
         if self._gateway.is_up and not keeping.done():
@@ -56,8 +61,12 @@ class Supervisor:
         await asyncio.wait({keeping}, timeout=STOP_S)
         keeping.cancel()
         await asyncio.wait({keeping})
-        if not keeping.cancelled() and (error := keeping.exception()):
-            raise first_failure(error)
+        # last: the gateway has put its jobs down by now
+        self._store.stop()
+        await asyncio.wait({storing})
+        for task in (keeping, storing):
+            if not task.cancelled() and (error := task.exception()):
+                raise first_failure(error)
 
     def _signalled(self) -> None:
         self._hurry.set() if self._stop.is_set() else self._stop.set()
@@ -86,7 +95,7 @@ class Supervisor:
 
     async def _announce(self) -> None:
         keepers = [self._gateway, *(each for island in self._islands for each in island.keepers.values())]
-        await asyncio.gather(*(keeper.until_up() for keeper in keepers))
+        await asyncio.gather(self._store.until_up(), *(keeper.until_up() for keeper in keepers))
         self._ready()
 
     async def _keep_islands(self) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -29,7 +30,10 @@ class Server:
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
-        command = [sys.executable, "-m", "alignedserve", "serve", *options, "--port", str(self.port)]
+        # directly in /tmp: a socket's path must be short
+        self._state = tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True)
+        own = ["--state-dir", self._state.name, "--port", str(self.port)]
+        command = [sys.executable, "-m", "alignedserve", "serve", *own, *options]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -65,6 +69,7 @@ class Server:
         """Its exit code."""
         code = self._process.wait(timeout_s)
         self._reader.join(timeout_s)
+        self._state.cleanup()
         return code
 
     def get(self, path: str) -> httpx.Response:

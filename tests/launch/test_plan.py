@@ -43,7 +43,7 @@ def test_all_parts_agree_on_what_was_left_open() -> None:
     assert len(engines) == 1
     engine = engines.pop()
     assert (engine.model, engine.dtype, engine.device, engine.use_tqdm) == (MODEL, "bfloat16", "cpu", False)
-    gateway = plan_gateway(asked(), [plan])
+    gateway = plan_gateway(asked(), [plan], "unix:///redis.sock")
     assert gateway.config.fingerprint == {"model": engine.model}
     assert gateway.config.routers == (SITE.router,) and gateway.config.served_model_name == MODEL
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ def server() -> Iterator[Server]:
 
 
 def test_what_comes_up_is_said_line_by_line(server: Server) -> None:
-    for name in ("Ray", "router", "kvpool-0", "prefill-0", "decode-0", "gateway"):
+    for name in ("Ray", "redis", "router", "kvpool-0", "prefill-0", "decode-0", "gateway"):
         server.until_said(f"^{name} is up after [0-9.]+ s", 1)
     assert server.lines[-1] == server.until_said("^ready after .* s: http://127.0.0.1", 1)
 
@@ -262,7 +263,9 @@ def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: s
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "alignedserve", "serve", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp") as state:
+        environment = os.environ | {"XDG_STATE_HOME": state}
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
 def test_a_port_in_use_is_one_line() -> None:

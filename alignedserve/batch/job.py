@@ -1,0 +1,120 @@
+"""A job's way, as OpenAI has it: pure, and with nothing undone when an event comes twice.
+
+validating ── in_progress ── finalizing ── completed
+    │              │             └──────── expired     (the deadline came first)
+    └─ failed      └── cancelling ──────── cancelled   (also from validating)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from alignedserve.store.records import FileId, JobRecord, Problem
+
+
+@dataclass(frozen=True)
+class Valid:
+    num_lines: int
+    model: str | None
+
+
+@dataclass(frozen=True)
+class Invalid:
+    problems: list[Problem]
+
+
+@dataclass(frozen=True)
+class AllAnswered:
+    """Every line has its result."""
+
+
+@dataclass(frozen=True)
+class TimeUp:
+    """Every line has its result, which for those that were left is that it is too late."""
+
+
+@dataclass(frozen=True)
+class CancelAsked:
+    pass
+
+
+@dataclass(frozen=True)
+class Written:
+    """The results are in files; None: there is nothing to put into it."""
+
+    output: FileId | None
+    errors: FileId | None
+
+
+Event = Valid | Invalid | AllAnswered | TimeUp | CancelAsked | Written
+
+
+def after(job: JobRecord, event: Event, now: int) -> JobRecord:
+    """`job` itself where the event changes nothing: it has come before, or something else has come in between."""
+    step = _STEPS.get((job.status, type(event)))
+    return job if step is None else step(job, event, now)
+
+
+def _valid(job: JobRecord, event: Valid, now: int) -> JobRecord:
+    return replace(
+        job, status="in_progress", in_progress_at=now, num_lines=event.num_lines, model=event.model
+    )
+
+
+def _invalid(job: JobRecord, event: Invalid, now: int) -> JobRecord:
+    return replace(job, status="failed", failed_at=now, problems=event.problems)
+
+
+def _all_answered(job: JobRecord, event: AllAnswered, now: int) -> JobRecord:
+    return replace(job, status="finalizing", finalizing_at=now)
+
+
+def _time_up(job: JobRecord, event: TimeUp, now: int) -> JobRecord:
+    return replace(job, status="finalizing", finalizing_at=now, is_late=True)
+
+
+def _cancel(job: JobRecord, event: CancelAsked, now: int) -> JobRecord:
+    return replace(job, status="cancelling", cancelling_at=now)
+
+
+def _written(job: JobRecord, event: Written, now: int) -> JobRecord:
+    job = replace(job, output_file_id=event.output, error_file_id=event.errors)
+    if job.is_late:
+        return replace(job, status="expired", expired_at=now)
+    return replace(job, status="completed", completed_at=now)
+
+
+def _cancelled(job: JobRecord, event: Written, now: int) -> JobRecord:
+    return replace(
+        job,
+        status="cancelled",
+        cancelled_at=now,
+        output_file_id=event.output,
+        error_file_id=event.errors,
+    )
+
+
+_STEPS: dict[tuple[str, type[Any]], Callable[[JobRecord, Any, int], JobRecord]] = {
+    ("validating", Valid): _valid,
+    ("validating", Invalid): _invalid,
+    ("validating", CancelAsked): _cancel,
+    ("in_progress", AllAnswered): _all_answered,
+    ("in_progress", TimeUp): _time_up,
+    ("in_progress", CancelAsked): _cancel,
+    ("finalizing", Written): _written,
+    ("cancelling", Written): _cancelled,
+}
+
+
+def parse_window(text: str) -> int:
+    """Seconds. Raises ValueError for what is not from 1h to 7d."""
+    unit = {"h": 3600, "d": 86400}.get(text[-1:])
+    digits = text[:-1]
+    seconds = int(digits) * unit if unit and digits.isascii() and digits.isdigit() and len(digits) < 5 else 0
+    if not 3600 <= seconds <= 7 * 86400:
+        raise ValueError(f"completion_window={text!r}: must be from 1h to 7d")
+    return seconds

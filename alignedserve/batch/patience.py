@@ -1,0 +1,25 @@
+"""A job waits for the store as long as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+from alignedserve.store import StoreAway
+
+_RETRY_S = 0.2
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+async def patiently(
+    call: Callable[Args, Awaitable[Result]], *args: Args.args, **kwargs: Args.kwargs
+) -> Result:
+    """The result, once the store is there. Whatever changes it may be repeated (alignedserve/store/base.py)."""
+    while True:
+        try:
+            return await call(*args, **kwargs)
+        except StoreAway:
+            await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,159 @@
+"""The Files and Batches API as the commands use it, and a server for one of them."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import click
+import httpx
+from tqdm import tqdm
+
+Json = dict[str, Any]
+
+_POLL_S = 0.5
+# a server may be away so long, between two of its lives
+_PATIENCE_S = 120.0
+_TIMEOUT_S = 600.0
+_OVER = ("failed", "completed", "expired", "cancelled")
+
+
+class BatchClient:
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
+
+    def submit(self, source: Path, endpoint: str | None, completion_window: str) -> Json:
+        with source.open("rb") as file:
+            form = {"purpose": "batch"}
+            uploaded = self._ask("POST", "/v1/files", data=form, files={"file": (source.name, file)})
+        asked = {
+            "input_file_id": uploaded["id"],
+            "endpoint": endpoint or _endpoint_of(source),
+            "completion_window": completion_window,
+        }
+        return self._ask("POST", "/v1/batches", json=asked)
+
+    def batch(self, batch_id: str) -> Json:
+        return self._ask("GET", f"/v1/batches/{batch_id}")
+
+    def batches(self, limit: int) -> list[Json]:
+        found: list[Json] = self._ask("GET", "/v1/batches", params={"limit": limit})["data"]
+        return found
+
+    def cancel(self, batch_id: str) -> Json:
+        return self._ask("POST", f"/v1/batches/{batch_id}/cancel")
+
+    def wait(self, batch: Json) -> Json:
+        """Until it is over, with a progress bar, and across restarts of the server."""
+        last_heard_s = time.monotonic()
+        with tqdm(total=None, unit="line", desc=batch["id"]) as bar:
+            while True:
+                counts = batch["request_counts"]
+                bar.total = counts["total"] or None
+                bar.n = counts["completed"] + counts["failed"]
+                bar.set_postfix_str(f"{batch['status']}, {counts['failed']} failed")
+                if batch["status"] in _OVER:
+                    return batch
+                time.sleep(_POLL_S)
+                try:
+                    batch = self.batch(batch["id"])
+                    last_heard_s = time.monotonic()
+                except ServerAway as error:
+                    if time.monotonic() - last_heard_s > _PATIENCE_S:
+                        raise click.ClickException(str(error)) from None
+
+    def download(self, file_id: str, path: Path) -> None:
+        """Whole or not at all."""
+        part = path.with_name(path.name + ".part")
+        with self._http.stream("GET", f"/v1/files/{file_id}/content") as answer, part.open("wb") as file:
+            if answer.is_error:
+                answer.read()
+                raise _failure(answer)
+            for piece in answer.iter_bytes():
+                file.write(piece)
+        part.replace(path)
+
+    def _ask(self, method: str, path: str, **options: Any) -> Json:
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            raise ServerAway(f"{self._http.base_url}: {error or type(error).__name__}") from None
+        if answer.is_error:
+            raise _failure(answer)
+        found: Json = answer.json()
+        return found
+
+
+class ServerAway(click.ClickException):
+    """It may be back in a moment."""
+
+
+def _failure(answer: httpx.Response) -> click.ClickException:
+    try:
+        message = answer.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"{answer.url}: {answer.status_code} {answer.reason_phrase}"
+    return ServerAway(message) if answer.status_code == 503 else click.ClickException(message)
+
+
+def _endpoint_of(source: Path) -> str:
+    with source.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"")
+    try:
+        return str(json.loads(first)["url"])
+    except (ValueError, KeyError, TypeError):
+        raise click.ClickException(f"{source}: its first line is not a request with a url") from None
+
+
+@contextmanager
+def connected(url: str, api_key: str | None) -> Iterator[BatchClient]:
+    base = url.rstrip("/").removesuffix("/v1")
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    with httpx.Client(base_url=base, headers=headers, timeout=_TIMEOUT_S) as http:
+        yield BatchClient(http)
+
+
+@contextmanager
+def own_server(options: Sequence[str], say: Callable[[str], None]) -> Iterator[str]:
+    """Its URL. It has a state of its own, and both are gone afterwards."""
+    from alignedserve.launch.ports import free_port
+
+    port = free_port("127.0.0.1")
+    with tempfile.TemporaryDirectory(prefix="batch-", dir="/tmp") as state:
+        own = ["--port", str(port), "--state-dir", state]
+        command = [sys.executable, "-m", "alignedserve", "serve", *options, *own]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        try:
+            assert process.stdout
+            _until_ready(process.stdout, say)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _until_ready(output: IO[str], say: Callable[[str], None]) -> None:
+    """Whatever it says later is passed on as well."""
+    ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in output:
+            say(line.rstrip())
+            if line.startswith("ready after"):
+                ready.put(True)
+        ready.put(False)
+
+    threading.Thread(target=read, daemon=True).start()
+    if not ready.get():
+        raise click.ClickException("the server has not started")

@@ -1,0 +1,40 @@
+"""Where the store is: at the Redis that was named, or at a private one in the state directory.
+
+Imports no ray, which has to be set up first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignedserve.launch.config import ServeConfig
+from alignedserve.launch.leftovers import removing
+from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.server import PrivateServer, default_state_dir, find_server, locked
+
+
+@dataclass(frozen=True)
+class StoreSite:
+    """Where the store is. `server`: this system's own, to be kept running."""
+
+    url: str
+    server: PrivateServer | None
+    # takes a process's id: it must not outlive this system
+    note: Callable[[int], None] = lambda pid: None
+
+
+@contextlib.contextmanager
+def store_site(config: ServeConfig, prefix: str) -> Iterator[StoreSite]:
+    """Raises ValueError when there can't be one."""
+    if config.redis_url is not None:
+        RedisStore(config.redis_url)
+        yield StoreSite(config.redis_url, None)
+        return
+    directory = Path(config.state_dir).expanduser() if config.state_dir else default_state_dir()
+    program = find_server()
+    with locked(directory.absolute()) as lock, removing(f"{prefix}-store") as left:
+        server = PrivateServer(program, directory.absolute(), lock)
+        yield StoreSite(server.url, server, left.note_process)

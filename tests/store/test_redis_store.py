@@ -1,0 +1,320 @@
+"""The store against a real Redis: what is answered is kept, what is half done is nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.store import FileId, FileRecord, JobRecord, LeaseLost, LineResult, StoreAway, Tally
+from alignedserve.store.records import new_file_id, new_job_id
+from alignedserve.store.redis_store import PREFIX, RedisStore
+from alignedserve.store.server import PrivateServer, find_server, locked
+from tests.store.redis_process import RedisProcess, redis_store
+
+
+def play(scenario: Callable[[RedisProcess, RedisStore], Awaitable[None]]) -> None:
+    async def within_time() -> None:
+        async with asyncio.timeout(30), redis_store() as (redis, store):
+            await scenario(redis, store)
+
+    asyncio.run(within_time())
+
+
+async def a_file(store: RedisStore, *chunks: bytes, name: str = "in.jsonl") -> FileRecord:
+    file = FileRecord(new_file_id(), name, "batch", sum(map(len, chunks)), len(chunks), 100)
+    for number, chunk in enumerate(chunks):
+        await store.put_chunk(file.id, number, chunk)
+    await store.commit_file(file)
+    return file
+
+
+async def a_job(store: RedisStore, file: FileRecord | None = None, expires_at: int = 3601) -> JobRecord:
+    file = file or await a_file(store, b"x")
+    job = JobRecord(
+        id=new_job_id(),
+        endpoint="/v1/completions",
+        input_file_id=file.id,
+        completion_window="1h",
+        created_at=1,
+        expires_at=expires_at,
+    )
+    assert await store.add_job(job)
+    return job
+
+
+async def keys_of(store: RedisStore) -> set[str]:
+    found = await store._redis.keys(PREFIX + "*")
+    return {key.decode().removeprefix(PREFIX) for key in found}
+
+
+def test_a_file_is_there_once_it_is_committed_and_gone_once_it_is_deleted() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        file_id = new_file_id()
+        await store.put_chunk(file_id, 0, b"ab")
+        await store.put_chunk(file_id, 1, b"c")
+        assert await store.file(file_id) is None
+        file = FileRecord(file_id, "in.jsonl", "batch", 3, 2, 100)
+        await store.commit_file(file)
+        assert await store.file(file_id) == file
+        assert [await store.chunk(file_id, number) for number in range(3)] == [b"ab", b"c", None]
+        assert await store._redis.ttl(f"{PREFIX}data:{file_id}") == -1
+        assert await store.delete_file(file_id) == "deleted"
+        assert await store.delete_file(file_id) == "absent"
+        assert await keys_of(store) == {"sequence"}
+
+    play(scenario)
+
+
+def test_chunks_of_a_file_that_is_never_committed_lapse() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        file_id = new_file_id()
+        await store.put_chunk(file_id, 0, b"ab")
+        assert 0 < await store._redis.ttl(f"{PREFIX}data:{file_id}") <= 3600
+        with pytest.raises(ValueError, match="not all of its 2 chunks"):
+            await store.commit_file(FileRecord(file_id, "in.jsonl", "batch", 3, 2, 100))
+        assert await store.file(file_id) is None
+        await store.drop_chunks(file_id)
+        assert await keys_of(store) == {"sequence"}
+
+    play(scenario)
+
+
+def test_listings_have_pages_in_both_directions() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        ids = [(await a_file(store, b"x", name=str(number))).id for number in range(5)]
+
+        async def pages(order: str, limit: int) -> list[list[str]]:
+            found, after = [], None
+            while True:
+                page = await store.list_files("batch", after, limit, order)  # type: ignore[arg-type]
+                assert page
+                found.append(page.ids)
+                if not page.has_more:
+                    return found
+                after = FileId(page.ids[-1])
+
+        assert await pages("asc", 2) == [ids[:2], ids[2:4], ids[4:]]
+        assert await pages("desc", 3) == [ids[:1:-1], ids[1::-1]]
+        assert await pages("asc", 5) == [ids]
+        assert await store.list_files("batch", FileId("file-none"), 5, "asc") is None
+        nothing = await store.list_files("batch_output", None, 5, "asc")
+        assert nothing and not nothing.ids and not nothing.has_more
+
+    play(scenario)
+
+
+def test_a_file_that_a_job_reads_can_not_be_deleted() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        file = await a_file(store, b"x")
+        job = await a_job(store, file)
+        assert await store.delete_file(file.id) == "in_use"
+        assert await store.replace_job(job, replace(job, status="failed"), None)
+        assert await store.delete_file(file.id) == "deleted"
+        assert not await store.add_job(replace(job, id=new_job_id()))
+
+    play(scenario)
+
+
+def test_files_that_expire_are_named_when_they_have() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        file = replace(await a_file(store, b"x"), expires_at=5000)
+        await store.commit_file(file)
+        assert await store.expired_files(4999) == []
+        assert await store.expired_files(5000) == [file.id]
+        await store.delete_file(file.id)
+        assert await store.expired_files(5000) == []
+
+    play(scenario)
+
+
+def test_a_job_is_replaced_only_as_it_was_read() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        job = await a_job(store)
+        cancelling = replace(job, status="cancelling")
+        assert await store.replace_job(job, cancelling, None)
+        assert not await store.replace_job(job, replace(job, status="in_progress"), None)
+        assert await store.job(job.id) == cancelling
+        assert await store.open_jobs() == [cancelling]
+
+    play(scenario)
+
+
+def test_the_most_urgent_job_is_the_first() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        jobs = [await a_job(store, expires_at=expires_at) for expires_at in (300, 100, 200)]
+        assert [job.expires_at for job in await store.open_jobs()] == [100, 200, 300]
+        page = await store.list_jobs(None, 2)
+        assert page and page.ids == [jobs[2].id, jobs[1].id] and page.has_more
+
+    play(scenario)
+
+
+def test_a_lease_has_one_holder_and_lapses() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        job = await a_job(store)
+        first = await store.acquire(job.id, "a", 0.2)
+        assert first and await store.acquire(job.id, "b", 0.2) is None
+        await store.renew(first, 60)
+        await store.release(first)
+        second = await store.acquire(job.id, "b", 0.05)
+        assert second and second.token != first.token
+        while not (third := await store.acquire(job.id, "c", 60)):
+            await asyncio.sleep(0.01)
+        with pytest.raises(LeaseLost):
+            await store.renew(second, 60)
+        # nothing happens to the one who has it now
+        await store.release(second)
+        await store.renew(third, 60)
+
+    play(scenario)
+
+
+def test_a_holder_who_has_lost_the_lease_writes_nothing() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        job = await a_job(store)
+        lost = await store.acquire(job.id, "a", 60)
+        assert lost
+        await store.release(lost)
+        for _ in ("nobody's", "somebody else's"):
+            with pytest.raises(LeaseLost):
+                await store.put_result(lost, 1, LineResult(False, b"{}"))
+            with pytest.raises(LeaseLost):
+                await store.finish_job(job, replace(job, status="completed"), lost, [])
+            await store.acquire(job.id, "b", 60)
+        assert await store.lines_done(job.id) == [] and await store.job(job.id) == job
+
+    play(scenario)
+
+
+def test_the_first_result_of_a_line_counts() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        job = await a_job(store)
+        lease = await store.acquire(job.id, "a", 60)
+        assert lease
+        await store.put_result(lease, 7, LineResult(False, b"one", 3, 4))
+        await store.put_result(lease, 7, LineResult(True, b"two", 30, 40))
+        await store.put_result(lease, 9, LineResult(True, b"three"))
+        assert sorted(await store.lines_done(job.id)) == [7, 9]
+        found = await store.results(job.id, [7, 8, 9])
+        assert [each and each.text for each in found] == [b"one", None, b"three"]
+        assert await store.tally(job.id) == Tally(1, 1, 3, 4)
+
+    play(scenario)
+
+
+def test_a_job_ends_and_its_files_appear_in_one_step() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        job = await a_job(store)
+        lease = await store.acquire(job.id, "a", 60)
+        assert lease
+        await store.put_result(lease, 1, LineResult(False, b"one"))
+        files = [FileRecord(new_file_id(), name, "batch_output", 1, 1, 5) for name in ("out", "errors")]
+        for file in files:
+            await store.put_chunk(file.id, 0, b"x")
+        over = replace(job, status="completed", output_file_id=files[0].id)
+        assert await store.finish_job(job, over, lease, files)
+        page = await store.list_files("batch_output", None, 9, "asc")
+        assert page and page.ids == [file.id for file in files]
+        assert await store.open_jobs() == [] and await store.job(job.id) == over
+        left = await keys_of(store)
+        assert not {key for key in left if key.startswith(("lease", "results", "uses"))}
+        assert await store._redis.ttl(f"{PREFIX}data:{files[0].id}") == -1
+        # the answer may have been lost, and it is asked again
+        with pytest.raises(LeaseLost):
+            await store.finish_job(job, over, lease, files)
+
+    play(scenario)
+
+
+def test_what_was_answered_survives_a_kill() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        job = await a_job(store)
+        lease = await store.acquire(job.id, "a", 60)
+        assert lease
+
+        async def write(line: int) -> int:
+            await store.put_result(lease, line, LineResult(False, b"x" * 2000))
+            return line
+
+        writing = [asyncio.create_task(write(line)) for line in range(1, 2000)]
+        await asyncio.wait(writing, return_when=asyncio.FIRST_COMPLETED)
+        await redis.kill()
+        ended = await asyncio.gather(*writing, return_exceptions=True)
+        answered = {each for each in ended if isinstance(each, int)}
+        assert answered and {type(each) for each in ended} <= {int, StoreAway}
+        with pytest.raises(StoreAway):
+            await store.job(job.id)
+        await redis.start()
+        # through the same connections
+        done = await store.lines_done(job.id)
+        assert answered <= set(done)
+        assert (await store.tally(job.id)).num_completed == len(done)
+        await store.renew(lease, 60)
+
+    play(scenario)
+
+
+def test_whoever_is_cancelled_hears_of_it_at_once() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        for num_steps in range(12):
+            asking = asyncio.create_task(store.lines_done(new_job_id()))
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+            if asking.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+            # and what comes after gets its own answer
+            assert await store.expired_files(0) == []
+
+    play(scenario)
+
+
+def test_a_directory_has_one_system(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path / "state"),
+        pytest.raises(ValueError, match="state_dir='.*state': another system uses it; .* --state-dir"),
+        locked(tmp_path / "state"),
+    ):
+        pass
+    with locked(tmp_path / "state"):
+        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_server_that_lives_on_keeps_the_directory() -> None:
+    async def scenario(tmp_path: Path) -> None:
+        with locked(tmp_path) as lock:
+            redis = RedisProcess(PrivateServer(find_server(), tmp_path, lock))
+            await redis.start()
+        with pytest.raises(ValueError, match="another system uses it"), locked(tmp_path):
+            pass
+        await redis.kill()
+        with locked(tmp_path):
+            pass
+
+    with tempfile.TemporaryDirectory(prefix="redis-", dir="/tmp") as directory:
+        asyncio.run(scenario(Path(directory)))
+
+
+def test_it_listens_on_its_socket_and_nowhere_else() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        config = await store._redis.config_get("*")
+        assert config["port"] == "0" and config["appendfsync"] == "always"
+        assert redis.server.socket.stat().st_mode & 0o777 == 0o600
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://host", "redis://host:port"])
+def test_an_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError):
+        RedisStore(url)
+
+
+def test_a_name_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="its name is too long by [0-9]+ bytes"):
+        PrivateServer("redis-server", tmp_path / ("x" * 120), 0)
