@@ -105,10 +105,11 @@ class PrivateServer:
     def last_words(self) -> str:
         """What it said last, which is why it ended if it did not want to run."""
         try:
-            lines = (self._directory / "redis.log").read_text(errors="replace").splitlines()
+            lines = (self._directory / "redis.log").read_text(errors="replace").split("\n")
         except OSError:
             return ""
-        return lines[-1].rpartition(" # ")[2] if lines else ""
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return last.rpartition(" # ")[2]
 
     def _options(self, data: Path) -> list[str]:
         settings = {

@@ -17,7 +17,7 @@ from tests.launch.server import START_S, Server, serving
 
 NUM_LINES = 500
 NUM_KILLS = 10
-VICTIMS = ("gateway", "router", "redis")
+VICTIMS = ("redis", "gateway", "router")
 MAX_TOKENS = 24
 # at any moment of a line's way: before it is taken, while it runs, while its answer is stored
 MAX_PAUSE_S = 1.0

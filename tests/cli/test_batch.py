@@ -1,0 +1,113 @@
+"""`alignedserve batch` as a user types it, against a gateway with a real Redis and a scripted island."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from tests.gateway.batching import QUICK, System, jsonl, play, question, questions
+
+Run = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+def commands(scenario: Callable[[System, Run], Awaitable[None]]) -> None:
+    async def with_commands(at: System) -> None:
+        async def run(*words: str) -> tuple[int, str, str]:
+            """(exit code, output, errors)"""
+            url = str(at.gateway.http.base_url)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "alignedserve", "batch", *words, "--url", url),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, err = await process.communicate()
+            assert process.returncode is not None
+            return process.returncode, out.decode(), err.decode()
+
+        await scenario(at, run)
+
+    play(with_commands, QUICK)
+
+
+def written(path: Path, lines: list[Any]) -> str:
+    path.write_bytes(jsonl(lines))
+    return str(path)
+
+
+def ids_in(path: Path) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
+
+
+def test_run_answers_all_of_a_file(tmp_path: Path) -> None:
+    async def scenario(at: System, run: Run) -> None:
+        source, output = written(tmp_path / "in.jsonl", questions(20)), tmp_path / "out.jsonl"
+        code, out, err = await run("run", "-i", source, "-o", str(output))
+        assert (code, out) == (0, ""), err
+        assert "20/20" in err and "completed, 0 failed" in err
+        assert ids_in(output) == [f"q{number}" for number in range(20)]
+        assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
+
+    commands(scenario)
+
+
+def test_lines_that_fail_are_in_a_file_of_their_own_and_in_the_exit_code(tmp_path: Path) -> None:
+    async def scenario(at: System, run: Run) -> None:
+        source = written(tmp_path / "in.jsonl", [question(1), question(2, top_p=2.0)])
+        code, _, err = await run("run", "-i", source, "-o", str(tmp_path / "out.jsonl"))
+        assert code == 1 and err.endswith("Error: 1 of 2 lines failed\n")
+        assert ids_in(tmp_path / "out.jsonl") == ["q1"]
+        assert ids_in(tmp_path / "out.jsonl.errors") == ["q2"]
+
+    commands(scenario)
+
+
+def test_a_file_that_is_none_is_told_line_by_line(tmp_path: Path) -> None:
+    async def scenario(at: System, run: Run) -> None:
+        source = written(tmp_path / "in.jsonl", [question(1), question(1)])
+        code, _, err = await run("submit", source, "--wait")
+        assert code == 1 and "line 2: custom_id='q1': another line has it too\n" in err
+        (tmp_path / "nonsense").write_text("nonsense\n")
+        code, _, err = await run("submit", str(tmp_path / "nonsense"))
+        assert code == 1 and err.endswith("nonsense: its first line is not a request with a url\n")
+
+    commands(scenario)
+
+
+def test_a_job_is_submitted_looked_at_cancelled_and_fetched(tmp_path: Path) -> None:
+    async def scenario(at: System, run: Run) -> None:
+        at.router.allowed = 0
+        code, out, err = await run("submit", written(tmp_path / "in.jsonl", questions(3)))
+        assert code == 0, err
+        batch_id = out.strip()
+        await at.router.until(lambda: len(at.router.submitted) == 3)
+        at.router.allowed = None
+        at.router._say(at.router.submitted[0].request.key)
+        while (await at.client.batches.retrieve(batch_id)).request_counts.completed != 1:  # type: ignore[union-attr]
+            await asyncio.sleep(0.02)
+        _, out, _ = await run("status", batch_id)
+        assert json.loads(out)["status"] == "in_progress"
+        _, out, _ = await run("list")
+        assert out.split() == [batch_id, "in_progress", "1+0/3", "/v1/chat/completions"]
+        code, _, err = await run("results", batch_id, "-o", str(tmp_path / "out.jsonl"))
+        assert code == 1 and err == f"Error: batch {batch_id} is in_progress, and has no results\n"
+        assert (await run("cancel", batch_id, "--wait"))[1] == "cancelled\n"
+        code, _, _ = await run("results", batch_id, "-o", str(tmp_path / "out.jsonl"))
+        assert code == 0 and ids_in(tmp_path / "out.jsonl") == ["q0"]
+
+    commands(scenario)
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
+    async def scenario(at: System, run: Run) -> None:
+        code, out, err = await run("status", "batch_none")
+        assert (code, out) == (1, "") and err == "Error: batch_id='batch_none': there is no such batch\n"
+        await at.redis.kill()
+        code, _, err = await run("list")
+        assert code == 1 and err.startswith("Error: the store of files and batch jobs can't be reached")
+        assert err.count("\n") == 1
+
+    commands(scenario)
