@@ -28,6 +28,7 @@ from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service, service_of
 from alignedserve.gateway.structure import check_structure
 from alignedserve.gateway.tokens import tokens_router
+from alignedserve.gateway.tools import readable, reader_of
 from alignedserve.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
@@ -83,8 +84,13 @@ def create_app(
         params = body.sampling_params()
         limits.check(1, params)
         await check_structure(model, limits, params, body.structure_name)
-        prompts = [await model.chat_ids(body.messages, body.chat_template_kwargs or {})]
-        answer = ChatAnswer(model, int(time.time()), bool(body.logprobs), service.name)
+        new_reader = None
+        variables = dict(body.chat_template_kwargs or {})
+        if body.called_tools:
+            new_reader = reader_of(body.tool_choice or "auto", model.tool_template)
+            variables["tools"] = [tool.model_dump(exclude_none=True) for tool in body.called_tools]
+        prompts = [await model.chat_ids(readable(body.messages), variables)]
+        answer = ChatAnswer(model, int(time.time()), bool(body.logprobs), service.name, new_reader=new_reader)
         generation = _generation(islands, model, limits, prompts, params, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
