@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from alignedserve.gateway.best_of import keep_best
 from alignedserve.gateway.generation import Delta, TokenLogprobs, Usage
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.tools import Read, Reader
 
 Json = dict[str, Any]
 
@@ -155,7 +156,14 @@ class CompletionAnswer(Answer):
         }
 
 
+@dataclass
 class ChatAnswer(Answer):
+    # finds tool calls in the text, where there are tools
+    new_reader: Callable[[], Reader] | None = None
+    _readers: dict[int, Reader] = field(default_factory=dict)
+    # of each choice, calls made
+    _num_calls: dict[int, int] = field(default_factory=dict)
+
     id_prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -165,20 +173,56 @@ class ChatAnswer(Answer):
         return [{"index": index, "delta": role, "logprobs": None, "finish_reason": None}]
 
     def _whole_choice(self, index: int, choice: _Whole) -> Json:
+        read = self._read(index, choice.text, choice.finish_reason)
+        calls = self._call_bodies(index, read)
+        content = None if calls and not read.content else read.content
+        message = {"role": "assistant", "content": content, "refusal": None}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message | ({"tool_calls": calls} if calls else {}),
             "logprobs": choice.logprobs,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._reason(index, choice.finish_reason),
         }
 
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
+        read = self._read(delta.index, delta.text, delta.finish_reason)
+        new: Json = {"content": read.content} if read.content or logprobs else {}
+        first = self._num_calls.get(delta.index, 0)
+        if calls := self._call_bodies(delta.index, read):
+            new["tool_calls"] = [{"index": number} | call for number, call in enumerate(calls, first)]
         return {
             "index": delta.index,
-            "delta": {"content": delta.text} if delta.text or logprobs else {},
+            "delta": new,
             "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": self._reason(delta.index, delta.finish_reason),
         }
+
+    def _read(self, index: int, text: str, finish_reason: str | None) -> Read:
+        if self.new_reader is None:
+            return Read(text)
+        if index not in self._readers:
+            self._readers[index] = self.new_reader()
+        read = self._readers[index].feed(text)
+        if finish_reason is not None:
+            rest = self._readers[index].end()
+            read = Read(read.content + rest.content, read.calls + rest.calls)
+        return read
+
+    def _call_bodies(self, index: int, read: Read) -> list[Json]:
+        self._num_calls[index] = self._num_calls.get(index, 0) + len(read.calls)
+        return [
+            {
+                "id": f"call_{secrets.token_hex(12)}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in read.calls
+        ]
+
+    def _reason(self, index: int, finish_reason: str | None) -> str | None:
+        if finish_reason == "stop" and self._num_calls.get(index):
+            return self._readers[index].stop_reason
+        return finish_reason
 
     def _logprobs(self, delta: Delta) -> Json:
         pairs = zip(delta.token_ids, delta.logprobs, strict=True)

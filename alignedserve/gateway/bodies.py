@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignedserve.gateway.service import ServiceTier, Slo
+from alignedserve.gateway.tools import Tool, ToolChoice, Tools, structure_of
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
@@ -211,9 +212,33 @@ class ChatBody(_Body):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    # [default: auto where there are tools]
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def called_tools(self) -> list[Tool]:
+        """Those that may be called."""
+        return [] if self.tools is None or self.tool_choice == "none" else self.tools
+
+    @property
+    def structure_name(self) -> str:
+        is_forced = self.called_tools and self.tool_choice not in (None, "auto")
+        return "tools" if is_forced else super().structure_name
+
+    def _structured_outputs(self) -> StructuredOutputsParams | None:
+        asked = super()._structured_outputs()
+        one_at_most = self.parallel_tool_calls is False
+        forced = structure_of(self.called_tools, self.tool_choice or "auto", one_at_most)
+        if asked is not None and forced is not None:
+            raise InvalidRequest("tool_choice: a call that has to be made leaves no room for another format")
+        return asked or forced
 
     def sampling_params(self) -> SamplingParams:
         self.check()
+        if self.tool_choice not in (None, "none") and self.tools is None:
+            raise InvalidRequest("tool_choice: there are no tools")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest(f"top_logprobs={self.top_logprobs}: only allowed with logprobs=true")
         newer = self.max_completion_tokens

@@ -14,6 +14,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service
 from alignedserve.gateway.structure import check_structure
+from alignedserve.gateway.tools import readable, reader_of
 from alignedserve.sampling_params import SamplingParams
 
 
@@ -41,8 +42,15 @@ class Intake:
 
     async def chat(self, body: ChatBody, service: Service) -> tuple[Generation, ChatAnswer]:
         params = await self._params(body, num_prompts=1)
-        prompts = [await self.model.chat_ids(body.messages, body.chat_template_kwargs or {})]
-        answer = ChatAnswer(self.model, int(time.time()), bool(body.logprobs), service.name)
+        new_reader = None
+        variables = dict(body.chat_template_kwargs or {})
+        if body.called_tools:
+            new_reader = reader_of(body.tool_choice or "auto", self.model.tool_template)
+            variables["tools"] = [tool.model_dump(exclude_none=True) for tool in body.called_tools]
+        prompts = [await self.model.chat_ids(readable(body.messages), variables)]
+        answer = ChatAnswer(
+            self.model, int(time.time()), bool(body.logprobs), service.name, new_reader=new_reader
+        )
         return self._generation(prompts, params, service), answer
 
     async def _params(self, body: CompletionBody | ChatBody, num_prompts: int) -> SamplingParams:

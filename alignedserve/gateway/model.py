@@ -77,6 +77,14 @@ class ServedModel:
             raise ApiError(400, str(error), param="messages") from error
         return await self._encode("messages", text, add_special_tokens)
 
+    @property
+    def tool_template(self) -> str:
+        """Raises ApiError when this model knows nothing of tools."""
+        template = self._need_tokenizer("tools").tool_template
+        if template is None:
+            raise ApiError(400, "tools: this model's chat template has no place for tools", param="tools")
+        return template
+
     def text_of(self, name: str, token_ids: Sequence[int]) -> str:
         """`name`: of the parameter that holds them."""
         check_ids(name, token_ids, self.vocabulary)

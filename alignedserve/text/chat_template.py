@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -42,6 +42,15 @@ class ChatTemplates:
         except Exception as error:
             # the template is foreign code: whatever it raises says that these messages do not fit it
             raise ValueError(f"{self._where}: the chat template rejects these messages: {error}") from error
+
+    @cached_property
+    def with_tools(self) -> str | None:
+        """The template that is used when tools are given; None where it would make nothing of them."""
+        template = self._templates.get("tool_use") or self._templates.get("default")
+        if template is None:
+            return None
+        names = meta.find_undeclared_variables(_environment().parse(template))
+        return template if "tools" in names else None
 
     def _choose(self, has_tools: bool) -> str:
         if not self._templates:
@@ -93,11 +102,15 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-@lru_cache(maxsize=32)
-def _compile(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
     )
+
+
+@lru_cache(maxsize=32)
+def _compile(template: str) -> jinja2.Template:
+    environment = _environment()
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

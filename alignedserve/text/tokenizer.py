@@ -35,6 +35,11 @@ class Tokenizer:
         return cls(read_tokenizer_files(Path(directory).expanduser()), where or str(directory))
 
     @cached_property
+    def tool_template(self) -> str | None:
+        """The chat template for when tools are given; None where it would make nothing of them."""
+        return self._chat_templates.with_tools
+
+    @cached_property
     def bos_token_id(self) -> int | None:
         return self._special_id("bos_token")
 

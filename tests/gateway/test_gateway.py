@@ -314,7 +314,7 @@ def test_models_are_listed() -> None:
         ("completions", {"prompt": "x " * 5000}, 400, "prompt", "prompt and output together may have 2048"),
         ("chat/completions", {"messages": []}, 400, "messages", "messages: List should have at least 1 item"),
         ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages", "objects with a role"),
-        ("chat/completions", {"messages": [{"role": "user"}], "tools": []}, 400, "tools", "not supported"),
+        ("chat/completions", {"messages": [{"role": "user"}], "tools": []}, 400, "tools", "at least 1 item"),
         ("chat/completions", {"messages": QUESTION, "top_logprobs": 1}, 400, "top_logprobs", "logprobs=true"),
     ],
 )
