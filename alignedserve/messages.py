@@ -55,6 +55,7 @@ class InstanceLimits(Message):
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
+    block_bytes: int = 0
 
 
 class Stored(Message):
@@ -138,6 +139,8 @@ class NewTokens(Message):
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    # with the last ones, from the router: (state, seconds since it took the request) for each state that it entered
+    timeline: list[tuple[str, float]] = []
 
 
 class Tokens(Message):
@@ -285,6 +288,16 @@ class Evict(Message):
 # ---- instances to router --------------------------------------------------------------------------------------------
 
 
+class Moved(Message):
+    """KV that was copied."""
+
+    # "save", "load", "pull"
+    what: str
+    num_bytes: int
+    # that copies took, one after the other
+    seconds: float
+
+
 class PrefillReport(Message):
     """What an iteration of a prefill instance did."""
 
@@ -297,6 +310,8 @@ class PrefillReport(Message):
     progress: list[tuple[RequestKey, int]]
     num_free_blocks: int
     duration_s: float = 0.0
+    # since the last report
+    moved: list[Moved] = []
 
 
 class DecodeReport(Message):
@@ -316,6 +331,8 @@ class DecodeReport(Message):
     sum_lengths: int
     duration_s: float = 0.0
     min_length: int = 0
+    # since the last report
+    moved: list[Moved] = []
 
 
 class Gone(Message):
@@ -351,6 +368,24 @@ class AskCluster(Message):
     ticket: int
 
 
+class InstanceStats(Message):
+    """Counts go on when the instance is started again, and begin anew with the router."""
+
+    # requests that had to leave the running batch; of these, whose KV was kept
+    num_preemptions: int = 0
+    num_evictions: int = 0
+    # staged copies that were given up before the request was admitted
+    num_spills: int = 0
+    # offered batches from which something was admitted
+    num_batch_switches: int = 0
+    # of the running batch
+    min_length: int = 0
+    max_length: int = 0
+    # in the buffer for candidates
+    staged_bytes: int = 0
+    moved: list[Moved] = []
+
+
 class Part(Message):
     """A process, as the router knows it."""
 
@@ -364,6 +399,7 @@ class Part(Message):
     num_free_blocks: int
     # that it has: state -> number of requests
     requests: dict[str, int]
+    stats: InstanceStats = msgspec.field(default_factory=InstanceStats)
 
 
 class Cluster(Message):
@@ -373,6 +409,10 @@ class Cluster(Message):
     parts: list[Part]
     # of the whole island: state -> number of requests
     requests: dict[str, int]
+    # the same by tier
+    tiers: dict[str, dict[str, int]] = {}
+    # role of a process that was lost -> requests that went on without it, since the router started
+    recoveries: dict[str, int] = {}
 
 
 class Stop(Message):

@@ -11,9 +11,12 @@ request says so (`Gone`), or dies; until then the request is LEAVING.
 
 from __future__ import annotations
 
+import msgspec
+
 from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release, Tokens
 from alignedserve.types import InstanceId, RequestKey
 from router.config import RouterConfig
+from router.counters import Counters
 from router.entry import RUNNING, Entry, State
 from router.events import Send
 from router.fleet import Fleet
@@ -26,6 +29,7 @@ class Life:
         self.config = config
         self.policy = policy
         self.fleet = Fleet()
+        self.counters = Counters()
         self.entries: dict[RequestKey, Entry] = {}
         self.queue = PrefillQueue()
         # those whose blocks the pool was asked for, before prefill
@@ -70,6 +74,7 @@ class Life:
             if decode := self.fleet.decode(name):
                 decode.forget(entry.key)
         entry.state, entry.place, entry.since_s = state, place, self.now
+        entry.mark()
         if state is State.RESERVING:
             self.reserving[entry.key] = entry
         elif state is State.POOLED:
@@ -108,8 +113,8 @@ class Life:
         """Takes it from wherever it is; it goes on from the pool. `gone_from` has forgotten it already."""
         holders = {place: None for place in (entry.place, entry.staged_at) if place and place != gone_from}
         entry.holders = [place for place in holders if place in self.fleet]
-        if stager := self.fleet.prefill(entry.staged_at):
-            stager.staging.pop(entry.key, None)
+        if (stager := self.fleet.prefill(entry.staged_at)) and stager.staging.pop(entry.key, None):
+            self.counters.of(stager.instance_id).num_spills += not entry.is_over
         if not entry.holders:
             self._left(entry)
             return
@@ -156,6 +161,8 @@ class Life:
                     f"{sender}: request {news.key} has {len(entry.output)} tokens, and {news.first} before the new ones"
                 )
             entry.output.extend(news.tokens)
+            if news.finish_reason:
+                news = msgspec.structs.replace(news, timeline=list(entry.timeline))
             self.tell_client(entry, news)
             if news.finish_reason:
                 # a prefill instance may still be saving it
