@@ -139,7 +139,8 @@ class NewTokens(Message):
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
-    # with the last ones, from the router: (state, seconds since it took the request) for each state that it entered
+    # from the router, with a request's first tokens and with its last: (state, seconds since it took the request) for
+    # each state that it has entered
     timeline: list[tuple[str, float]] = []
 
 

@@ -160,8 +160,9 @@ class Life:
                 raise RuntimeError(
                     f"{sender}: request {news.key} has {len(entry.output)} tokens, and {news.first} before the new ones"
                 )
+            is_first = not entry.output
             entry.output.extend(news.tokens)
-            if news.finish_reason:
+            if is_first or news.finish_reason:
                 news = msgspec.structs.replace(news, timeline=list(entry.timeline))
             self.tell_client(entry, news)
             if news.finish_reason:

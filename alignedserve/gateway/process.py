@@ -12,8 +12,12 @@ import uvicorn
 
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.app import create_app
+from alignedserve.gateway.calls import Calls
+from alignedserve.gateway.exposition import metrics_route
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.telemetry import Telemetry, Traces
+from alignedserve.logs import set_up_logging
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, stop_on_sigterm
 
@@ -32,23 +36,37 @@ class GatewayConfig:
     served_model_name: str
     # what has to be the same everywhere
     fingerprint: dict[str, str] = field(default_factory=dict)
+    # one of logs.FORMATS
+    log_format: str = "text"
+    # where traces go; None: nowhere
+    otlp_endpoint: str | None = None
 
 
 class GatewayProcess:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._islands = Islands(config.routers, config.instance_id, config.fingerprint)
+        self.telemetry = Telemetry(_traces(config))
+        self._islands = Islands(config.routers, config.instance_id, config.fingerprint, self.telemetry)
 
     def run(self) -> None:
         """Until the router tells it to stop. Raises ValueError for a model that can't be, OSError for a port that is
         taken, and RefusedByRouter."""
+        set_up_logging(self._config.log_format)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock))
 
     async def serve(self, model: ServedModel, sock: socket.socket) -> None:
         app = create_app(model, self._islands)
-        server = _Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GOODBYE_S))
+        app.include_router(metrics_route(self.telemetry.metrics, self._islands))
+        server = _Server(
+            uvicorn.Config(
+                Calls(app, self.telemetry.traces.around),
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=GOODBYE_S,
+            )
+        )
         stop_on_sigterm(self.stop)
         serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._islands.run())
@@ -57,10 +75,20 @@ class GatewayProcess:
         self.stop()
         server.should_exit = True
         await asyncio.gather(serving, linked)
+        self.telemetry.traces.close()
 
     def stop(self) -> None:
         """In the event loop's thread. Safe to repeat."""
         self._islands.stop()
+
+
+def _traces(config: GatewayConfig) -> Traces | None:
+    if config.otlp_endpoint is None:
+        return None
+    # an extra: most have no use for it
+    from alignedserve.gateway.traces import OtlpTraces
+
+    return OtlpTraces(config.otlp_endpoint)
 
 
 def listen(host: str, port: int) -> socket.socket:

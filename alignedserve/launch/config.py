@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from alignedserve.logs import FORMATS
+
 
 @dataclass(frozen=True)
 class ServeConfig:
@@ -21,11 +23,17 @@ class ServeConfig:
     ] = None
     num_islands: Annotated[int | None, "nodes of the cluster to use, and to wait for [default: all]"] = None
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
+    log_format: Annotated[str, "text or json, a line each, with the request's id"] = "text"
+    otlp_endpoint: Annotated[str | None, "where OpenTelemetry traces go, over HTTP [default: nowhere]"] = None
 
     def __post_init__(self) -> None:
         for name in ("prefill_instances", "decode_instances"):
             _in_range(name, getattr(self, name), 1, 1024)
         _in_range("port", self.port, 1, 65535)
+        if self.log_format not in FORMATS:
+            raise ValueError(f"log_format={self.log_format!r}: must be one of {', '.join(FORMATS)}")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint={self.otlp_endpoint!r}: must begin with http:// or https://")
         if self.num_islands is not None:
             _in_range("num_islands", self.num_islands, 1, 1024)
         if self.pool_memory_bytes is not None:

@@ -120,6 +120,8 @@ def plan_gateway(asked: Request, islands: list[IslandPlan]) -> PartPlan:
         engine=engine,
         served_model_name=served_name(asked),
         fingerprint={"model": engine.model},
+        log_format=asked.serve.log_format,
+        otlp_endpoint=asked.serve.otlp_endpoint,
     )
     return PartPlan("gateway", name, config)
 

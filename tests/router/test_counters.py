@@ -115,19 +115,21 @@ def test_requests_are_counted_by_tier() -> None:
     assert asked(script).tiers == {"rt": {"running": 1}}
 
 
-def test_the_last_token_brings_the_story() -> None:
+def test_the_first_token_and_the_last_bring_the_story() -> None:
     script = Script()
     script.submit()
     script.tick(1.0)
     script.reserve()
     script.tick(0.5)
     script.first_token()
-    assert script.take()[-1][1].news[0].timeline == []  # type: ignore[union-attr]
+    (first,) = script.take_one(Tokens, GATEWAY).news
+    assert first.timeline == [("queued", 0.0), ("reserving", 0.0), ("prefilling", 1.0)]
     script.saved()
     script.chosen(1)
     script.tick(0.25)
     script.decode(admitted=[ONE])
-    script.take()
+    script.token()
+    assert script.take_one(Tokens, GATEWAY).news[0].timeline == []
     script.token(finish_reason="stop")
     (news,) = script.take_one(Tokens, GATEWAY).news
     assert news.timeline == [
