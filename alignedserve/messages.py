@@ -139,15 +139,15 @@ class NewTokens(Message):
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
-    # from the router, with a request's first tokens and with its last: (state, seconds since it took the request) for
-    # each state that it has entered
-    timeline: list[tuple[str, float]] = []
 
 
 class Tokens(Message):
     """What one report brought, all requests of this gateway together."""
 
     news: list[NewTokens]
+    # of those with their first tokens or their last: (state, seconds since the router took the request) for each state
+    # that it has entered
+    timelines: dict[RequestKey, list[tuple[str, float]]] = {}
 
 
 class Rejected(Message):

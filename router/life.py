@@ -11,8 +11,6 @@ request says so (`Gone`), or dies; until then the request is LEAVING.
 
 from __future__ import annotations
 
-import msgspec
-
 from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release, Tokens
 from alignedserve.types import InstanceId, RequestKey
 from router.config import RouterConfig
@@ -39,7 +37,8 @@ class Life:
         self.num_pooled_ever = 0
         self.now = 0.0
         self._sends: list[Send] = []
-        self._news: dict[InstanceId, list[NewTokens]] = {}
+        # what gateways will hear: of each, tokens, and the stories of some of the requests
+        self._news: dict[InstanceId, Tokens] = {}
 
     # ---- sending ----
 
@@ -53,11 +52,14 @@ class Life:
             self.send(self.fleet.pool.instance_id, message)
 
     def tell_client(self, entry: Entry, news: NewTokens) -> None:
-        self._news.setdefault(entry.gateway, []).append(news)
+        self._tokens_for(entry.gateway).news.append(news)
+
+    def _tokens_for(self, gateway: InstanceId) -> Tokens:
+        return self._news.setdefault(gateway, Tokens([]))
 
     def take_sends(self) -> list[Send]:
-        for gateway, news in self._news.items():
-            self.send(gateway, Tokens(news))
+        for gateway, tokens in self._news.items():
+            self.send(gateway, tokens)
         sends, self._sends, self._news = self._sends, [], {}
         return sends
 
@@ -163,7 +165,7 @@ class Life:
             is_first = not entry.output
             entry.output.extend(news.tokens)
             if is_first or news.finish_reason:
-                news = msgspec.structs.replace(news, timeline=list(entry.timeline))
+                self._tokens_for(entry.gateway).timelines[entry.key] = list(entry.timeline)
             self.tell_client(entry, news)
             if news.finish_reason:
                 # a prefill instance may still be saving it

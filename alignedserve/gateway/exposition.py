@@ -53,7 +53,7 @@ def metrics_route(metrics: Metrics, islands: Islands, count_jobs: CountJobs = no
     return routes
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Families(Collector):
     families: Iterable[Metric]
 

@@ -145,8 +145,11 @@ class Island:
 
     def on_message(self, message: AnyMessage) -> None:
         match message:
-            case Tokens(news=all_news):
+            case Tokens(news=all_news, timelines=timelines):
                 now = time.monotonic()
+                for key, timeline in timelines.items():
+                    if key in self._open:
+                        self._open[key].watch.timeline = timeline
                 for news in all_news:
                     self._news(news, now)
             case Rejected():
@@ -180,8 +183,6 @@ class Island:
         if news.tokens:
             entry.delivered += news.tokens
             entry.watch.tokens(len(news.tokens), now)
-        if news.timeline:
-            entry.watch.timeline = news.timeline
         if news.finish_reason:
             del self._open[news.key]
             entry.watch.ended(news.finish_reason)

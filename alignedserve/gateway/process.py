@@ -75,7 +75,8 @@ class GatewayProcess:
         self.stop()
         server.should_exit = True
         await asyncio.gather(serving, linked)
-        self.telemetry.traces.close()
+        # it waits for the receiver, which may be away
+        await asyncio.to_thread(self.telemetry.traces.close)
 
     def stop(self) -> None:
         """In the event loop's thread. Safe to repeat."""

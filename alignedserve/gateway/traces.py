@@ -40,6 +40,7 @@ STAGES = {
     "evicting": "evict",
     "leaving": "recover",
 }
+EXPORT_TIMEOUT_S = 5.0
 # called by machines, again and again
 UNTRACED = ("/health", "/metrics")
 
@@ -109,7 +110,9 @@ class OtlpTraces(OtelTraces):
     def __init__(self, endpoint: str) -> None:
         """`endpoint`: of an OTLP receiver over HTTP, http://127.0.0.1:4318"""
         path = "" if endpoint.rstrip("/").endswith("/v1/traces") else "/v1/traces"
-        super().__init__(BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + path)))
+        super().__init__(
+            BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + path, timeout=EXPORT_TIMEOUT_S))
+        )
 
 
 def stages(watch: Watch) -> list[tuple[str, float, float]]:
@@ -122,5 +125,7 @@ def stages(watch: Watch) -> list[tuple[str, float, float]]:
     if begins and begins[-1][0] == "prefill" and watch.first_s is not None:
         # it ended here, by a stop string or because the client left: of what came next the router has not told
         begins.append(("decode", watch.first_s))
+    if not begins:
+        return []
     ends = [*(begin_s for _, begin_s in begins[1:]), watch.end_s]
     return [(name, begin_s, max(begin_s, end_s)) for (name, begin_s), end_s in zip(begins, ends, strict=True)]

@@ -122,17 +122,19 @@ def test_the_first_token_and_the_last_bring_the_story() -> None:
     script.reserve()
     script.tick(0.5)
     script.first_token()
-    (first,) = script.take_one(Tokens, GATEWAY).news
-    assert first.timeline == [("queued", 0.0), ("reserving", 0.0), ("prefilling", 1.0)]
+    assert script.take_one(Tokens, GATEWAY).timelines[ONE] == [
+        ("queued", 0.0),
+        ("reserving", 0.0),
+        ("prefilling", 1.0),
+    ]
     script.saved()
     script.chosen(1)
     script.tick(0.25)
     script.decode(admitted=[ONE])
     script.token()
-    assert script.take_one(Tokens, GATEWAY).news[0].timeline == []
+    assert script.take_one(Tokens, GATEWAY).timelines == {}
     script.token(finish_reason="stop")
-    (news,) = script.take_one(Tokens, GATEWAY).news
-    assert news.timeline == [
+    assert script.take_one(Tokens, GATEWAY).timelines[ONE] == [
         ("queued", 0.0),
         ("reserving", 0.0),
         ("prefilling", 1.0),
