@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from contextvars import ContextVar
+from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO
 
 FORMATS = ("text", "json")
@@ -19,9 +20,10 @@ FORMATS = ("text", "json")
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
-def set_up_logging(form: str, level: str = "INFO", to: TextIO | None = None) -> None:
-    """Of this process. Safe to repeat."""
-    handler = logging.StreamHandler(to or sys.stderr)
+def set_up_logging(form: str, level: str = "INFO", to: TextIO | None = None, path: str | None = None) -> None:
+    """Of this process: to `path`, if there is one (whoever rotates it may move it away), else to `to` or stderr. Safe
+    to repeat."""
+    handler = WatchedFileHandler(path) if path else logging.StreamHandler(to or sys.stderr)
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     root = logging.getLogger()
     for older in [each for each in root.handlers if isinstance(each.formatter, _Formatter)]:

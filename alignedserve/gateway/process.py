@@ -38,6 +38,8 @@ class GatewayConfig:
     fingerprint: dict[str, str] = field(default_factory=dict)
     # one of logs.FORMATS
     log_format: str = "text"
+    # None: stderr
+    log_file: str | None = None
     # where traces go; None: nowhere
     otlp_endpoint: str | None = None
 
@@ -51,7 +53,7 @@ class GatewayProcess:
     def run(self) -> None:
         """Until the router tells it to stop. Raises ValueError for a model that can't be, OSError for a port that is
         taken, and RefusedByRouter."""
-        set_up_logging(self._config.log_format)
+        set_up_logging(self._config.log_format, path=self._config.log_file)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock))

@@ -24,6 +24,7 @@ class ServeConfig:
     num_islands: Annotated[int | None, "nodes of the cluster to use, and to wait for [default: all]"] = None
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
     log_format: Annotated[str, "text or json, a line each, with the request's id"] = "text"
+    log_file: Annotated[str | None, "for the gateway's log [default: stderr, by way of Ray]"] = None
     otlp_endpoint: Annotated[str | None, "where OpenTelemetry traces go, over HTTP [default: nowhere]"] = None
 
     def __post_init__(self) -> None:

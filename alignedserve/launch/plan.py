@@ -121,6 +121,7 @@ def plan_gateway(asked: Request, islands: list[IslandPlan]) -> PartPlan:
         served_model_name=served_name(asked),
         fingerprint={"model": engine.model},
         log_format=asked.serve.log_format,
+        log_file=asked.serve.log_file,
         otlp_endpoint=asked.serve.otlp_endpoint,
     )
     return PartPlan("gateway", name, config)

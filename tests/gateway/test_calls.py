@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,13 @@ def test_an_exception_stays_one_line(log: io.StringIO) -> None:
     (line,) = lines(log)
     assert (line["message"], line["request_id"], line["instance"]) == ("failed", "r-1", "decode-0")
     assert "broken\nin two" in str(line["exception"])
+
+
+def test_a_file_of_its_own(log: io.StringIO, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.log"
+    set_up_logging("json", path=str(path))
+    logging.getLogger("alignedserve.gateway").info("here")
+    assert json.loads(path.read_text())["message"] == "here"
 
 
 def test_text_is_for_people(log: io.StringIO) -> None:
