@@ -36,6 +36,7 @@ class HttpCall:
     # of its route, without what the client filled in
     path: str = "-"
     status: int = 0
+    is_answered: bool = False
     # what goes on after it (a job that it began) is not part of it
     is_over: bool = False
     # of its trace, if there is one
@@ -61,7 +62,9 @@ class Calls:
         call = HttpCall(_id_of(headers), scope["method"], headers)
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] == "http.response.body":
+                call.is_answered = not message.get("more_body", False)
+            elif message["type"] == "http.response.start":
                 call.status = message["status"]
                 MutableHeaders(scope=message)[HEADER] = call.id
             await send(message)
@@ -71,6 +74,11 @@ class Calls:
             with self._around(call):
                 try:
                     await self._app(scope, receive, send_with_id)
+                except Exception:
+                    # here it has the call's id; who is outside would say it again
+                    logger.exception("failed")
+                    if not call.is_answered:
+                        raise
                 finally:
                     call.path = getattr(scope.get("route"), "path", "-")
             _log(call)

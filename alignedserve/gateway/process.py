@@ -88,9 +88,10 @@ class GatewayProcess:
 def _traces(config: GatewayConfig) -> Traces | None:
     if config.otlp_endpoint is None:
         return None
-    # an extra: most have no use for it
-    from alignedserve.gateway.traces import OtlpTraces
-
+    try:
+        from alignedserve.gateway.traces import OtlpTraces
+    except ImportError as error:
+        raise ValueError(f"otlp_endpoint: needs the extra alignedserve[otel] ({error})") from None
     return OtlpTraces(config.otlp_endpoint)
 
 

@@ -89,6 +89,22 @@ def test_an_exception_stays_one_line(log: io.StringIO) -> None:
     assert "broken\nin two" in str(line["exception"])
 
 
+def test_what_breaks_is_logged_once_with_its_id(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    async def scenario() -> None:
+        async with observed() as at:
+            monkeypatch.setattr("alignedserve.gateway.app._model_body", broken)
+            answer = await at.http.get("/v1/models", headers=GIVEN)
+            assert (answer.status_code, answer.headers["x-request-id"]) == (500, GIVEN["X-Request-Id"])
+
+    play(scenario)
+    failed, answered = lines(log)
+    assert (failed["message"], failed["request_id"]) == ("failed", GIVEN["X-Request-Id"])
+    assert "out of order" in str(failed["exception"]) and answered["status"] == 500
+
+
 def test_a_file_of_its_own(log: io.StringIO, tmp_path: Path) -> None:
     path = tmp_path / "gateway.log"
     set_up_logging("json", path=str(path))
