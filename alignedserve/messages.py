@@ -57,6 +57,7 @@ class InstanceLimits(Message):
     max_model_len: int = 0
     # of a prefill instance: how many of its blocks may hold candidates of decode instances
     num_staging_blocks: int = 0
+    block_bytes: int = 0
 
 
 class Stored(Message):
@@ -148,6 +149,9 @@ class Tokens(Message):
     """What one report brought, all requests of this gateway together."""
 
     news: list[NewTokens]
+    # of those with their first tokens or their last: (state, seconds since the router took the request) for each state
+    # that it has entered
+    timelines: dict[RequestKey, list[tuple[str, float]]] = {}
 
 
 class Rejected(Message):
@@ -289,6 +293,16 @@ class Evict(Message):
 # ---- instances to router --------------------------------------------------------------------------------------------
 
 
+class Moved(Message):
+    """KV that was copied."""
+
+    # "save", "load", "pull"
+    what: str
+    num_bytes: int
+    # that copies took, one after the other
+    seconds: float
+
+
 class PrefillReport(Message):
     """What an iteration of a prefill instance did."""
 
@@ -301,6 +315,8 @@ class PrefillReport(Message):
     progress: list[tuple[RequestKey, int]]
     num_free_blocks: int
     duration_s: float = 0.0
+    # since the last report
+    moved: list[Moved] = []
 
 
 class DecodeReport(Message):
@@ -320,6 +336,8 @@ class DecodeReport(Message):
     sum_lengths: int
     duration_s: float = 0.0
     min_length: int = 0
+    # since the last report
+    moved: list[Moved] = []
 
 
 class Gone(Message):
@@ -355,6 +373,24 @@ class AskCluster(Message):
     ticket: int
 
 
+class InstanceStats(Message):
+    """Counts go on when the instance is started again, and begin anew with the router."""
+
+    # requests that had to leave the running batch; of these, whose KV was kept
+    num_preemptions: int = 0
+    num_evictions: int = 0
+    # staged copies that were given up before the request was admitted
+    num_spills: int = 0
+    # offered batches from which something was admitted
+    num_batch_switches: int = 0
+    # of the running batch
+    min_length: int = 0
+    max_length: int = 0
+    # in the buffer for candidates
+    staged_bytes: int = 0
+    moved: list[Moved] = []
+
+
 class Part(Message):
     """A process, as the router knows it."""
 
@@ -368,6 +404,7 @@ class Part(Message):
     num_free_blocks: int
     # that it has: state -> number of requests
     requests: dict[str, int]
+    stats: InstanceStats = msgspec.field(default_factory=InstanceStats)
 
 
 class Cluster(Message):
@@ -377,6 +414,10 @@ class Cluster(Message):
     parts: list[Part]
     # of the whole island: state -> number of requests
     requests: dict[str, int]
+    # the same by tier
+    tiers: dict[str, dict[str, int]] = {}
+    # role of a process that was lost -> requests that went on without it, since the router started
+    recoveries: dict[str, int] = {}
 
 
 class Drain(Message):

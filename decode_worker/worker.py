@@ -256,11 +256,14 @@ class DecodeWorker(Worker):
             sum_lengths=schedule.sum_lengths,
             duration_s=duration_s,
             min_length=schedule.min_length,
+            moved=list(self._moved.values()),
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:
         is_new = report.news or self._changes != Changes() or self._levels(report) != self._last_levels
         messages: list[AnyMessage] = [report] if is_new else []
+        if is_new:
+            self._moved = {}
         messages += self._outbox
         self._changes, self._last_levels, self._outbox = Changes(), self._levels(report), []
         return messages

@@ -290,9 +290,16 @@ class PrefillWorker(Worker):
         if changes != Changes() or num_free_blocks != self._last_num_free:
             messages.append(
                 PrefillReport(
-                    changes.news, changes.saved, changes.staged, changes.progress, num_free_blocks, duration_s
+                    news=changes.news,
+                    saved=changes.saved,
+                    staged=changes.staged,
+                    progress=changes.progress,
+                    num_free_blocks=num_free_blocks,
+                    duration_s=duration_s,
+                    moved=list(self._moved.values()),
                 )
             )
+            self._moved = {}
         messages += self._outbox
         self._changes, self._last_num_free, self._outbox = Changes(), num_free_blocks, []
         return messages

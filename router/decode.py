@@ -17,7 +17,7 @@ from alignedserve.messages import (
 )
 from alignedserve.types import InstanceId, RequestKey
 from router.entry import Entry, State
-from router.fleet import PrefillView
+from router.fleet import DecodeView, PrefillView
 from router.life import Life
 from router.policies import Assign
 
@@ -60,6 +60,9 @@ class DecodeSide:
     def _assign(self, decode: InstanceId, entries: Sequence[Entry], is_batch: bool) -> None:
         """Staged is what the emptiest buffer has room for; a candidate that waited for room there might be what an
         idle decode instance waits for. The others are fetched from the pool."""
+        view = self._life.fleet.decode(decode)
+        if entries and view and is_batch and not view.batch:
+            view.is_batch_begun = False
         prefills = self._life.fleet.prefills if self._life.config.link != "host" else []
         stager = max(prefills, key=lambda view: view.num_free_staging_blocks, default=None)
         staged = self._stage(stager, decode, entries, is_batch) if stager else set()
@@ -120,23 +123,31 @@ class DecodeSide:
         life, view = self._life, self._life.fleet.decode(sender)
         if view is None:
             raise RuntimeError(f"{sender} reports as a decode instance, but is none that is up")
+        counters = life.counters.of(sender)
+        counters.add_moved(report.moved)
         view.report, view.num_free_blocks = report, report.num_free_blocks
-        self._admitted(sender, report.admitted)
+        self._admitted(view, report.admitted)
         life.news(sender, report.news)
         for key in report.wants_evicted:
             if entry := life.at(key, sender, State.RUNNING):
+                counters.num_preemptions += 1
                 life.enter(entry, State.MAKING_ROOM, sender)
                 self.make_room(entry)
         for key, num_tokens in report.evicted:
             if entry := life.at(key, sender, State.EVICTING):
+                counters.num_evictions += 1
                 entry.num_cached = num_tokens
                 life.requeue(entry)
         for key in report.withdrawn:
             if entry := life.at(key, sender, State.OFFERED):
                 life.recall(entry, gone_from=sender)
 
-    def _admitted(self, sender: InstanceId, keys: Sequence[RequestKey]) -> None:
+    def _admitted(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
+        sender = view.instance_id
         entries = [entry for key in keys if (entry := self._life.at(key, sender, State.OFFERED))]
+        if not view.is_batch_begun and any(entry.key in view.batch for entry in entries):
+            view.is_batch_begun = True
+            self._life.counters.of(sender).num_batch_switches += 1
         unstaged: dict[InstanceId, list[RequestKey]] = {}
         for entry in entries:
             self._life.enter(entry, State.RUNNING, sender)

@@ -32,6 +32,9 @@ class State(Enum):
     LEAVING = "leaving"
 
 
+# A request that is evicted again and again has a long story; its beginning is enough.
+MAX_MARKS = 64
+
 # in the running batch of a decode instance: what the pool has is only a spare
 RUNNING = {State.RUNNING, State.MAKING_ROOM, State.EVICTING}
 
@@ -57,6 +60,18 @@ class Entry:
     # what the pool has of it: the KV of its first tokens, and blocks for more
     num_cached: int = 0
     blocks: list[PoolBlockId] = field(default_factory=list)
+    # (state, seconds since the router took it) for each state that it entered
+    timeline: list[tuple[str, float]] = field(default_factory=list)
+    _taken_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._taken_s = self.since_s
+
+    def mark(self) -> None:
+        """It has entered its state."""
+        is_new = not self.timeline or self.timeline[-1][0] != self.state.value
+        if is_new and len(self.timeline) < MAX_MARKS:
+            self.timeline.append((self.state.value, self.since_s - self._taken_s))
 
     @property
     def key(self) -> RequestKey:

@@ -63,6 +63,8 @@ class DecodeView(Process):
     near: dict[RequestKey, int] = field(default_factory=dict)
     # since when it has a batch that it has not admitted entirely
     batch_since_s: float = 0.0
+    # whether something of it was admitted
+    is_batch_begun: bool = False
     # requests that run there
     running: dict[RequestKey, None] = field(default_factory=dict)
     batch_search: Search = field(default_factory=Search)

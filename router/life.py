@@ -14,6 +14,7 @@ from __future__ import annotations
 from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release, Tokens
 from alignedserve.types import InstanceId, RequestKey
 from router.config import RouterConfig
+from router.counters import Counters
 from router.entry import RUNNING, Entry, State
 from router.events import Send
 from router.fleet import Fleet
@@ -27,6 +28,7 @@ class Life:
         self.config = config
         self.policy = policy
         self.fleet = Fleet()
+        self.counters = Counters()
         self.entries: dict[RequestKey, Entry] = {}
         self.queue = PrefillQueue()
         # those whose blocks the pool was asked for, before prefill
@@ -34,7 +36,8 @@ class Life:
         self.pooled = Pooled()
         self.now = 0.0
         self._sends: list[Send] = []
-        self._news: dict[InstanceId, list[NewTokens]] = {}
+        # what gateways will hear: of each, tokens, and the stories of some of the requests
+        self._news: dict[InstanceId, Tokens] = {}
 
     # ---- sending ----
 
@@ -48,11 +51,14 @@ class Life:
             self.send(self.fleet.pool.instance_id, message)
 
     def tell_client(self, entry: Entry, news: NewTokens) -> None:
-        self._news.setdefault(entry.gateway, []).append(news)
+        self._tokens_for(entry.gateway).news.append(news)
+
+    def _tokens_for(self, gateway: InstanceId) -> Tokens:
+        return self._news.setdefault(gateway, Tokens([]))
 
     def take_sends(self) -> list[Send]:
-        for gateway, news in self._news.items():
-            self.send(gateway, Tokens(news))
+        for gateway, tokens in self._news.items():
+            self.send(gateway, tokens)
         sends, self._sends, self._news = self._sends, [], {}
         return sends
 
@@ -69,6 +75,7 @@ class Life:
             if decode := self.fleet.decode(name):
                 decode.forget(entry.key)
         entry.state, entry.place, entry.since_s = state, place, self.now
+        entry.mark()
         if state is State.RESERVING:
             self.reserving[entry.key] = entry
         elif state is State.POOLED:
@@ -106,8 +113,8 @@ class Life:
         """Takes it from wherever it is; it goes on from the pool. `gone_from` has forgotten it already."""
         holders = {place: None for place in (entry.place, entry.staged_at) if place and place != gone_from}
         entry.holders = [place for place in holders if place in self.fleet]
-        if stager := self.fleet.prefill(entry.staged_at):
-            stager.staging.pop(entry.key, None)
+        if (stager := self.fleet.prefill(entry.staged_at)) and stager.staging.pop(entry.key, None):
+            self.counters.of(stager.instance_id).num_spills += not entry.is_over
         if not entry.holders:
             self._left(entry)
             return
@@ -153,7 +160,10 @@ class Life:
                 raise RuntimeError(
                     f"{sender}: request {news.key} has {len(entry.output)} tokens, and {news.first} before the new ones"
                 )
+            is_first = not entry.output
             entry.output.extend(news.tokens)
+            if is_first or news.finish_reason:
+                self._tokens_for(entry.gateway).timelines[entry.key] = list(entry.timeline)
             self.tell_client(entry, news)
             if news.finish_reason:
                 # a prefill instance may still be saving it

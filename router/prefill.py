@@ -40,6 +40,7 @@ class PrefillSide:
         life, view = self._life, self._life.fleet.prefill(sender)
         if view is None:
             raise RuntimeError(f"{sender} reports as a prefill instance, but is none that is up")
+        life.counters.of(sender).add_moved(report.moved)
         view.num_free_blocks = report.num_free_blocks
         life.news(sender, report.news)
         for key, num_computed in report.progress:

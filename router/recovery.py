@@ -6,7 +6,7 @@ from alignedserve.messages import Hello, MakeSpare, UsePool, Welcome
 from alignedserve.types import Epoch, InstanceId
 from router.decode import DecodeSide
 from router.entry import Entry, State
-from router.fleet import Search
+from router.fleet import Process, Search
 from router.life import Life
 from router.orphans import Orphans
 
@@ -42,12 +42,14 @@ class Recovery:
             if process.hello.role == "gateway" and entry.gateway == instance_id:
                 self._life.end(entry)
             else:
-                self._lost_by(entry, instance_id)
+                self._lost_by(entry, process)
 
-    def _lost_by(self, entry: Entry, instance_id: InstanceId) -> None:
+    def _lost_by(self, entry: Entry, process: Process) -> None:
+        instance_id = process.instance_id
         if entry.state is State.LEAVING:
             self._life.gone(entry, instance_id)
         elif entry.place == instance_id:
+            self._life.counters.recoveries[process.hello.role] += 1
             self._life.recall(entry, gone_from=instance_id)
         elif entry.staged_at == instance_id:
             # the decode instance that was to pull it will report that this failed
@@ -99,4 +101,5 @@ class Recovery:
                 pass
             case _:
                 # some of what it needs is lost
+                life.counters.recoveries["kvpool"] += 1
                 life.recall(entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from alignedserve.messages import Cluster, Hello, Part, PoolUse
+from alignedserve.messages import Cluster, Hello, InstanceStats, Moved, Part, PoolUse
 from alignedserve.types import Epoch, InstanceId
 from router.entry import Entry
 from router.fleet import DecodeView, PrefillView
@@ -28,13 +28,29 @@ def describe(
     present = [me, *(hello for hello in connected if hello.role != "launcher")]
     parts = [_part(router, hello, entries, pool_use) for hello in present]
     here = {hello.instance_id for hello in present}
-    parts += [_absent(role, name) for name, role in expected.items() if name not in here]
-    return Cluster(ticket, sorted(parts, key=_order), dict(Counter(entry.state.value for entry in entries)))
+    parts += [_absent(router, role, name) for name, role in expected.items() if name not in here]
+    return Cluster(
+        ticket,
+        sorted(parts, key=_order),
+        requests=_by_state(entries),
+        tiers={tier: _by_state(some) for tier, some in _by_tier(entries).items()},
+        recoveries=dict(router.life.counters.recoveries),
+    )
+
+
+def _by_tier(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.request.tier, []).append(entry)
+    return found
+
+
+def _by_state(entries: Iterable[Entry]) -> dict[str, int]:
+    return dict(Counter(entry.state.value for entry in entries))
 
 
 def _part(router: Router, hello: Hello, entries: list[Entry], pool_use: PoolUse | None) -> Part:
     name = hello.instance_id
-    states = Counter(entry.state.value for entry in entries if name in (entry.place, entry.staged_at))
     return Part(
         role=hello.role,
         instance_id=name,
@@ -43,7 +59,25 @@ def _part(router: Router, hello: Hello, entries: list[Entry], pool_use: PoolUse 
         state=UP,
         num_blocks=hello.limits.num_blocks,
         num_free_blocks=_num_free_blocks(router, hello, pool_use),
-        requests=dict(states),
+        requests=_by_state(entry for entry in entries if name in (entry.place, entry.staged_at)),
+        stats=_stats(router, name, hello.limits.block_bytes),
+    )
+
+
+def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceStats:
+    """Also of an instance that is down: what was counted does not shrink."""
+    life = router.life
+    counted, prefill, decode = life.counters.of(name), life.fleet.prefill(name), life.fleet.decode(name)
+    report = decode.report if decode else None
+    return InstanceStats(
+        num_preemptions=counted.num_preemptions,
+        num_evictions=counted.num_evictions,
+        num_spills=counted.num_spills,
+        num_batch_switches=counted.num_batch_switches,
+        min_length=report.min_length if report else 0,
+        max_length=report.max_length if report else 0,
+        staged_bytes=sum(prefill.staging.values()) * block_bytes if prefill else 0,
+        moved=[Moved(each.what, each.num_bytes, each.seconds) for each in counted.moved.values()],
     )
 
 
@@ -55,8 +89,8 @@ def _num_free_blocks(router: Router, hello: Hello, pool_use: PoolUse | None) -> 
     return view.num_free_blocks if isinstance(view, PrefillView | DecodeView) else 0
 
 
-def _absent(role: str, name: InstanceId) -> Part:
-    return Part(role, name, _NEVER, 0, DOWN, 0, 0, {})
+def _absent(router: Router, role: str, name: InstanceId) -> Part:
+    return Part(role, name, _NEVER, 0, DOWN, 0, 0, {}, _stats(router, name))
 
 
 def _order(part: Part) -> tuple[int, str]:

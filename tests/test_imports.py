@@ -27,6 +27,7 @@ BASE = {
         "seeds",
         "kv_format",
         "wire",
+        "logs",
     )
 }
 INSTANCE = BASE | {"alignedserve.engine", "alignedserve.instance", "alignedserve.transport", "kvpool.segment"}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from alignedserve.cli.options import engine_options
+from alignedserve.bench.config import BenchConfig
+from alignedserve.cli.options import engine_options, options_of
 
 if TYPE_CHECKING:
     from alignedserve import LLM
@@ -21,7 +22,7 @@ AT_LEAST_ONE = click.IntRange(min=1)
 
 @click.group("bench")
 def command() -> None:
-    """Measure the engine."""
+    """Measure the engine, or any server."""
 
 
 @command.command("engine")
@@ -60,6 +61,23 @@ def engine(
     if out:
         with open(out, "a") as file:
             file.write(line + "\n")
+
+
+@command.command("serve")
+@click.argument("more_goodput", nargs=-1, metavar="")
+@options_of(BenchConfig)
+def serve(more_goodput: tuple[str, ...], **options: Any) -> None:
+    """Send requests to an OpenAI-compatible server and measure its answers."""
+    from alignedserve.bench.run import run
+
+    if more_goodput:
+        # "--goodput ttft:200 tpot:50": to click, what follows the first is no part of the option
+        if options["goodput"] is None:
+            raise click.UsageError(f"unexpected {' '.join(more_goodput)}")
+        options["goodput"] = " ".join([options["goodput"], *more_goodput])
+    found = run(BenchConfig(**options), click.echo)
+    if not found["completed"]:
+        raise click.ClickException("no request was answered")
 
 
 def prompt_lengths(num_prompts: int, input_len: int, mix: str | None) -> list[int]:

@@ -128,7 +128,7 @@ class Generation:
             text += choice.text.append(token_id, news.finish_reason if is_last else None)
             if choice.text.stop_string is not None:
                 reason = "stop"
-                self.islands.close(choice.key)
+                self.islands.close(choice.key, reason)
                 break
         self.usage.num_completion_tokens += taken
         return Delta(index, text, news.tokens[:taken], news.logprobs[:taken], reason)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from alignedserve.gateway.errors import unavailable
+from alignedserve.gateway.watch import Watch
 from alignedserve.messages import (
     Abort,
     AnyMessage,
@@ -47,6 +49,7 @@ class Open:
 
     request: Request
     tell: Callable[[News], None]
+    watch: Watch
     delivered: list[int] = field(default_factory=list)
     num_submitted: int = 0
 
@@ -93,12 +96,12 @@ class Island:
     def stop(self) -> None:
         self._link.stop()
 
-    def open(self, request: Request, tell: Callable[[News], None]) -> None:
+    def open(self, request: Request, tell: Callable[[News], None], watch: Watch) -> None:
         """`tell` hears its tokens, each once and in order, until it ends or is closed. Raises ApiError at once when
         there is no router."""
         if self._is_given_up:
             raise unavailable("the router is down")
-        self.adopt(Open(request, tell))
+        self.adopt(Open(request, tell, watch))
 
     def adopt(self, entry: Open) -> None:
         self._open[entry.request.key] = entry
@@ -110,10 +113,11 @@ class Island:
         taken, self._open = list(self._open.values()), {}
         return taken
 
-    def close(self, key: RequestKey) -> None:
+    def close(self, key: RequestKey, reason: str) -> None:
         """Nobody waits for it any more. Safe to repeat."""
-        if self._open.pop(key, None):
+        if entry := self._open.pop(key, None):
             self._link.send(Abort(key))
+            entry.watch.ended(reason)
 
     async def cluster(self) -> Cluster:
         """Raises ApiError when the router does not answer."""
@@ -144,9 +148,13 @@ class Island:
 
     def on_message(self, message: AnyMessage) -> None:
         match message:
-            case Tokens(news=all_news):
+            case Tokens(news=all_news, timelines=timelines):
+                now = time.monotonic()
+                for key, timeline in timelines.items():
+                    if key in self._open:
+                        self._open[key].watch.timeline = timeline
                 for news in all_news:
-                    self._news(news)
+                    self._news(news, now)
             case Rejected():
                 self._rejected(message)
             case Drain():
@@ -157,10 +165,11 @@ class Island:
     # ---- requests ----
 
     def _submit(self, entry: Open) -> None:
+        entry.watch.submitted(is_again=entry.num_submitted > 0)
         entry.num_submitted += 1
         self._link.send(Submit(entry.request, list(entry.delivered)))
 
-    def _news(self, news: NewTokens) -> None:
+    def _news(self, news: NewTokens, now: float) -> None:
         entry = self._open.get(news.key)
         if entry is None:
             return
@@ -176,9 +185,12 @@ class Island:
                 tokens=news.tokens[num_known:],
                 logprobs=news.logprobs[num_known:],
             )
-        entry.delivered += news.tokens
+        if news.tokens:
+            entry.delivered += news.tokens
+            entry.watch.tokens(len(news.tokens), now)
         if news.finish_reason:
             del self._open[news.key]
+            entry.watch.ended(news.finish_reason)
         entry.tell(news)
 
     def _rejected(self, rejected: Rejected) -> None:
@@ -189,6 +201,7 @@ class Island:
             asyncio.get_running_loop().call_later(RESUBMIT_S, self._submit_again, entry)
             return
         del self._open[rejected.key]
+        entry.watch.ended("rejected")
         entry.tell(rejected)
 
     def _submit_again(self, entry: Open) -> None:
@@ -206,6 +219,7 @@ class Island:
         if self._giving_up:
             self._giving_up.cancel()
         for entry in self.take_all():
+            entry.watch.ended("error")
             entry.tell(
                 NewTokens(entry.request.key, len(entry.delivered), [], finish_reason="error", error=reason)
             )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from alignedserve.gateway.island import Island, News
+from alignedserve.gateway.telemetry import Telemetry
 from alignedserve.messages import Cluster, Request
 from alignedserve.types import InstanceId, RequestKey
 from alignedserve.wire import RouterAddress
@@ -18,9 +19,11 @@ class Islands:
         routers: Sequence[RouterAddress],
         me: InstanceId,
         fingerprint: Mapping[str, str],
+        telemetry: Telemetry,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_drain`: the launcher says that nothing new is to be taken."""
+        self._telemetry = telemetry
         self._islands = [Island(router, me, fingerprint, self._rescue, on_drain) for router in routers]
 
     async def run(self) -> None:
@@ -33,12 +36,12 @@ class Islands:
 
     def open(self, request: Request, tell: Callable[[News], None]) -> None:
         """See Island.open."""
-        self._best(self._islands).open(request, tell)
+        self._best(self._islands).open(request, tell, self._telemetry.opened(request))
 
-    def close(self, key: RequestKey) -> None:
-        """Nobody waits for it any more. Safe to repeat."""
+    def close(self, key: RequestKey, reason: str = "abort") -> None:
+        """Nobody waits for it any more: the client has gone, or (`stop`) has all it wants. Safe to repeat."""
         for island in self._islands:
-            island.close(key)
+            island.close(key, reason)
 
     async def cluster(self) -> dict[int, Cluster]:
         """Of each island that answers, by its number. Raises ApiError when none does."""

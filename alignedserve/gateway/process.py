@@ -17,7 +17,9 @@ from alignedserve.batch.runner import BatchRunner
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.batches import batch_routes
+from alignedserve.gateway.calls import Calls
 from alignedserve.gateway.doors import Doors
+from alignedserve.gateway.exposition import metrics_route
 from alignedserve.gateway.files import file_routes
 from alignedserve.gateway.intake import Intake
 from alignedserve.gateway.islands import Islands
@@ -25,6 +27,8 @@ from alignedserve.gateway.keys import Keys
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.telemetry import Telemetry, Traces
+from alignedserve.logs import set_up_logging
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, stop_on_sigterm
@@ -52,18 +56,30 @@ class GatewayConfig:
     # where files and batch jobs are kept; without it there are none
     store_url: str = ""
     batches: BatchConfig = field(default_factory=BatchConfig)
+    # one of logs.FORMATS
+    log_format: str = "text"
+    # None: stderr
+    log_file: str | None = None
+    # where traces go; None: nowhere
+    otlp_endpoint: str | None = None
 
 
 class GatewayProcess:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._islands = Islands(config.routers, config.instance_id, config.fingerprint, self.drain)
+        self.telemetry = Telemetry(_traces(config))
+        self._islands = Islands(
+            config.routers, config.instance_id, config.fingerprint, self.telemetry, self.drain
+        )
         self.doors = Doors()
+        # of batch jobs, and its task
+        self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
         self._draining: asyncio.Task[None] | None = None
 
     def run(self) -> None:
         """Until the router tells it to stop. Raises ValueError for a model that can't be, OSError for a port that is
         taken, and RefusedByRouter."""
+        set_up_logging(self._config.log_format, path=self._config.log_file)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock))
@@ -71,6 +87,7 @@ class GatewayProcess:
     async def serve(self, model: ServedModel, sock: socket.socket) -> None:
         intake = Intake(model, self._islands, self._config.limits)
         async with self._batches(intake) as routers:
+            routers.append(metrics_route(self.telemetry.metrics, self._islands))
             app = create_app(intake, self.doors, Keys(self._config.key_digests), routers)
             await self._serve(app, sock)
 
@@ -84,6 +101,7 @@ class GatewayProcess:
         store = RedisStore(self._config.store_url)
         runner = BatchRunner(store, LineAnswers(intake).ask, intake.model.name, owner, self._config.batches)
         running = asyncio.create_task(runner.run())
+        self._runner = runner, running
         try:
             yield [file_routes(store), batch_routes(store, runner)]
         finally:
@@ -92,7 +110,14 @@ class GatewayProcess:
             await store.close()
 
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
-        server = _Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GOODBYE_S))
+        server = _Server(
+            uvicorn.Config(
+                Calls(app, self.telemetry.traces.around),
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=GOODBYE_S,
+            )
+        )
         stop_on_sigterm(self._signalled)
         serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._islands.run())
@@ -103,16 +128,24 @@ class GatewayProcess:
         if self._draining:
             self._draining.cancel()
         await asyncio.gather(serving, linked)
+        # it waits for the receiver, which may be away
+        await asyncio.to_thread(self.telemetry.traces.close)
 
     def drain(self) -> None:
-        """Takes no new requests, and stops when those that run have finished, or their time is up. Safe to repeat."""
+        """Takes no new requests, begins no line of a batch job, and stops when what runs has finished, or its time is
+        up. Safe to repeat."""
         self.doors.close()
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.doors.until_empty(), self._config.shutdown_timeout_s)
+            async with asyncio.timeout(self._config.shutdown_timeout_s):
+                if self._runner:
+                    runner, running = self._runner
+                    runner.stop(self._config.shutdown_timeout_s)
+                    await asyncio.wait({running})
+                await self.doors.until_empty()
         self.stop()
 
     def _signalled(self) -> None:
@@ -122,6 +155,16 @@ class GatewayProcess:
     def stop(self) -> None:
         """In the event loop's thread. Safe to repeat."""
         self._islands.stop()
+
+
+def _traces(config: GatewayConfig) -> Traces | None:
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from alignedserve.gateway.traces import OtlpTraces
+    except ImportError as error:
+        raise ValueError(f"otlp_endpoint: needs the extra alignedserve[otel] ({error})") from None
+    return OtlpTraces(config.otlp_endpoint)
 
 
 def listen(host: str, port: int) -> socket.socket:

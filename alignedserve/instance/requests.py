@@ -15,6 +15,7 @@ def limits_of(engine: Engine) -> InstanceLimits:
         max_num_seqs=engine.limits.max_num_seqs,
         max_num_batched_tokens=engine.limits.max_num_batched_tokens,
         max_model_len=engine.max_model_len,
+        block_bytes=engine.cache.format.block_bytes,
     )
 
 

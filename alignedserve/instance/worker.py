@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from alignedserve.engine.engine import Engine
 from alignedserve.instance.config import TransferConfig
-from alignedserve.messages import AnyMessage, InstanceLimits
+from alignedserve.messages import AnyMessage, InstanceLimits, Moved
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done, Outcome
 from alignedserve.transport.mover import Mover, Pairs
@@ -44,6 +44,8 @@ class Worker(ABC):
         # copies under way of each request
         self._num_copies: Counter[RequestKey] = Counter()
         self._pool_mover: Mover | None = None
+        # since the last report, by what it was
+        self._moved: dict[str, Moved] = {}
         # to be sent after the next report
         self._outbox: list[AnyMessage] = []
 
@@ -112,6 +114,10 @@ class Worker(ABC):
 
     def _copied(self, done: Done, outcome: Outcome) -> None:
         self._num_copies.subtract(outcome.keys)
+        if outcome.error is None:
+            moved = self._moved.setdefault(outcome.what, Moved(outcome.what, 0, 0.0))
+            moved.num_bytes += outcome.num_bytes
+            moved.seconds += outcome.seconds
         for key in outcome.keys:
             if not self._num_copies[key]:
                 del self._num_copies[key]

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Annotated
 
+from alignedserve.logs import FORMATS
+
 
 @dataclass(frozen=True)
 class ServeConfig:
@@ -38,6 +40,9 @@ class ServeConfig:
     ] = None
     batch_max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
+    log_format: Annotated[str, "text or json, a line each, with the request's id"] = "text"
+    log_file: Annotated[str | None, "for the gateway's log [default: stderr, by way of Ray]"] = None
+    otlp_endpoint: Annotated[str | None, "where OpenTelemetry traces go, over HTTP [default: nowhere]"] = None
 
     def __post_init__(self) -> None:
         for name in ("prefill_instances", "decode_instances"):
@@ -52,6 +57,10 @@ class ServeConfig:
             )
         _in_range("port", self.port, 1, 65535)
         _in_range("batch_max_num_lines", self.batch_max_num_lines, 1, 65536)
+        if self.log_format not in FORMATS:
+            raise ValueError(f"log_format={self.log_format!r}: must be one of {', '.join(FORMATS)}")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint={self.otlp_endpoint!r}: must begin with http:// or https://")
         if self.num_islands is not None:
             _in_range("num_islands", self.num_islands, 1, 1024)
         if self.pool_memory_bytes is not None:

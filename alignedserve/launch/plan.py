@@ -130,6 +130,9 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         shutdown_timeout_s=asked.serve.shutdown_timeout,
         store_url=store_url,
         batches=BatchConfig(asked.serve.batch_max_num_lines),
+        log_format=asked.serve.log_format,
+        log_file=asked.serve.log_file,
+        otlp_endpoint=asked.serve.otlp_endpoint,
     )
     return PartPlan("gateway", name, config)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -35,6 +35,9 @@ class Outcome:
     keys: tuple[RequestKey, ...]
     # None: every byte is where it belongs. Else the destination holds nothing of use, and the source is untouched.
     error: str | None = None
+    # what it took; two outcomes that say the same are equal all the same
+    num_bytes: int = field(default=0, compare=False)
+    seconds: float = field(default=0.0, compare=False)
 
 
 Done = Callable[[Outcome], None]

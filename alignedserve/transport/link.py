@@ -121,7 +121,9 @@ class Link:
         try:
             channel, group = self._open(open_things)
             while (job := self._next_job(channel)) is not None:
-                self._end(job, self._carry_out(job, channel, group))
+                begun_s = time.perf_counter()
+                error = self._carry_out(job, channel, group)
+                self._end(job, error, time.perf_counter() - begun_s)
             reason = "closed"
         except LINK_FAILURES as error:
             reason = "closed" if self._is_stopping else describe(error)
@@ -185,10 +187,10 @@ class Link:
             raise ConnectionError(f"{len(wanted)} blocks were asked for, {len(offered)} others were granted")
         return [self._blocks[first : first + count] for first, count in granted.runs]
 
-    def _end(self, job: _Job, error: str | None) -> None:
+    def _end(self, job: _Job, error: str | None, took_s: float) -> None:
         with self._lock:
             self._jobs.popleft()
-        self._post(job, error)
+        self._post(job, error, took_s)
 
     def _break(self, reason: str) -> None:
         with self._lock:
@@ -200,6 +202,7 @@ class Link:
         for job in jobs:
             self._post(job, self.error)
 
-    def _post(self, job: _Job, error: str | None) -> None:
+    def _post(self, job: _Job, error: str | None, took_s: float = 0.0) -> None:
         keys = tuple(key for key, _ in job.wants)
-        self._completions.post(job.done, Outcome(job.transfer, "pull", keys, error))
+        num_bytes = sum(len(blocks) for _, blocks in job.wants) * self._blocks.shape[1]
+        self._completions.post(job.done, Outcome(job.transfer, "pull", keys, error, num_bytes, took_s))

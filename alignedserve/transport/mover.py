@@ -123,13 +123,17 @@ class Mover:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
+            begun_s = time.perf_counter()
             try:
                 error = self._carry_out(job)
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}"
             with self._lock:
                 del self._pending[job.transfer]
-            self._completions.post(job.done, Outcome(job.transfer, job.what, (job.key,), error))
+            num_bytes = sum(run.num_blocks for run in job.runs) * self._block_bytes
+            took_s = time.perf_counter() - begun_s
+            outcome = Outcome(job.transfer, job.what, (job.key,), error, num_bytes, took_s)
+            self._completions.post(job.done, outcome)
 
     def _carry_out(self, job: _Job) -> str | None:
         self._copier.begin(job.mark)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from alignedserve.gateway.island import Island, News
+from alignedserve.gateway.telemetry import Telemetry
 from alignedserve.messages import AnyMessage, Cluster, NewTokens, Request, Tokens
 from alignedserve.types import InstanceId
 from tests.cluster.processes import Processes
@@ -45,6 +46,7 @@ class Client(Island):
         super().__init__(processes.router, GATEWAY, {})
         self.processes = processes
         self.streams: list[Stream] = []
+        self._telemetry = Telemetry()
         # as they came, those repeated after a router's death too
         self.heard: list[NewTokens] = []
         self._changed = asyncio.Event()
@@ -62,7 +64,7 @@ class Client(Island):
     def submit(self, request: Request) -> Stream:
         stream = Stream(msgspec.structs.replace(request, arrival_s=time.monotonic()))
         self.streams.append(stream)
-        self.open(stream.request, stream.hear)
+        self.open(stream.request, stream.hear, self._telemetry.opened(stream.request))
         return stream
 
     async def until(self, is_so: Callable[[], object]) -> None:

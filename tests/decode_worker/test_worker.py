@@ -188,3 +188,12 @@ def test_an_eviction_without_enough_blocks_is_refused(island: Island) -> None:
     assert island.failures == [Failed(entry.key, "evict", reason)]
     island.finish()
     assert len(entry.output) == 64
+
+
+def test_what_was_copied_is_reported(island: Island) -> None:
+    entry = island.submit(prompts()[2], greedy_params())
+    island.finish()
+    moved = [each for report in island.reports for each in report.moved]
+    form = island.decode.engine.cache.format
+    num_blocks = form.num_blocks(len(entry.request.prompt))
+    assert [(each.what, each.num_bytes) for each in moved] == [("load", num_blocks * form.block_bytes)]

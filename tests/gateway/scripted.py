@@ -87,8 +87,11 @@ class ScriptedRouter:
                 self.aborted.append(key)
                 self._open.pop(key, None)
             case AskCluster(ticket=ticket) if self.answers_cluster:
-                self.hub.send(hello.instance_id, Cluster(ticket, self.parts, {"running": len(self._open)}))
+                self.hub.send(hello.instance_id, self.cluster(ticket))
         self._changed.set()
+
+    def cluster(self, ticket: int) -> Cluster:
+        return Cluster(ticket, self.parts, {"running": len(self._open)})
 
     def _submit(self, gateway: InstanceId, submit: Submit) -> None:
         self.submitted.append(submit)

@@ -95,6 +95,18 @@ def test_a_prompt_is_reported_as_it_goes(rig: Rig, tiny_model: Directory) -> Non
     rig.check_idle()
 
 
+def test_what_was_copied_is_reported_once(rig: Rig) -> None:
+    rig.worker.on(Prefill([work(LONG)]))
+    rig.step_until(lambda: rig.reports and rig.reports[-1].saved)
+    moved = [each for report in rig.reports for each in report.moved]
+    block_bytes = rig.worker.engine.cache.format.block_bytes
+    assert {each.what for each in moved} == {"save"}
+    assert sum(each.num_bytes for each in moved) == -(-300 // BLOCK) * block_bytes
+    assert all(each.seconds > 0 for each in moved)
+    assert rig.worker.limits.block_bytes == block_bytes
+    rig.check_idle()
+
+
 def test_complete_blocks_are_saved_before_the_rest_is_computed(rig: Rig) -> None:
     rig.worker.on(Prefill([work(LONG)]))
     rig.step()

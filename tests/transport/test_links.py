@@ -93,6 +93,7 @@ def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decod
     assert not decode.blocks[untouched].view(torch.uint8).any()
     outcome = decode.outcomes.only
     assert (outcome.transfer, outcome.what, outcome.keys) == (TransferId(Epoch(1), 1), "pull", (ONE, THREE))
+    assert outcome.num_bytes == 5 * BLOCK_BYTES and outcome.seconds > 0
 
     until(lambda: len(prefill.shelf) == 1, 30)
     prefill.completions.run()

@@ -1,0 +1,60 @@
+"""A run from beginning to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tqdm import tqdm
+
+from alignedserve.bench.client import Client, Outcome, first_model
+from alignedserve.bench.config import BenchConfig
+from alignedserve.bench.plot import draw
+from alignedserve.bench.report import result_json, save, table
+from alignedserve.bench.results import evaluate
+from alignedserve.bench.workload import Item, make_workload
+
+MAX_ERRORS_SHOWN = 10
+CONNECT_TIMEOUT_S = 30.0
+
+
+def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
+    """The result, which has been printed, and saved and drawn where that was asked for. Raises ValueError for what
+    can't work."""
+    items = make_workload(config)
+    model, outcomes, duration_s = asyncio.run(_ask(config, items))
+    results = evaluate(outcomes, duration_s, config.objectives, config.percentiles)
+    for error in _errors(outcomes):
+        say(error)
+    say(table(config, outcomes, results))
+    found = result_json(config, model, outcomes, results, datetime.now())
+    if config.save_result:
+        say(f"Saved to {save(config, found)}")
+    if config.plot:
+        draw(outcomes, config.objectives, duration_s, Path(config.plot))
+        say(f"Drawn to {config.plot}")
+    return found
+
+
+async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[Outcome], float]:
+    key = config.api_key or os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    # how many there are is decided elsewhere, and so is how long they may take
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(config.request_timeout_s, connect=CONNECT_TIMEOUT_S)
+    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False) as http:
+        model = config.model or await first_model(http, config.url)
+        with tqdm(total=len(items), disable=config.disable_tqdm) as bar:
+            outcomes, duration_s = await Client(config, http, model).run(items, lambda outcome: bar.update())
+    return model, outcomes, duration_s
+
+
+def _errors(outcomes: Sequence[Outcome]) -> list[str]:
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    shown = [f"Failed: {error}" for error in errors[:MAX_ERRORS_SHOWN]]
+    return shown + ([f"... and {len(errors) - len(shown)} more"] if len(errors) > len(shown) else [])

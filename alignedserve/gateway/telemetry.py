@@ -1,0 +1,45 @@
+"""What this gateway lets be known of its work: metrics, and traces where they are asked for."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from alignedserve.gateway.calls import HttpCall, current_call
+from alignedserve.gateway.metrics import Metrics
+from alignedserve.gateway.watch import Watch
+from alignedserve.messages import Request
+
+
+class Traces(Protocol):
+    def around(self, call: HttpCall) -> AbstractContextManager[object]:
+        """The call's span."""
+
+    def ended(self, watch: Watch) -> None:
+        """A request's spans, all at once."""
+
+    def close(self) -> None:
+        """What has not left yet leaves now."""
+
+
+class NoTraces:
+    def around(self, call: HttpCall) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def ended(self, watch: Watch) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Telemetry:
+    def __init__(self, traces: Traces | None = None) -> None:
+        self.metrics = Metrics()
+        self.traces = traces or NoTraces()
+
+    def opened(self, request: Request) -> Watch:
+        call = current_call.get()
+        if call and call.is_over:
+            call = None
+        return Watch(request, call, self.metrics, self.traces.ended)

@@ -1,0 +1,225 @@
+"""What the gateway itself costs: a stub engine says tokens at a steady rate, and clients listen to streams of them.
+
+Three processes: the router's hub with the stub behind it, a gateway as `alignedserve serve` runs it, on a core of its
+own, and this one, the client. The gateway's CPU time per token tells what a core can carry, whoever else uses the
+machine; the wall says whether the streams kept up. At low load (one request at a time, answered by the stub at once)
+the time to first token is all the gateway's, the sockets' and the client's.
+
+    python benchmarks/gateway.py [--streams 64] [--rate 8000] [--tokens 1000] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from alignedserve import demo
+from alignedserve.config import EngineConfig
+from alignedserve.gateway.process import GatewayConfig, GatewayProcess
+from alignedserve.launch.ports import free_port
+from alignedserve.messages import (
+    Abort,
+    AnyMessage,
+    AskCluster,
+    Cluster,
+    Hello,
+    NewTokens,
+    Part,
+    Submit,
+    Tokens,
+    Welcome,
+)
+from alignedserve.types import Epoch, InstanceId, RequestKey
+from alignedserve.wire import Hub, RouterAddress
+
+HOST, TOKEN = "127.0.0.1", "secret"
+QUESTION = "How much is 12 plus 30? " * 4
+EVENT = b"data: {"
+# tokens that are words to the demo model
+FIRST_WORD, LAST_WORD = 264, 340
+START_S = 60.0
+
+
+@dataclass
+class _Stream:
+    gateway: InstanceId
+    num_tokens: int
+    num_said: int = 0
+
+
+class StubRouter:
+    """Of every open request one token an iteration, in one message, as a decode instance's report brings them."""
+
+    def __init__(self, tokens_per_s: float) -> None:
+        self.hub = Hub(TOKEN, self)
+        self._tokens_per_s = tokens_per_s
+        self._streams: dict[RequestKey, _Stream] = {}
+
+    def connected(self, hello: Hello) -> None:
+        self.hub.send(hello.instance_id, Welcome(Epoch(1)))
+
+    def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
+        self._streams.clear()
+
+    def received(self, hello: Hello, message: AnyMessage) -> None:
+        match message:
+            case Submit(request=request):
+                self._streams[request.key] = _Stream(hello.instance_id, request.params.max_tokens or 1)
+                self._say([request.key])
+            case Abort(key=key):
+                self._streams.pop(key, None)
+            case AskCluster(ticket=ticket):
+                parts = [
+                    Part(role, InstanceId(role), Epoch(1), 1, "up", 1, 1, {})
+                    for role in ("kvpool", "prefill", "decode")
+                ]
+                self.hub.send(hello.instance_id, Cluster(ticket, parts, {}))
+
+    async def run(self) -> None:
+        due_s = time.monotonic()
+        while True:
+            due_s = max(due_s + max(len(self._streams), 1) / self._tokens_per_s, time.monotonic() - 0.1)
+            await asyncio.sleep(max(due_s - time.monotonic(), 0))
+            self._say(list(self._streams))
+
+    def _say(self, keys: list[RequestKey]) -> None:
+        news: dict[InstanceId, list[NewTokens]] = {}
+        for key in keys:
+            stream = self._streams[key]
+            token = random.randint(FIRST_WORD, LAST_WORD)
+            is_last = stream.num_said + 1 >= stream.num_tokens
+            said = NewTokens(key, stream.num_said, [token], [], "length" if is_last else None)
+            news.setdefault(stream.gateway, []).append(said)
+            stream.num_said += 1
+            if is_last:
+                del self._streams[key]
+        for gateway, some in news.items():
+            self.hub.send(gateway, Tokens(some))
+
+
+async def _serve_stub(port: int, tokens_per_s: float) -> None:
+    stub = StubRouter(tokens_per_s)
+    await stub.hub.listen(HOST, port)
+    await stub.run()
+
+
+def _stub(port: int, tokens_per_s: float, core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    asyncio.run(_serve_stub(port, tokens_per_s))
+
+
+def _gateway(port: int, router_port: int, core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    address = RouterAddress(HOST, router_port, TOKEN)
+    engine = EngineConfig(str(demo.MODEL_DIR))
+    GatewayProcess(GatewayConfig(InstanceId("gateway-0"), (address,), HOST, port, engine, "demo")).run()
+
+
+async def _ask(port: int, num_tokens: int) -> tuple[float, int]:
+    """Seconds to the first token, and events with text in them."""
+    asked = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "stream": True,
+        "max_tokens": num_tokens,
+    }
+    body = json.dumps(asked).encode()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    begun_s = time.perf_counter()
+    writer.write(head.encode() + body)
+    # the first event says who speaks; each one behind it is a token
+    first_s, num_events, tail = 0.0, -1, b""
+    while data := await reader.read(1 << 16):
+        num_events += (tail + data).count(EVENT)
+        tail = (tail + data)[1 - len(EVENT) :]
+        if num_events > 0 and not first_s:
+            first_s = time.perf_counter() - begun_s
+    writer.close()
+    return first_s, num_events
+
+
+async def _load(port: int, num_streams: int, num_tokens: int) -> int:
+    asked = await asyncio.gather(*(_ask(port, num_tokens) for _ in range(num_streams)))
+    return sum(num_events for _, num_events in asked)
+
+
+async def _until_up(port: int) -> None:
+    async with asyncio.timeout(START_S):
+        while True:
+            try:
+                if (await _ask(port, 2))[1] > 0:
+                    return
+            except OSError:
+                await asyncio.sleep(0.2)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all its threads, in user and kernel mode."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(port: int, pid: int, streams: int, tokens: int, requests: int) -> dict[str, Any]:
+    asyncio.run(_until_up(port))
+    firsts = sorted(asyncio.run(_ask(port, 2))[0] for _ in range(requests))[: requests * 99 // 100]
+    asyncio.run(_load(port, streams, 50))
+    begun_s, begun_cpu_s = time.perf_counter(), cpu_seconds(pid)
+    num_tokens = asyncio.run(_load(port, streams, tokens))
+    wall_s, cpu_s = time.perf_counter() - begun_s, cpu_seconds(pid) - begun_cpu_s
+    return {
+        "streams": streams,
+        "tokens": num_tokens,
+        "tokens_per_s": round(num_tokens / wall_s),
+        "tokens_per_cpu_s": round(num_tokens / cpu_s),
+        "cpu_us_per_token": round(cpu_s / num_tokens * 1e6, 1),
+        "ttft_p50_ms": round(statistics.median(firsts) * 1e3, 2),
+        "ttft_p99_ms": round(firsts[-1] * 1e3, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--rate", type=float, default=8000, help="tokens/s of all streams together")
+    parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
+    parser.add_argument("--requests", type=int, default=200, help="one by one, for the time to first token")
+    parser.add_argument("--out", help="append the JSON line to this file too")
+    args = parser.parse_args()
+    gateway_core, *others = sorted(os.sched_getaffinity(0))
+    other_core = others[0] if others else gateway_core
+    os.sched_setaffinity(0, {other_core})
+    port, router_port = free_port(HOST), free_port(HOST)
+    context = multiprocessing.get_context("spawn")
+    stub = context.Process(target=_stub, args=(router_port, args.rate, other_core))
+    gateway = context.Process(target=_gateway, args=(port, router_port, gateway_core))
+    for process in (stub, gateway):
+        process.start()
+    try:
+        assert gateway.pid
+        found = measure(port, gateway.pid, args.streams, args.tokens, args.requests)
+    finally:
+        for process in (gateway, stub):
+            process.terminate()
+            process.join(10)
+    line = json.dumps({"offered_tokens_per_s": args.rate} | found)
+    print(line)
+    if args.out:
+        with open(args.out, "a") as file:
+            file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

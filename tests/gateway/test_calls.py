@@ -1,0 +1,120 @@
+"""Request ids, in and out and in the logs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignedserve.logs import request_id, set_up_logging
+from tests.gateway.observed import observed
+from tests.gateway.test_gateway import play
+
+GIVEN = {"X-Request-Id": "trace-1.a:b"}
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    written, root = io.StringIO(), logging.getLogger()
+    before, level = list(root.handlers), root.level
+    set_up_logging("json", to=written)
+    yield written
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def lines(log: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in log.getvalue().splitlines()]
+
+
+def test_an_id_that_is_given_comes_back_and_any_other_is_made() -> None:
+    async def scenario() -> None:
+        async with observed() as at:
+            assert (await at.chat(GIVEN)).headers["x-request-id"] == GIVEN["X-Request-Id"]
+            ids = set()
+            for bad in ("", "a b", "x" * 129, "ä".encode(), 'a"}'):
+                answer = await at.http.get("/health", headers=[("X-Request-Id", bad)])
+                ids.add(answer.headers["x-request-id"])
+            assert len(ids) == 5 and all(len(each) == 32 for each in ids)
+
+    play(scenario)
+
+
+def test_every_answer_has_one() -> None:
+    async def scenario() -> None:
+        async with observed() as at:
+            for answer in (
+                await at.http.get("/nowhere"),
+                await at.http.delete("/v1/models"),
+                await at.chat(top_p=9),
+                await at.chat(stream=True),
+            ):
+                assert answer.headers["x-request-id"], answer
+
+    play(scenario)
+
+
+def test_a_call_is_one_line_and_says_nothing_that_the_client_said(log: io.StringIO) -> None:
+    async def scenario() -> None:
+        async with observed() as at:
+            await at.chat(GIVEN, user="somebody", stream=True)
+            await at.http.get("/v1/models/secret-model", headers={"Authorization": "Bearer secret"})
+            await at.http.get("/health")
+
+    play(scenario)
+    said = lines(log)
+    assert [(each["path"], each["status"]) for each in said] == [
+        ("/v1/chat/completions", 200),
+        ("/v1/models/{name:path}", 404),
+    ]
+    assert said[0]["request_id"] == GIVEN["X-Request-Id"] and said[0]["level"] == "info"
+    for word in ("How far", "one", "somebody", "secret", "demo"):
+        assert word not in log.getvalue()
+
+
+def test_an_exception_stays_one_line(log: io.StringIO) -> None:
+    token = request_id.set("r-1")
+    try:
+        raise RuntimeError("broken\nin two")
+    except RuntimeError:
+        logging.getLogger("alignedserve.x").exception("failed", extra={"fields": {"instance": "decode-0"}})
+    finally:
+        request_id.reset(token)
+    (line,) = lines(log)
+    assert (line["message"], line["request_id"], line["instance"]) == ("failed", "r-1", "decode-0")
+    assert "broken\nin two" in str(line["exception"])
+
+
+def test_what_breaks_is_logged_once_with_its_id(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    async def scenario() -> None:
+        async with observed() as at:
+            monkeypatch.setattr("alignedserve.gateway.app._model_body", broken)
+            answer = await at.http.get("/v1/models", headers=GIVEN)
+            assert (answer.status_code, answer.headers["x-request-id"]) == (500, GIVEN["X-Request-Id"])
+
+    play(scenario)
+    failed, answered = lines(log)
+    assert (failed["message"], failed["request_id"]) == ("failed", GIVEN["X-Request-Id"])
+    assert "out of order" in str(failed["exception"]) and answered["status"] == 500
+
+
+def test_a_file_of_its_own(log: io.StringIO, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.log"
+    set_up_logging("json", path=str(path))
+    logging.getLogger("alignedserve.gateway").info("here")
+    assert json.loads(path.read_text())["message"] == "here"
+
+
+def test_text_is_for_people(log: io.StringIO) -> None:
+    written = io.StringIO()
+    set_up_logging("text", to=written)
+    logging.getLogger("router.server").warning("cut off", extra={"fields": {"instance": "decode-0"}})
+    assert written.getvalue().endswith("WARNING router.server [-] cut off instance=decode-0\n")
+    assert not log.getvalue(), "set up anew, not twice"
