@@ -96,6 +96,6 @@ def _id_of(headers: Headers) -> str:
 def _log(call: HttpCall) -> None:
     seconds = round(time.monotonic() - call.begun_s, 4)
     said = {"method": call.method, "path": call.path, "status": call.status, "seconds": seconds}
-    # those that are asked again and again by machines are no news
-    level = logging.DEBUG if call.path in ("/health", "/metrics") else logging.INFO
+    # what machines ask again and again is no news
+    level = logging.DEBUG if call.path in ("/health", "/metrics", "/v1/cluster") else logging.INFO
     logger.log(level, "answered", extra={"fields": said})

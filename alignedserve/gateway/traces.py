@@ -42,7 +42,7 @@ STAGES = {
 }
 EXPORT_TIMEOUT_S = 5.0
 # called by machines, again and again
-UNTRACED = ("/health", "/metrics")
+UNTRACED = ("/health", "/metrics", "/v1/cluster")
 
 
 class OtelTraces:
