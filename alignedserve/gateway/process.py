@@ -53,6 +53,7 @@ class GatewayProcess:
         """Until the router tells it to stop. Raises ValueError for a model that can't be, OSError for a port that is
         taken, and RefusedByRouter."""
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
+        model.grammars.prepare()
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock))
 
