@@ -81,6 +81,7 @@ class GatewayProcess:
         taken, and RefusedByRouter."""
         set_up_logging(self._config.log_format, path=self._config.log_file)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
+        model.grammars.prepare()
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock))
 

@@ -36,6 +36,7 @@ class InstanceProcess(ABC):
     def run(self) -> None:
         """Until the router says so, or SIGTERM. Raises what makes it impossible to go on."""
         engine = build_engine(self._config.engine).engine
+        engine.grammars.prepare()
         epoch, wake = new_epoch(), threading.Event()
         worker = self._make_worker(engine, epoch, wake.set)
         address = worker.open_link(self._identity(worker, epoch))

@@ -10,6 +10,7 @@ the same one on every machine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -49,6 +50,12 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._lock = Lock()
+
+    def prepare(self) -> None:
+        """Takes the vocabulary in, if this model can have grammars: seconds, for a large one, that the first request
+        need not wait for, nor what runs beside it."""
+        with contextlib.suppress(InvalidRequest):
+            self._vocabulary()
 
     def check(self, wanted: StructuredOutputsParams) -> None:
         """Compiles it. Raises InvalidRequest that says what is wrong with it."""

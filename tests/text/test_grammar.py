@@ -132,3 +132,19 @@ def test_without_a_tokenizer_there_are_no_grammars() -> None:
     for bare in (Grammars(lambda: None, 400, frozenset([4])), Grammars(lambda: TOKENIZER, 400, frozenset())):
         with pytest.raises(InvalidRequest, match="needs a tokenizer and an end of sequence"):
             bare.check(StructuredOutputsParams(regex="a"))
+        # nor is that a reason not to start
+        bare.prepare()
+
+
+def test_what_is_prepared_is_not_loaded_again() -> None:
+    loaded: list[Tokenizer] = []
+
+    def load() -> Tokenizer:
+        loaded.append(TOKENIZER)
+        return TOKENIZER
+
+    grammars = Grammars(load, 400, frozenset([EOS]))
+    grammars.prepare()
+    assert loaded == [TOKENIZER]
+    grammars.check(StructuredOutputsParams(regex="a"))
+    assert loaded == [TOKENIZER]
