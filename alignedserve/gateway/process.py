@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import uvicorn
@@ -88,7 +88,7 @@ class GatewayProcess:
     async def serve(self, model: ServedModel, sock: socket.socket) -> None:
         intake = Intake(model, self._islands, self._config.limits)
         async with self._batches(intake) as routers:
-            routers.append(metrics_route(self.telemetry.metrics, self._islands))
+            routers.append(metrics_route(self.telemetry.metrics, self._islands, self._count_jobs))
             app = create_app(intake, self.doors, Keys(self._config.key_digests), routers)
             await self._serve(app, sock)
 
@@ -109,6 +109,9 @@ class GatewayProcess:
             runner.stop(0)
             await running
             await store.close()
+
+    async def _count_jobs(self) -> Mapping[str, int]:
+        return self._runner[0].num_open_jobs if self._runner else {}
 
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
         server = _Server(
