@@ -96,19 +96,25 @@ class Grammars:
         return found
 
     def _vocabulary(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
-
         with self._lock:
             if self._tokenizer is None:
-                tokenizer = self._load()
-                if tokenizer is None or not self._eos_token_ids:
+                try:
+                    self._tokenizer = self._take_in()
+                except ValueError as error:
                     raise InvalidRequest(
-                        "structured_outputs: needs a tokenizer and an end of sequence, and this model has not both"
-                    )
-                self._tokenizer = LLTokenizer(
-                    tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
-                )
+                        f"structured_outputs: not possible with this model: {error}"
+                    ) from error
             return self._tokenizer
+
+    def _take_in(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        tokenizer = self._load()
+        if tokenizer is None or not self._eos_token_ids:
+            raise ValueError("needs a tokenizer and an end of sequence, and it has not both")
+        return LLTokenizer(
+            tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+        )
 
 
 class Matcher:

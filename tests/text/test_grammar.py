@@ -136,6 +136,16 @@ def test_without_a_tokenizer_there_are_no_grammars() -> None:
         bare.prepare()
 
 
+def test_a_model_whose_tokenizer_cannot_be_had_starts_all_the_same() -> None:
+    def load() -> Tokenizer:
+        return Tokenizer.from_directory("/nothing", where="this one")
+
+    grammars = Grammars(load, 400, frozenset([EOS]))
+    grammars.prepare()
+    with pytest.raises(InvalidRequest, match="not possible with this model: /nothing holds no tokenizer"):
+        grammars.check(StructuredOutputsParams(regex="a"))
+
+
 def test_what_is_prepared_is_not_loaded_again() -> None:
     loaded: list[Tokenizer] = []
 
