@@ -40,10 +40,12 @@ class Leftovers:
     def __init__(self, directory: Path, remover: subprocess.Popen[bytes]) -> None:
         self.directory = directory
         self._remover = remover
+        # those of others, who see to them themselves; and the remover
+        self._before = set(descendants(os.getpid()))
 
     def note_processes(self) -> None:
-        """Those that are this process's children now, and theirs, are not to outlive it either."""
-        self._note([each for each in descendants(os.getpid()) if each[0] != self._remover.pid])
+        """Children that this process has got since, and theirs, are not to outlive it either."""
+        self._note([each for each in descendants(os.getpid()) if each not in self._before])
 
     def note_process(self, pid: int) -> None:
         """One that was just started is not to outlive it."""
