@@ -7,8 +7,8 @@ are 16 wide. The tree is implicit: one array per level and count, no pointers; t
     nodes       1      4    16    64  256  1024  4096
     width   65536  16384  4096  1024  256    64    16
 
-Beside the tree: each leaf's requests by deadline, each length's in order of arrival, and the lengths that occur, in
-order. These are plain lists: what a change moves within them, it moves as one piece of memory.
+Beside the tree: each length's requests by deadline and in order of arrival, and the lengths that occur, in order. These
+are plain lists: what a change moves within them, it moves as one piece of memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from heapq import merge
 from typing import NamedTuple
 
 from alignedserve.types import RequestKey
@@ -92,7 +93,7 @@ class QuadTree:
         self.lengths: list[int] = []
         self._entries: dict[RequestKey, Entry] = {}
         self._at_length: dict[int, dict[RequestKey, None]] = {}
-        self._by_due: list[list[tuple[float, RequestKey]]] = [[] for _ in range(NUM_LEAVES)]
+        self._by_due: dict[int, list[tuple[float, RequestKey]]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -111,7 +112,12 @@ class QuadTree:
         return self._at_length[length]
 
     def by_due(self, leaf: int) -> Iterable[tuple[float, RequestKey]]:
-        return self._by_due[leaf]
+        """Those of a leaf, the most urgent first."""
+        return merge(*(self._by_due[length] for length in self._lengths_of(leaf)))
+
+    def _lengths_of(self, leaf: int) -> list[int]:
+        first = leaf * LEAF_WIDTH + 1
+        return self.lengths[bisect_left(self.lengths, first) : bisect_left(self.lengths, first + LEAF_WIDTH)]
 
     def insert(self, key: RequestKey, length: int, due_s: float, now: float) -> None:
         if key in self._entries:
@@ -122,27 +128,27 @@ class QuadTree:
         entry = Entry(min(length, MAX_LENGTH), self.blocks_for(length), due_s)
         leaf = leaf_of(length)
         self._entries[key] = entry
-        insort(self._by_due[leaf], (due_s, key))
-        self._add_at_length(entry.length, key)
+        self._add_at_length(entry.length, key, due_s)
         for level in self.levels:
             index = leaf >> level.shift
             if not level.num_requests[index]:
                 level.waiting_since_s[index] = now
             level.num_requests[index] += 1
             level.num_blocks[index] += entry.num_blocks
-        self._refresh_due(leaf)
+        if due_s < self.levels[-1].earliest_due_s[leaf]:
+            self._set_earliest(leaf, due_s)
 
     def remove(self, key: RequestKey) -> None:
         entry = self._entries.pop(key)
         leaf = leaf_of(entry.length)
-        by_due = self._by_due[leaf]
-        del by_due[bisect_left(by_due, (entry.due_s, key))]
-        self._remove_at_length(entry.length, key)
+        self._remove_at_length(entry.length, key, entry.due_s)
         for level in self.levels:
             index = leaf >> level.shift
             level.num_requests[index] -= 1
             level.num_blocks[index] -= entry.num_blocks
-        self._refresh_due(leaf)
+        if entry.due_s == self.levels[-1].earliest_due_s[leaf]:
+            heads = (self._by_due[length][0][0] for length in self._lengths_of(leaf))
+            self._set_earliest(leaf, min(heads, default=math.inf))
 
     def take_batch(self, keys: Iterable[RequestKey], now: float) -> None:
         """Removes them; the ranges they come from have yielded a batch."""
@@ -165,24 +171,26 @@ class QuadTree:
                     f"depth {depth} counts (requests, blocks, earliest) {counted}, there are {there}"
                 )
 
-    def _add_at_length(self, length: int, key: RequestKey) -> None:
+    def _add_at_length(self, length: int, key: RequestKey, due_s: float) -> None:
         at_length = self._at_length.get(length)
         if at_length is None:
             at_length = self._at_length[length] = {}
+            self._by_due[length] = []
             insort(self.lengths, length)
         at_length[key] = None
+        insort(self._by_due[length], (due_s, key))
 
-    def _remove_at_length(self, length: int, key: RequestKey) -> None:
-        at_length = self._at_length[length]
+    def _remove_at_length(self, length: int, key: RequestKey, due_s: float) -> None:
+        at_length, by_due = self._at_length[length], self._by_due[length]
         del at_length[key]
+        del by_due[bisect_left(by_due, (due_s, key))]
         if not at_length:
             del self._at_length[length]
+            del self._by_due[length]
             del self.lengths[bisect_left(self.lengths, length)]
 
-    def _refresh_due(self, leaf: int) -> None:
+    def _set_earliest(self, leaf: int, earliest: float) -> None:
         """From the leaf up to where nothing changes."""
-        by_due = self._by_due[leaf]
-        earliest = by_due[0][0] if by_due else math.inf
         index = leaf
         for level in reversed(self.levels):
             if level.earliest_due_s[index] == earliest:
