@@ -46,7 +46,7 @@ def _away(
     async def asking(store: RedisStore, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
         call = asyncio.create_task(method(store, *args, **kwargs))
         store.calls.add(call)
-        call.add_done_callback(store.calls.discard)
+        call.add_done_callback(store.over)
         try:
             return await asyncio.shield(call)
         except (ConnectionError, TimeoutError, ReadOnlyError, OutOfMemoryError, OSError) as error:
@@ -76,6 +76,12 @@ class RedisStore(Store):
         await asyncio.gather(*self.calls, return_exceptions=True)
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
+
+    def over(self, call: asyncio.Task[Any]) -> None:
+        """Whoever was cancelled meanwhile does not hear what became of it any more, and nobody else needs to."""
+        self.calls.discard(call)
+        if not call.cancelled():
+            call.exception()
 
     @_away
     async def ping(self) -> None:
