@@ -82,11 +82,6 @@ class Entry:
         return len(self.request.prompt) + len(self.output)
 
     @property
-    def num_computable(self) -> int:
-        """Tokens whose KV it takes to go on: all but the one that was sampled last."""
-        return self.num_tokens - bool(self.output)
-
-    @property
     def num_missing(self) -> int:
         """Tokens that a prefill instance would compute: at least one, or there is nothing to sample from."""
         return max(self.num_tokens - self.num_cached, 1)

@@ -131,10 +131,3 @@ class Fleet:
     def decode(self, instance_id: InstanceId | None) -> DecodeView | None:
         process = self._processes.get(instance_id) if instance_id else None
         return process if isinstance(process, DecodeView) else None
-
-    @property
-    def max_request_blocks(self) -> int | None:
-        """What the smallest part can hold of one request; None as long as a part is missing."""
-        if not (self.pool and self.prefills and self.decodes):
-            return None
-        return min(process.hello.limits.num_blocks for process in (self.pool, *self.prefills, *self.decodes))

@@ -6,8 +6,6 @@ request goes through is in life.py; the two directions are prefill.py and decode
 
 from __future__ import annotations
 
-from collections import Counter
-
 from alignedserve.messages import (
     Abort,
     AnyMessage,
@@ -176,28 +174,3 @@ class Router:
         if failed.what == "load":
             entry.num_cached = 0
         self.life.recall(entry, gone_from=sender)
-
-    def snapshot(self) -> dict[str, object]:
-        """For people: who is up, and how many requests are where."""
-        life = self.life
-        by_state = Counter(entry.state.value for entry in life.entries.values())
-        processes = [
-            {
-                "role": process.hello.role,
-                "instance_id": process.instance_id,
-                "epoch": process.hello.epoch,
-                "pid": process.hello.pid,
-                "state": "up",
-                "num_blocks": process.hello.limits.num_blocks,
-                "num_free_blocks": process.num_free_blocks,
-                "requests": dict(
-                    Counter(
-                        entry.state.value
-                        for entry in life.entries.values()
-                        if entry.place == process.instance_id
-                    )
-                ),
-            }
-            for process in life.fleet
-        ]
-        return {"processes": processes, "requests": dict(by_state)}

@@ -69,10 +69,6 @@ class SimProcess:
         self._connection = connection
         self.send(self.hello())
 
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None
-
     def send(self, message: AnyMessage) -> None:
         if self._connection:
             self._connection.to_hub(message)
