@@ -1,0 +1,1 @@
+"""Kernels for NVIDIA GPUs, in Triton. Importing this package imports nothing else."""
