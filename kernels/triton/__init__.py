@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA GPUs, in Triton. Importing this package imports nothing else."""
+"""Triton kernels for NVIDIA GPUs, one file per kernel. Importing this package imports nothing, Triton least of all."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.triton.conftest import DEVICE
+from tests.kernels.triton.harness import DEVICE
 
 triton = pytest.importorskip("triton")
 
@@ -67,7 +67,7 @@ class Case:
         num_heads, head_dim = self.q.shape[1:]
         num_kv_heads = self.cache.shape[3]
         scratch = DecodeScratch(
-            num_heads, num_kv_heads, head_dim, self.step.num_seqs, num_sms, DEVICE, tuning
+            num_heads, num_kv_heads, head_dim, self.step.num_seqs, num_sms, torch.device(DEVICE), tuning
         )
         plan = scratch.new_plan()
         scratch.make_plan(plan, self.step, num_kv_heads, window)
@@ -105,7 +105,7 @@ SMALL = Tuning(tile=16, num_warps=4, num_stages=2, programs_per_sm=1)
 
 
 # Triton's interpreter multiplies matrices of bfloat16 as if they were integers.
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE.type == "cuda")
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.triton.conftest import DEVICE
+from tests.kernels.triton.harness import DEVICE
 
 pytest.importorskip("triton")
 
