@@ -20,6 +20,7 @@ import triton.language as tl
 from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 NONE, RELU, GELU, GELU_TANH, SILU_GATED = range(5)
+ACTIVATIONS = {"none": NONE, "relu": RELU, "gelu": GELU, "gelu_tanh": GELU_TANH, "silu": SILU_GATED}
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,17 @@ class GemvTuning:
     chunk: int
     num_warps: int
     num_stages: int
+
+
+def gemv_tuning(num_in: int, num_out: int, is_gated: bool) -> GemvTuning:
+    """What an H200 was fastest with."""
+    if is_gated:
+        return GemvTuning(rows=2, chunk=4096, num_warps=8, num_stages=1)
+    if num_in > 8192 or num_out > 32768:
+        return GemvTuning(rows=4, chunk=1024, num_warps=4, num_stages=3)
+    if num_out > 4096:
+        return GemvTuning(rows=4, chunk=1024, num_warps=8, num_stages=1)
+    return GemvTuning(rows=8, chunk=512, num_warps=8, num_stages=1)
 
 
 def gemv(
