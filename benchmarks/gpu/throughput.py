@@ -135,4 +135,5 @@ def run_theirs(out: Path, job: dict[str, Any], timeout_s: float) -> dict[str, An
 
 
 def summary(row: Row) -> str:
-    return f"{row['output_tokens_per_s']:9.0f} output tokens/s, {row['tokens_per_s']:9.0f} in all, {row['seconds']:.1f} s"
+    output, both = row["output_tokens_per_s"], row["tokens_per_s"]
+    return f"{output:9.0f} output tokens/s, {both:9.0f} in all, {row['seconds']:.1f} s"
