@@ -90,7 +90,8 @@ class StepInputs:
         self.num_columns = max_blocks_per_seq
         # sizes that a step of decodes is filled up to, ascending: those that there are CUDA graphs for
         self.padded_sizes: list[int] = []
-        self.num_padded = 0
+        # tokens with those that fill up
+        self.num_rows = 0
         # leading sequences that compute one token
         self.num_decodes = 0
 
@@ -133,25 +134,26 @@ class StepInputs:
 
     def commit_padding(self) -> None:
         """A step of decodes without any: for capturing graphs."""
-        self.num_tokens = self.num_seqs = self.num_outputs = self.num_decodes = 0
+        self.num_tokens = self.num_seqs = self.num_outputs = 0
         self._host_stride[0] = self.num_columns = 1
         self._pad()
+        self.num_decodes = self.num_rows
         self._upload(0)
 
     def _pad(self) -> None:
         """Rows that write nothing and attend to nothing."""
         num = self.num_seqs
         self.host.query_start[0] = 0
-        self.num_padded = next((size for size in self.padded_sizes if size >= num), num)
-        padding = slice(num, self.num_padded)
+        self.num_rows = next((size for size in self.padded_sizes if size >= num), num)
+        padding = slice(num, self.num_rows)
         self.host.token_ids[padding] = 0
         self.host.positions[padding] = 0
         self.host.slots[padding] = -1
         self.host.context_len[padding] = 0
-        self.host.query_start[num + 1 : self.num_padded + 1] = np.arange(num + 1, self.num_padded + 1)
+        self.host.query_start[num + 1 : self.num_rows + 1] = np.arange(num + 1, self.num_rows + 1)
 
     def _count_decodes(self) -> None:
-        self.num_padded = self.num_tokens
+        self.num_rows = self.num_tokens
         lengths = np.diff(self.host.query_start[: self.num_seqs + 1])
         is_chunk = np.flatnonzero(lengths != 1)
         self.num_decodes = first = int(is_chunk[0]) if len(is_chunk) else self.num_seqs

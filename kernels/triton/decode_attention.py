@@ -121,8 +121,6 @@ def balanced_attention(
         scratch.parts,
         scratch.weights,
         scratch.num_done,
-        step.query_start,
-        step.context_len,
         step.block_table,
         step.table_stride,
         step.num_seqs,
@@ -225,54 +223,47 @@ def _skipped(length, WINDOW: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _attend(
+def _attend_to_tile(
     query,
-    block,
     keys,
-    table,
-    first_tile,
-    end_tile,
+    block,
+    tile,
     length,
+    highest,
+    total,
+    acc,
     scale,
     block_stride,
     value_offset,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Tiles first_tile .. end_tile of one head: weighted values not yet divided, maximum, sum.
+    """Adds one tile to weighted values that are not yet divided, their maximum and sum.
 
-    `block`: where the first tile's keys are.
+    `block`: where the tile's keys are, looked up long before: the loads of keys, several tiles ahead, would wait for it.
     """
     dim = tl.arange(0, WIDTH)
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    for tile in range(first_tile, end_tile):
-        position = tile * TILE + tl.arange(0, TILE)
-        is_key = position < length
-        if WINDOW > 0:
-            is_key = is_key & (position >= length - WINDOW)
-        row = block.to(tl.int64) * block_stride + (position % BLOCK_SIZE) * HEAD_DIM
-        at = keys + row[:, None] + dim[None, :]
-        mask = is_key[:, None] & (dim < HEAD_DIM)[None, :]
-        # a tile ahead: the loads of keys, several tiles ahead, would wait for it otherwise
-        block = _look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
-        key = tl.load(at, mask=mask, other=0.0)
-        value = tl.load(at + value_offset, mask=mask, other=0.0)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        score = tl.where(is_key[None, :], score, float("-inf"))
-        # a tile has at least one key, so this is a number
-        higher = tl.maximum(highest, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(highest - higher)
-        total = total * shrink + tl.sum(weight, 1)
-        acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-        highest = higher
-    return acc, highest, total
+    position = tile * TILE + tl.arange(0, TILE)
+    is_key = position < length
+    if WINDOW > 0:
+        is_key = is_key & (position >= length - WINDOW)
+    row = block.to(tl.int64) * block_stride + (position % BLOCK_SIZE) * HEAD_DIM
+    at = keys + row[:, None] + dim[None, :]
+    mask = is_key[:, None] & (dim < HEAD_DIM)[None, :]
+    key = tl.load(at, mask=mask, other=0.0)
+    value = tl.load(at + value_offset, mask=mask, other=0.0)
+    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    score = tl.where(is_key[None, :], score, float("-inf"))
+    # a tile has at least one key, so this is a number
+    higher = tl.maximum(highest, tl.max(score, 1))
+    weight = tl.exp2(score - higher[:, None])
+    shrink = tl.exp2(highest - higher)
+    total = total * shrink + tl.sum(weight, 1)
+    acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+    return higher, total, acc
 
 
 @triton.jit
@@ -296,8 +287,6 @@ def _balanced_kernel(
     parts,
     weights,
     num_done,
-    query_start,
-    context_len,
     block_table,
     table_stride,
     num_seqs,
@@ -320,85 +309,110 @@ def _balanced_kernel(
     # Of what is read before the wait nothing was made by the kernel before this one: see balanced_attention.
     program = tl.program_id(0)
     per_program = tl.load(plan)
-    end_unit = tl.minimum((program + 1) * per_program, tl.load(plan + 1))
-    record = plan + 4 + 8 * program
-    seq = tl.load(record)
-    seq_start = tl.load(record + 1)
-    num_tiles = tl.load(record + 2)
-    length = tl.load(record + 3)
-    token = tl.load(record + 4)
+    first_unit = program * per_program
+    end_unit = tl.minimum(first_unit + per_program, tl.load(plan + 1))
     row_stride = tl.load(table_stride).to(tl.int64)
-    starts = plan + 4 + 8 * tl.num_programs(0)
-    unit = program * per_program
-    tile = (unit - seq_start * NUM_KV_HEADS) % tl.maximum(num_tiles, 1)
-    block = tl.zeros([TILE], tl.int32)
-    if unit < end_unit:
-        table = block_table + seq * row_stride
-        block = _look_up(table, _skipped(length, WINDOW, TILE) + tile, length, BLOCK_SIZE, TILE)
+    is_used = first_unit < end_unit
+    record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + program)
+    seq, seq_start, num_tiles, length, token = _load_record(record, is_used)
+    kv_head = (first_unit - seq_start * NUM_KV_HEADS) // tl.maximum(num_tiles, 1)
+    tile = (first_unit - seq_start * NUM_KV_HEADS) % tl.maximum(num_tiles, 1)
+    skipped = _skipped(length, WINDOW, TILE)
+    block = _look_up(block_table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
     wait_for_dependency(PDL)
     start_dependents(PDL)
-    while unit < end_unit:
-        has_next = seq + 1 < num_seqs
-        next_start = seq_start + num_tiles
-        next_end = tl.load(starts + seq + 2, mask=has_next, other=0)
-        next_length = tl.load(context_len + seq + 1, mask=has_next, other=0)
-        next_token = tl.load(query_start + seq + 1)
-        if num_tiles > 0:
-            kv_head = (unit - seq_start * NUM_KV_HEADS) // num_tiles
-            num_run = tl.minimum(num_tiles - tile, end_unit - unit)
-            skipped = _skipped(length, WINDOW, TILE)
-            table = block_table + seq * row_stride
-            query = _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH)
-            acc, highest, total = _attend(
-                query,
-                block,
-                cache + kv_head * BLOCK_SIZE * HEAD_DIM,
-                table,
-                skipped + tile,
-                skipped + tile + num_run,
-                length,
-                scale,
-                block_stride,
-                value_offset,
-                HEAD_DIM,
-                BLOCK_SIZE,
-                WINDOW,
-                ROWS,
-                WIDTH,
-                TILE,
-            )
-            # the same sequence's next head begins with the same keys
-            block = _look_up(table, skipped, length, BLOCK_SIZE, TILE)
-            if num_run == num_tiles:
+    # where the head at hand begins, and, after the loop, the last one of this program
+    head_start = first_unit - tile
+    first_seq, first_head, first_tiles, first_token, first_start = seq, kv_head, num_tiles, token, head_start
+    last_seq, last_head, last_tiles, last_token = seq, kv_head, num_tiles, token
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    # One loop over tiles of whatever head: keys of the next head are on their way while this one ends.
+    for unit in range(first_unit, end_unit):
+        highest, total, acc = _attend_to_tile(
+            _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH),
+            cache + kv_head * BLOCK_SIZE * HEAD_DIM,
+            block,
+            skipped + tile,
+            length,
+            highest,
+            total,
+            acc,
+            scale,
+            block_stride,
+            value_offset,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            WINDOW,
+            WIDTH,
+            TILE,
+        )
+        last_seq, last_head, last_tiles, last_token = seq, kv_head, num_tiles, token
+        head_start = unit - tile
+        is_last = tile + 1 == num_tiles
+        is_over = is_last | (unit + 1 == end_unit)
+        if is_over:
+            if is_last & (head_start >= first_unit):
                 _store_out(out, acc, total, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH)
             else:
-                head_start = unit - tile
-                slot = 2 * program + (unit != program * per_program)
+                slot = 2 * program + (head_start > first_unit)
                 _leave_part(parts, weights, slot, acc, highest, total, HEADS, ROWS, WIDTH)
-                first_program = head_start // per_program
-                last_program = (head_start + num_tiles - 1) // per_program
-                done = num_done + seq * NUM_KV_HEADS + kv_head
-                tl.debug_barrier()
-                if tl.atomic_add(done, 1, sem="acq_rel") == last_program - first_program:
-                    tl.store(done, 0)
-                    whole, weight = _add_parts(
-                        parts, weights, first_program, last_program, head_start, per_program,
-                        HEADS, ROWS, WIDTH, HEADS_UP,
-                    )  # fmt: skip
-                    _store_out(
-                        out, whole, weight, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, HEADS_UP, WIDTH
-                    )
-            unit += num_run
-            tile = 0
-        if unit >= next_start * NUM_KV_HEADS:
-            seq += 1
-            seq_start = next_start
-            num_tiles = next_end - next_start
-            length = next_length
-            token = next_token
-            block = _look_up(
-                block_table + seq * row_stride, _skipped(length, WINDOW, TILE), length, BLOCK_SIZE, TILE
-            )
+        highest = tl.where(is_over, float("-inf"), highest)
+        total = tl.where(is_over, 0.0, total)
+        acc = tl.where(is_over, 0.0, acc)
+        tile = tl.where(is_last, 0, tile + 1)
+        kv_head += is_last.to(tl.int32)
+        is_seq_over = kv_head == NUM_KV_HEADS
+        kv_head = tl.where(is_seq_over, 0, kv_head)
+        record += tl.where(is_seq_over, 8, 0)
+        seq, seq_start, num_tiles, length, token = _load_record(record, unit + 1 < end_unit)
+        skipped = _skipped(length, WINDOW, TILE)
+        block = _look_up(block_table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
+    if is_used:
+        # what this program left is there before it says so
+        tl.debug_barrier()
+        if (first_start < first_unit) | (first_start + first_tiles > end_unit):
+            _add_up(
+                out, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
+                per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
+            )  # fmt: skip
+        if (head_start > first_start) & (head_start + last_tiles > end_unit):
+            _add_up(
+                out, parts, weights, num_done, last_seq, last_head, last_tiles, last_token, head_start,
+                per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _add_up(
+    out, parts, weights, num_done, seq, kv_head, num_tiles, token, head_start, per_program,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
+):  # fmt: skip
+    """A part of this head is there; whoever brings the last one adds them up."""
+    HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    first_program = head_start // per_program
+    last_program = (head_start + num_tiles - 1) // per_program
+    done = num_done + seq * NUM_KV_HEADS + kv_head
+    if tl.atomic_add(done, 1, sem="acq_rel") == last_program - first_program:
+        tl.store(done, 0)
+        acc, total = _add_parts(
+            parts, weights, first_program, last_program, head_start, per_program, HEADS, ROWS, WIDTH, HEADS_UP
+        )
+        _store_out(out, acc, total, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, HEADS_UP, WIDTH)
+
+
+@triton.jit
+def _load_record(record, is_there):
+    """A sequence of the plan: its number, tiles before it, its tiles, its length, its token."""
+    return (
+        tl.load(record, mask=is_there, other=0),
+        tl.load(record + 1, mask=is_there, other=0),
+        tl.load(record + 2, mask=is_there, other=0),
+        tl.load(record + 3, mask=is_there, other=0),
+        tl.load(record + 4, mask=is_there, other=0),
+    )
 
 
 @triton.jit
@@ -484,24 +498,29 @@ def _plain_kernel(
     start_dependents(PDL)
     if (length > 0) & (num_queries == 1):
         query = _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH)
-        acc, highest, total = _attend(
-            query,
-            block,
-            cache + kv_head * BLOCK_SIZE * HEAD_DIM,
-            table,
-            first_tile,
-            (length + TILE - 1) // TILE,
-            length,
-            scale,
-            block_stride,
-            value_offset,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            WINDOW,
-            ROWS,
-            WIDTH,
-            TILE,
-        )
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, WIDTH], tl.float32)
+        for tile in range(first_tile, (length + TILE - 1) // TILE):
+            highest, total, acc = _attend_to_tile(
+                query,
+                cache + kv_head * BLOCK_SIZE * HEAD_DIM,
+                block,
+                tile,
+                length,
+                highest,
+                total,
+                acc,
+                scale,
+                block_stride,
+                value_offset,
+                HEAD_DIM,
+                BLOCK_SIZE,
+                WINDOW,
+                WIDTH,
+                TILE,
+            )
+            block = _look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
         _store_out(out, acc, total, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH)
 
 

@@ -6,8 +6,8 @@ device reads as fast as it can whatever the lengths are. Sequences that compute 
 (context_len 0), have no tiles.
 
 plan, int32: [units per program, units in all, -, -,
-              where each program begins, 8 numbers of each: sequence, its first tile, its tiles, its length, its token, -,
-              first tile of each sequence, and the end: num_seqs + 1]
+              sequences with tiles, 8 numbers of each: sequence, tiles before it, tiles, length, token, -: num_seqs,
+              which of those each program begins with: num_programs]
 
 Grid: (num_programs / 32,); every program sums up the sequences again, that is quicker than waiting.
 """
@@ -28,7 +28,7 @@ MIN_KEYS_PER_PROGRAM = 128
 
 
 def plan_size(num_seqs: int, num_programs: int) -> int:
-    return HEADER + RECORD * num_programs + num_seqs + 1
+    return HEADER + RECORD * num_seqs + num_programs
 
 
 def make_plan(
@@ -88,26 +88,22 @@ def _plan_kernel(
     total = tl.sum(num_tiles, 0) * NUM_KV_HEADS
     per_program = tl.maximum((total + NUM_PROGRAMS - 1) // NUM_PROGRAMS, FLOOR)
 
+    has_tiles = num_tiles > 0
     block = tl.program_id(0)
     if block == 0:
-        starts = plan + 4 + 8 * NUM_PROGRAMS
         tl.store(plan, per_program)
         tl.store(plan + 1, total)
-        tl.store(starts, 0)
-        tl.store(starts + 1 + seq, tiles_end, mask=is_seq)
-    # the sequence of a program's first unit comes after all that end at or before that unit
+        record = plan + 4 + 8 * (tl.cumsum(has_tiles.to(tl.int32), 0) - 1)
+        tl.store(record, seq, mask=has_tiles)
+        tl.store(record + 1, tiles_end - num_tiles, mask=has_tiles)
+        tl.store(record + 2, num_tiles, mask=has_tiles)
+        tl.store(record + 3, length, mask=has_tiles)
+        tl.store(record + 4, begin, mask=has_tiles)
+    # a program begins with the sequence after all that end at or before its first unit
     program = block * 32 + tl.arange(0, 32)
-    first_unit = program * per_program
-    is_before = ((tiles_end * NUM_KV_HEADS)[None, :] <= first_unit[:, None]) & is_seq[None, :]
-    first_seq = tl.sum(is_before.to(tl.int32), 1)
-    is_first = seq[None, :] == first_seq[:, None]
-    record = plan + 4 + 8 * program
-    mask = (program < NUM_PROGRAMS) & (first_unit < total)
-    tl.store(record, first_seq, mask=mask)
-    tl.store(record + 1, tl.sum(tl.where(is_first, (tiles_end - num_tiles)[None, :], 0), 1), mask=mask)
-    tl.store(record + 2, tl.sum(tl.where(is_first, num_tiles[None, :], 0), 1), mask=mask)
-    tl.store(record + 3, tl.sum(tl.where(is_first, length[None, :], 0), 1), mask=mask)
-    tl.store(record + 4, tl.sum(tl.where(is_first, begin[None, :], 0), 1), mask=mask)
+    is_before = (tiles_end * NUM_KV_HEADS)[None, :] <= (program * per_program)[:, None]
+    num_before = tl.sum((is_before & has_tiles[None, :]).to(tl.int32), 1)
+    tl.store(plan + 4 + 8 * num_seqs + program, num_before, mask=program < NUM_PROGRAMS)
 
 
 def make_plan_torch(
@@ -126,12 +122,11 @@ def make_plan_torch(
     ends = num_tiles.cumsum(0)
     total = int(ends[-1]) * num_kv_heads
     per_program = max(-(-total // num_programs), MIN_KEYS_PER_PROGRAM // tile, 1)
-    records = torch.zeros(num_programs, RECORD, dtype=torch.long)
-    for program, first_unit in enumerate(range(0, total, per_program)):
-        seq = int((ends * num_kv_heads <= first_unit).sum())
-        first_tile = ends[seq] - num_tiles[seq]
-        records[program, :5] = torch.tensor(
-            [seq, first_tile, num_tiles[seq], length[seq], query_start[seq]]
-        )
+    seqs = torch.nonzero(num_tiles).flatten()
+    records = torch.zeros(len(length), RECORD, dtype=torch.long)
+    columns = [seqs, (ends - num_tiles)[seqs], num_tiles[seqs], length[seqs], query_start.long()[seqs]]
+    records[: len(seqs), :5] = torch.stack(columns, dim=1)
+    first_unit = torch.arange(num_programs) * per_program
+    first_entry = (ends[seqs] * num_kv_heads <= first_unit[:, None]).sum(1)
     head = torch.tensor([per_program, total, 0, 0])
-    return torch.cat([head, records.flatten(), torch.zeros(1, dtype=torch.long), ends]).int()
+    return torch.cat([head, records.flatten(), first_entry]).int()

@@ -72,7 +72,7 @@ class CudaAttention:
             context_len=step.context_len,
             block_table=step.flat_block_table,
             table_stride=step.table_stride,
-            num_seqs=step.num_decodes if step.has_chunks else step.num_padded,
+            num_seqs=step.num_decodes if step.has_chunks else step.num_rows,
         )
 
     def _scratch_for(self, spec: AttentionSpec) -> DecodeScratch:

@@ -79,7 +79,7 @@ class CudaModel(CompiledModel):
     @torch.inference_mode()
     def forward(self) -> torch.Tensor:
         step = self._step
-        self._captured = self._graphs.get(step.num_padded) if step.is_decode else None
+        self._captured = self._graphs.get(step.num_rows) if step.is_decode else None
         if self._captured is None:
             self._hidden = self._forward()[: step.num_outputs]
         else:
