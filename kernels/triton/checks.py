@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.triton.row_tiles import MAX_ROW_WIDTH
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -13,6 +15,11 @@ def check_rows(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name} must be float32, float16 or bfloat16, not {x.dtype}")
     if x.dim() != 2 or x.shape[1] == 0 or x.stride(1) != 1:
         raise ValueError(f"{name} must be [rows, width] with contiguous rows, not {describe(x)}")
+
+
+def check_row_width(name: str, x: torch.Tensor) -> None:
+    if x.shape[1] > MAX_ROW_WIDTH:
+        raise ValueError(f"{name} must be at most {MAX_ROW_WIDTH} wide, not {x.shape[1]}")
 
 
 def check_like(name: str, x: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
