@@ -11,7 +11,9 @@ import torch
 from kernels.triton.layer_norm import layer_norm
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.rope_write import rope_write
+from kernels.triton.sampling import argmax, gumbel_argmax
 from kernels.triton.silu_mul import silu_mul
+from kernels.triton.truncate import truncate
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -78,7 +80,20 @@ def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     }
 
 
-LAUNCHES = {
+def sampling_launches() -> dict[str, Callable[[], Any]]:
+    launches: dict[str, Callable[[], Any]] = {}
+    for rows in (1, 256):
+        logits, ones = meta(rows, 128256, dtype=torch.float32), meta(rows, dtype=torch.float32)
+        launches[f"argmax {rows}"] = partial(argmax, logits)
+        launches[f"gumbel {rows}"] = partial(gumbel_argmax, logits, meta(rows, dtype=torch.int64))
+        launches[f"truncate {rows}"] = partial(
+            truncate, logits, ones, meta(rows, dtype=torch.int32), ones, ones
+        )
+    launches["argmax bf16"] = partial(argmax, meta(1, 128256, dtype=torch.bfloat16))
+    return launches
+
+
+LAUNCHES = sampling_launches() | {
     f"{name} {short}": launch
     for short, dtype in DTYPES.items()
     for name, launch in launches_in(dtype).items()
