@@ -2,7 +2,8 @@
 
 Grid: first (rows, pieces of the vocabulary), each piece leaving its best value and where that is; then (rows,) over
 the pieces. So a single row, too, is read by many multiprocessors at once.
-Shapes: logits [rows, vocab], rows may lie apart; keys [rows] int64; tokens [rows] int64, is_broken [rows] bool.
+Shapes: logits [rows, vocab], rows may lie apart; keys [rows] int64; temperature [rows] float32;
+tokens [rows] int64, is_broken [rows] bool.
 dtypes: float32, float16, bfloat16 logits; the noise is float32, and so is its sum with them.
 
 Gumbel noise is a function of (key, column) alone, the very one of kernels/cpu/sampling.py: its integers are the same
@@ -26,7 +27,15 @@ PIECE_OF_MANY = 4096
 
 @triton.jit
 def best_of_piece_kernel(
-    logits, keys, best_values, best_columns, row_stride, WIDTH: tl.constexpr, PIECE: tl.constexpr
+    logits,
+    keys,
+    temperature,
+    best_values,
+    best_columns,
+    row_stride,
+    MARKS_NAN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PIECE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
@@ -34,13 +43,18 @@ def best_of_piece_kernel(
     values = tl.load(logits + row * row_stride + columns, columns < WIDTH, other=float("-inf")).to(tl.float32)
     is_nan = values != values
     scores = values
-    if keys is not None:
+    if temperature is not None:
+        divisor = tl.load(temperature + row)
+        if divisor > 0:
+            scores = values / divisor + gumbel_noise(columns, tl.load(keys + row))
+    elif keys is not None:
         scores += gumbel_noise(columns, tl.load(keys + row))
     scores = tl.where(scores != scores, float("-inf"), scores)
     best, at = tl.max(scores, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
+    if MARKS_NAN:
+        best = tl.where(tl.max(is_nan.to(tl.int32), axis=0) > 0, float("nan"), best)
     place = row * tl.num_programs(1) + piece
-    tl.store(best_values + place, tl.where(has_nan, float("nan"), best) if keys is None else best)
+    tl.store(best_values + place, best)
     tl.store(best_columns + place, piece * PIECE + at)
 
 
@@ -70,7 +84,7 @@ def gumbel_noise(columns, key):
     low = (key & 0xFFFFFFFF).to(tl.uint32)
     high = ((key >> 32) & 0xFFFFFFFF).to(tl.uint32)
     hashed = mix(mix(columns.to(tl.uint32) ^ low) ^ high)
-    uniform = (hashed.to(tl.float32) + 0.5) * (2.0**-32)
+    uniform = tl.minimum((hashed.to(tl.float32) + 0.5) * (2.0**-32), 1.0 - 2.0**-24)
     return -tl.log(exponential(uniform))
 
 
@@ -97,33 +111,54 @@ def mix(x):
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Per row: index (int64) of the first maximum; whether there is a NaN or the maximum is not finite."""
     check_rows("logits", logits)
-    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     is_broken = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
-    _launch(logits, None, tokens, is_broken)
-    return tokens, is_broken
+    return _launch(logits, None, None, is_broken), is_broken
 
 
 def gumbel_argmax(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Per row of logits (scaled by temperature; -inf: never) and its key: the sampled index (int64)."""
     check_rows("logits", logits)
     check_tensor("keys", keys, (len(logits),), torch.int64, logits.device)
-    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    _launch(logits, keys, tokens, None)
-    return tokens
+    return _launch(logits, keys, None, None)
+
+
+def sample(
+    logits: torch.Tensor, keys: torch.Tensor, temperature: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both of a mixed batch in one pass: gumbel_argmax(logits / temperature) of the rows whose temperature (float32) is
+    above 0, argmax of the others; and whether a row is broken, as argmax has it."""
+    check_rows("logits", logits)
+    check_tensor("keys", keys, (len(logits),), torch.int64, logits.device)
+    check_tensor("temperature", temperature, (len(logits),), torch.float32, logits.device)
+    is_broken = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
+    return _launch(logits, keys, temperature, is_broken), is_broken
 
 
 def _launch(
-    logits: torch.Tensor, keys: torch.Tensor | None, tokens: torch.Tensor, is_broken: torch.Tensor | None
-) -> None:
+    logits: torch.Tensor,
+    keys: torch.Tensor | None,
+    temperature: torch.Tensor | None,
+    is_broken: torch.Tensor | None,
+) -> torch.Tensor:
     rows, width = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows == 0:
-        return
-    piece = PIECE_OF_FEW if rows <= FEW_ROWS else PIECE_OF_MANY
+        return tokens
+    piece, num_warps = (PIECE_OF_FEW, 4) if rows <= FEW_ROWS else (PIECE_OF_MANY, 8)
     num_pieces = triton.cdiv(width, piece)
     best_values = torch.empty(rows, num_pieces, dtype=torch.float32, device=logits.device)
     best_columns = torch.empty(rows, num_pieces, dtype=torch.int32, device=logits.device)
     best_of_piece_kernel[(rows, num_pieces)](
-        logits, keys, best_values, best_columns, logits.stride(0), WIDTH=width, PIECE=piece, num_warps=4
+        logits,
+        keys,
+        temperature,
+        best_values,
+        best_columns,
+        logits.stride(0),
+        MARKS_NAN=is_broken is not None,
+        WIDTH=width,
+        PIECE=piece,
+        num_warps=num_warps,
     )
     best_of_row_kernel[(rows,)](
         best_values,
@@ -134,6 +169,7 @@ def _launch(
         BLOCK=triton.next_power_of_2(num_pieces),
         num_warps=1,
     )
+    return tokens
 
 
 def argmax_reference(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

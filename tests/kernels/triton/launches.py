@@ -13,7 +13,7 @@ from kernels.triton.layer_norm import layer_norm
 from kernels.triton.move_blocks import gather_blocks, scatter_blocks
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.rope_write import rope_write
-from kernels.triton.sampling import argmax, gumbel_argmax
+from kernels.triton.sampling import argmax, gumbel_argmax, sample
 from kernels.triton.silu_mul import silu_mul
 from kernels.triton.truncate import truncate
 
@@ -102,6 +102,7 @@ def sampling_launches() -> dict[str, Callable[[], Any]]:
         logits, ones = meta(rows, 128256, dtype=torch.float32), meta(rows, dtype=torch.float32)
         launches[f"argmax {rows}"] = partial(argmax, logits)
         launches[f"gumbel {rows}"] = partial(gumbel_argmax, logits, meta(rows, dtype=torch.int64))
+        launches[f"sample {rows}"] = partial(sample, logits, meta(rows, dtype=torch.int64), ones)
         launches[f"truncate {rows}"] = partial(
             truncate, logits, ones, meta(rows, dtype=torch.int32), ones, ones
         )

@@ -17,7 +17,9 @@ from kernels.triton.sampling import (
     gumbel_argmax,
     gumbel_noise,
     mix,
+    sample,
 )
+from tests.kernels.test_sampling import key_of_last_hash
 from tests.kernels.triton.harness import DEVICE, DTYPES, apart, poison, randn
 
 INF = float("inf")
@@ -73,6 +75,30 @@ def test_gumbel_takes_the_reference_s_tokens(width: int, rows: int) -> None:
     assert (got == expected).sum() >= rows - 1
 
 
+@pytest.mark.parametrize("rows", [0, 3, FEW_ROWS + 4])
+def test_sample_is_both_in_one(rows: int) -> None:
+    logits, keys = apart(randn(rows, PIECE_OF_FEW + 5) * 2), random_keys(rows)
+    temperature = torch.rand(rows, device=DEVICE) + 0.5
+    temperature[::2] = 0
+    if rows:
+        logits[0, 7], logits[1, 7], logits[2, 7] = float("nan"), INF, -INF
+    tokens, is_broken = sample(logits, keys, temperature)
+    greedy, expected_broken = argmax(logits)
+    assert torch.equal(is_broken, expected_broken) and is_broken.sum() == min(rows, 2)
+    random = gumbel_argmax((logits / temperature.unsqueeze(1)).contiguous(), keys)
+    expected = torch.where(temperature > 0, random, greedy)
+    assert torch.equal(tokens[~is_broken], expected[~is_broken])
+
+
+def test_the_only_token_allowed_is_taken_whatever_its_noise() -> None:
+    logits = torch.full((1, 20), -INF, device=DEVICE)
+    logits[0, 5] = 0
+    key = torch.tensor([key_of_last_hash(5)], device=DEVICE)
+    assert gumbel_argmax(logits, key).tolist() == [5]
+    token, is_broken = sample(logits, key, torch.ones(1, device=DEVICE))
+    assert token.tolist() == [5] and not is_broken.item()
+
+
 @triton.jit
 def noise_kernel(key, hashes, noise, WIDTH: tl.constexpr):
     columns = tl.arange(0, WIDTH)
@@ -123,6 +149,14 @@ def test_gumbel_never_takes_what_is_masked() -> None:
 def test_wrong_arguments_are_named(name: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=f"^{name} must"):
         gumbel_argmax(*arguments)
+    temperature = torch.ones(len(arguments[0]))
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        sample(*arguments, temperature)
     if name == "logits":
         with pytest.raises(ValueError, match="^logits must"):
             argmax(arguments[0])
+
+
+def test_temperature_is_checked() -> None:
+    with pytest.raises(ValueError, match="^temperature must"):
+        sample(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), torch.ones(3).double())
