@@ -14,7 +14,7 @@ INF = float("inf")
 # temperature, top_k, top_p, min_p
 Settings = tuple[float, int, float, float]
 SETTINGS: list[Settings] = [
-    *itertools.product([0.7, 1.0], [0, 1, 40], [1.0, 0.9, 0.01], [0.0, 0.05]),
+    *itertools.product([0.7], [0, 1, 40], [1.0, 0.9, 0.01], [0.0, 0.05]),
     (0.0, 5, 0.5, 0.5),
     (2.0, 10_000_000, 0.999, 0.0),
     (0.01, 3, 0.5, 0.0),
