@@ -7,5 +7,5 @@ MAX_ROW_WIDTH = 8192
 
 
 def row_warps(block: int) -> int:
-    """Warps for a row of `block` columns: eight columns for each thread, 16 bytes of half precision, in up to 16 warps."""
+    """Warps for a row of `block` columns: a thread has eight, 16 bytes of half precision, or more beyond 16 warps."""
     return min(max(block // 256, 1), 16)

@@ -18,6 +18,7 @@ from kernels.triton.decode_attention import (
     decode_tuning,
     plain_attention,
 )
+from kernels.triton.gather_kv import gather_kv
 from kernels.triton.rope_write import rope_write
 
 
@@ -122,7 +123,7 @@ class CudaAttention:
             k, v, context_start = k[first:], v[first:], query_start
         else:
             context_start = step.context_start[: num_chunks + 1]
-            k, v = self._gather(spec)
+            k, v = self._gather(spec, context_start, int(contexts.max()))
         window = (-1 if spec.sliding_window is None else spec.sliding_window - 1, 0)
         out[first:] = varlen_attn(
             q[first:],
@@ -136,15 +137,13 @@ class CudaAttention:
             window_size=window,
         )
 
-    def _gather(self, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor]:
-        step, size = self._step, self._cache.shape[4]
-        pieces = []
-        for seq in range(step.num_decodes, step.num_seqs):
-            length = int(step.host.context_len[seq])
-            blocks = step.block_table[seq, : -(-length // size)]
-            pieces.append(self._cache[blocks, spec.layer].permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length])
-        k, v = torch.cat(pieces, dim=1)
-        return k, v
+    def _gather(self, spec: AttentionSpec, context_start: torch.Tensor, max_context: int) -> list[torch.Tensor]:
+        step, first = self._step, self._step.num_decodes
+        shape = (step.num_chunk_context, spec.num_kv_heads, spec.head_dim)
+        kv = [self._cache.new_empty(shape) for _ in range(2)]
+        table = step.block_table[first : step.num_seqs]
+        gather_kv(self._cache, spec.layer, table, context_start, max_context, *kv)
+        return kv
 
     def _chunks_plainly(self, q: torch.Tensor, spec: AttentionSpec, out: torch.Tensor) -> None:
         """Where FlashAttention can't: in float32, and in the interpreter."""

@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 
+from kernels.triton.gather_kv import gather_kv
 from kernels.triton.layer_norm import layer_norm
+from kernels.triton.move_blocks import gather_blocks, scatter_blocks
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.rope_write import rope_write
+from kernels.triton.sampling import argmax, gumbel_argmax, sample
 from kernels.triton.silu_mul import silu_mul
+from kernels.triton.truncate import truncate
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -69,16 +73,44 @@ def rope_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     return launches
 
 
+def move_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    cache, ids = meta(1000, 32, 2, 8, 16, 128, dtype=dtype), meta(7, dtype=torch.int32)
+    buffer, context = meta(7, *cache.shape[1:], dtype=dtype), meta(9000, 8, 128, dtype=dtype)
+    odd_cache, odd_context = meta(1000, 32, 2, 8, 16, 80, dtype=dtype), meta(9000, 8, 80, dtype=dtype)
+    table = meta(6, 256, dtype=torch.int32)
+    return {
+        "gather_kv 128": partial(gather_kv, cache, 3, table, ids, 4096, context, context),
+        "gather_kv 80": partial(gather_kv, odd_cache, 3, table, ids, 4096, odd_context, odd_context),
+        "gather_blocks": partial(gather_blocks, cache, ids, buffer),
+        "scatter_blocks": partial(scatter_blocks, buffer, ids, cache),
+    }
+
+
 def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     return {
         **rope_launches(dtype),
+        **move_launches(dtype),
         **norm_launches(dtype, 4096),
         **norm_launches(dtype, 5120),
         "silu_mul": partial(silu_mul, meta(32, 2 * 14336, dtype=dtype)),
     }
 
 
-LAUNCHES = {
+def sampling_launches() -> dict[str, Callable[[], Any]]:
+    launches: dict[str, Callable[[], Any]] = {}
+    for rows in (1, 256):
+        logits, ones = meta(rows, 128256, dtype=torch.float32), meta(rows, dtype=torch.float32)
+        launches[f"argmax {rows}"] = partial(argmax, logits)
+        launches[f"gumbel {rows}"] = partial(gumbel_argmax, logits, meta(rows, dtype=torch.int64))
+        launches[f"sample {rows}"] = partial(sample, logits, meta(rows, dtype=torch.int64), ones)
+        launches[f"truncate {rows}"] = partial(
+            truncate, logits, ones, meta(rows, dtype=torch.int32), ones, ones
+        )
+    launches["argmax bf16"] = partial(argmax, meta(1, 128256, dtype=torch.bfloat16))
+    return launches
+
+
+LAUNCHES = sampling_launches() | {
     f"{name} {short}": launch
     for short, dtype in DTYPES.items()
     for name, launch in launches_in(dtype).items()

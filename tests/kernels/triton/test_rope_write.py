@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from alignedserve.engine.ops.torch_attention import head_norm, rotate
+from kernels.triton.gather_kv import gather_kv
 from kernels.triton.rope_write import rope_write, rope_write_reference
 from tests.kernels.triton.harness import DEVICE, DTYPES, apart, assert_close, ints, poison, randn
 
@@ -124,3 +125,16 @@ def test_wrong_arguments_are_named(name: str, change: dict[str, Any]) -> None:
     )
     with pytest.raises(ValueError, match=f"^{name} must"):
         rope_write(**{**arguments, **change})
+
+
+def test_addresses_beyond_32_bits() -> None:
+    block = 2 * 4 * 8
+    stride = 2**29 + 16
+    memory = torch.empty(4 * stride + block, dtype=torch.float16, device=DEVICE)
+    cache = memory.as_strided((5, 1, 2, 1, 4, 8), (stride, block, 4 * 8, 4 * 8, 8, 1))
+    qkv = randn(1, 24, dtype=torch.float16)
+    rope_write(qkv, ints(0), ints(4 * 4 + 3), cache, 0, 1)
+    assert torch.equal(cache[4, 0, 0, 0, 3], qkv[0, 8:16])
+    k, v = (poison(20, 1, 8, dtype=torch.float16) for _ in range(2))
+    gather_kv(cache, 0, ints(0, 1, 2, 3, 4).unsqueeze(0), ints(0, 20), 20, k, v)
+    assert torch.equal(k[19, 0], qkv[0, 8:16]) and torch.equal(v[19, 0], qkv[0, 16:])
