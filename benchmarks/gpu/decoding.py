@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from alignedserve.config import EngineConfig
@@ -87,17 +87,17 @@ class Decoding:
     def __init__(self, engine: Engine, lengths: Sequence[int], max_steps: int) -> None:
         """`lengths`: tokens attended to in the first step, the new one included."""
         self._engine = engine
-        tokens = random.Random(0)
+        tokens, vocab_size = np.random.default_rng(0), engine.vocabulary.size
         params = SamplingParams(temperature=0, max_tokens=max_steps + 2, ignore_eos=True)
         self._work = []
         for index, length in enumerate(lengths):
-            prompt = [tokens.randrange(engine.vocabulary.size) for _ in range(length - 1)]
+            prompt = tokens.integers(vocab_size, size=length - 1).tolist()
             request = engine.adopt(
                 RequestId(f"r{index}"),
                 prompt,
                 params,
                 seed=0,
-                output=[tokens.randrange(engine.vocabulary.size)],
+                output=[int(tokens.integers(vocab_size))],
                 num_computed=length - 1,
             )
             if request is None:
