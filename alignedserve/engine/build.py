@@ -12,7 +12,7 @@ from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len, vocabulary_of
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.kv_cache import KVCache
-from alignedserve.engine.ops import make_ops
+from alignedserve.engine.ops import CudaOptions, make_ops
 from alignedserve.engine.ops.base import Ops
 from alignedserve.engine.policy import FcfsPolicy, IterationPolicy, Limits
 from alignedserve.engine.runner import ModelRunner
@@ -47,7 +47,7 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
     dtype_name = choose_dtype(config, model_config, is_cpu=device.type == "cpu")
     dtype = _TORCH_DTYPES[dtype_name]
     max_model_len = choose_max_model_len(config, model_config)
-    ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim)
+    ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim, _cuda_options(config))
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
@@ -100,6 +100,11 @@ def _grammars(config: EngineConfig, source: ModelSource) -> Grammars:
         return None if directory is None else Tokenizer.from_directory(directory)
 
     return Grammars(tokenizer, vocabulary.size, vocabulary.eos_token_ids)
+
+
+def _cuda_options(config: EngineConfig) -> CudaOptions:
+    sizes = config.cudagraph_capture_sizes or (1, 2, 4, *range(8, config.max_num_seqs + 1, 8))
+    return CudaOptions(config.decode_kernel, () if config.enforce_eager else tuple(sizes), config.use_tqdm)
 
 
 def _device(name: str) -> torch.device:

@@ -133,7 +133,7 @@ class TorchModel(CompiledModel):
             raise RuntimeError("logits come after a forward")
         if len(rows) > self._max_rows:
             raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
-        return self._logits(self._hidden[rows.long()]).float()
+        return self._logits(self._hidden[rows.to(self._hidden.device).long()]).float()
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
