@@ -50,6 +50,8 @@ def engine_for(
         block_size=BLOCK_SIZE,
         use_tqdm=False,
         **kernel_option(decode_kernel or bench.options.decode_kernels[0]),
+        # of the usual ladder, only what is measured
+        **optional("cudagraph_capture_sizes", tuple(sorted(set(map(len, batches))))),
         **options,
     )
     form = block_format(wanted, config, dtype_of(config, bench))
@@ -67,12 +69,16 @@ def engine_for(
 
 
 def kernel_option(name: str) -> dict[str, str]:
-    """EngineConfig's field, where it has one."""
-    return {"decode_kernel": name} if has_decode_kernels() else {}
+    return optional("decode_kernel", name)
 
 
 def has_decode_kernels() -> bool:
-    return "decode_kernel" in {field.name for field in fields(EngineConfig)}
+    return bool(kernel_option(""))
+
+
+def optional(name: str, value: Any) -> dict[str, Any]:
+    """EngineConfig's field, where it has one."""
+    return {name: value} if name in {field.name for field in fields(EngineConfig)} else {}
 
 
 def fill_with_noise(blocks: torch.Tensor) -> None:
@@ -89,7 +95,7 @@ class Decoding:
         self._engine = engine
         tokens, vocab_size = np.random.default_rng(0), engine.vocabulary.size
         params = SamplingParams(temperature=0, max_tokens=max_steps + 2, ignore_eos=True)
-        self._work = []
+        self.work = []
         for index, length in enumerate(lengths):
             prompt = tokens.integers(vocab_size, size=length - 1).tolist()
             request = engine.adopt(
@@ -105,12 +111,12 @@ class Decoding:
                     f"no room: {len(lengths)} requests, {sum(lengths)} tokens, {engine.num_free_blocks} blocks left"
                 )
             engine.join(request)
-            self._work.append((request, 1))
+            self.work.append((request, 1))
 
     def step(self) -> None:
-        outputs = self._engine.execute(self._work)
-        if len(outputs) != len(self._work) or outputs[0].error is not None:
-            raise RuntimeError(f"{len(outputs)} tokens of {len(self._work)}: {outputs[:1]}")
+        outputs = self._engine.execute(self.work)
+        if len(outputs) != len(self.work) or outputs[0].error is not None:
+            raise RuntimeError(f"{len(outputs)} tokens of {len(self.work)}: {outputs[:1]}")
 
     def wall_seconds(self, num_steps: int, warm_ups: int = 3) -> list[float]:
         """Of each step, from the call until its tokens are on the host."""
@@ -124,7 +130,7 @@ class Decoding:
         return seconds
 
     def close(self) -> None:
-        for request, _ in self._work:
+        for request, _ in self.work:
             self._engine.release(request)
 
     def __enter__(self) -> Decoding:
