@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from alignedserve.config import EngineConfig
@@ -50,6 +50,8 @@ def engine_for(
         block_size=BLOCK_SIZE,
         use_tqdm=False,
         **kernel_option(decode_kernel or bench.options.decode_kernels[0]),
+        # of the usual ladder, only what is measured
+        **optional("cudagraph_capture_sizes", tuple(sorted(set(map(len, batches))))),
         **options,
     )
     form = block_format(wanted, config, dtype_of(config, bench))
@@ -67,12 +69,16 @@ def engine_for(
 
 
 def kernel_option(name: str) -> dict[str, str]:
-    """EngineConfig's field, where it has one."""
-    return {"decode_kernel": name} if has_decode_kernels() else {}
+    return optional("decode_kernel", name)
 
 
 def has_decode_kernels() -> bool:
-    return "decode_kernel" in {field.name for field in fields(EngineConfig)}
+    return bool(kernel_option(""))
+
+
+def optional(name: str, value: Any) -> dict[str, Any]:
+    """EngineConfig's field, where it has one."""
+    return {name: value} if name in {field.name for field in fields(EngineConfig)} else {}
 
 
 def fill_with_noise(blocks: torch.Tensor) -> None:
@@ -87,17 +93,17 @@ class Decoding:
     def __init__(self, engine: Engine, lengths: Sequence[int], max_steps: int) -> None:
         """`lengths`: tokens attended to in the first step, the new one included."""
         self._engine = engine
-        tokens = random.Random(0)
+        tokens, vocab_size = np.random.default_rng(0), engine.vocabulary.size
         params = SamplingParams(temperature=0, max_tokens=max_steps + 2, ignore_eos=True)
-        self._work = []
+        self.work = []
         for index, length in enumerate(lengths):
-            prompt = [tokens.randrange(engine.vocabulary.size) for _ in range(length - 1)]
+            prompt = tokens.integers(vocab_size, size=length - 1).tolist()
             request = engine.adopt(
                 RequestId(f"r{index}"),
                 prompt,
                 params,
                 seed=0,
-                output=[tokens.randrange(engine.vocabulary.size)],
+                output=[int(tokens.integers(vocab_size))],
                 num_computed=length - 1,
             )
             if request is None:
@@ -105,12 +111,12 @@ class Decoding:
                     f"no room: {len(lengths)} requests, {sum(lengths)} tokens, {engine.num_free_blocks} blocks left"
                 )
             engine.join(request)
-            self._work.append((request, 1))
+            self.work.append((request, 1))
 
     def step(self) -> None:
-        outputs = self._engine.execute(self._work)
-        if len(outputs) != len(self._work) or outputs[0].error is not None:
-            raise RuntimeError(f"{len(outputs)} tokens of {len(self._work)}: {outputs[:1]}")
+        outputs = self._engine.execute(self.work)
+        if len(outputs) != len(self.work) or outputs[0].error is not None:
+            raise RuntimeError(f"{len(outputs)} tokens of {len(self.work)}: {outputs[:1]}")
 
     def wall_seconds(self, num_steps: int, warm_ups: int = 3) -> list[float]:
         """Of each step, from the call until its tokens are on the host."""
@@ -124,7 +130,7 @@ class Decoding:
         return seconds
 
     def close(self) -> None:
-        for request, _ in self._work:
+        for request, _ in self.work:
             self._engine.release(request)
 
     def __enter__(self) -> Decoding:

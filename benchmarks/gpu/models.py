@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import choose_dtype
 from alignedserve.kv_format import DTYPE_BYTES
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.presets import PRESETS
+from alignedserve.models.source import resolve_model
 from benchmarks.gpu.bench import Bench
 
 _TINY = {"vocab_size": 512, "num_hidden_layers": 2, "torch_dtype": "float32"}
@@ -17,8 +19,6 @@ _TINY_LLAMA = _TINY | {"hidden_size": 128, "intermediate_size": 192, "rms_norm_e
 
 
 def config_of(name: str, bench: Bench) -> ModelConfig:
-    from alignedserve.models.source import resolve_model
-
     return resolve_model(source_of(name, bench), "dummy").config
 
 
@@ -60,8 +60,6 @@ def tiny(real: ModelConfig) -> dict[str, Any]:
 
 def dtype_of(config: ModelConfig, bench: Bench) -> str:
     """What an engine would run it in, if nobody says otherwise."""
-    from alignedserve.config import EngineConfig
-
     return choose_dtype(EngineConfig(""), config, is_cpu=not bench.is_cuda)
 
 

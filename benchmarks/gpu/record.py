@@ -33,7 +33,10 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        text = json.dumps({**self.machine, "rows": self.rows}, indent=1, default=_plain)
+        # a line for each row: they are long, and read one by one
+        head = json.dumps(self.machine, indent=1, default=_plain)[:-2]
+        rows = ",\n".join(json.dumps(row, default=_plain) for row in self.rows)
+        text = f'{head},\n "rows": [\n{rows}\n]\n}}\n'
         unfinished = self.path.with_suffix(".part")
         unfinished.write_text(text)
         os.replace(unfinished, self.path)

@@ -33,7 +33,6 @@ def test_rates_count_outputs_and_all_tokens() -> None:
 
 def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
     """So their weights are the same, and their rates can be compared."""
-    pytest.importorskip("psutil")
     bench = tiny_bench(tmp_path, models=("qwen3-0.6b",))
     throughput.run(bench)
     ours, sampled, theirs = bench.record.rows
