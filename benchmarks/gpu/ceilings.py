@@ -103,8 +103,9 @@ def _matmul(bench: Bench, dtype: str, m: int, k: int, n: int) -> Row:
 
 def _host_copy(bench: Bench, to_device: bool) -> Row:
     num_bytes = bench.pick(GIB, MIB)
-    host = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8).pin_memory()
-    device = host.to(bench.device)
+    device = _random_bytes(bench, num_bytes)
+    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    host.copy_(device)
     target, source = (device, host) if to_device else (host, device)
     seconds = device_seconds(bench, lambda: target.copy_(source, non_blocking=True), repeats=15)
     row = _row(num_bytes, seconds, "")

@@ -83,7 +83,7 @@ def optional(name: str, value: Any) -> dict[str, Any]:
 
 def fill_with_noise(blocks: torch.Tensor) -> None:
     """Never NaN, and never zeros, which are quicker."""
-    for block in blocks.split(1024):
+    for block in blocks.split(64):
         block.normal_(0.0, KV_DEVIATION)
 
 

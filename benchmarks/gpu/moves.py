@@ -183,7 +183,7 @@ def beside(
     pairs = [(leased[here], there) for here, there in scattered(num_moved, seed=0)]
     with pool_memory(form, num_moved) as (pool, kind):
         # noise, and as numbers small enough: what is loaded is never attended to, but is KV to whoever comes next
-        pool[:] = np.random.default_rng(0).integers(0, 60, pool.shape, dtype=np.uint8)
+        pool[:] = np.random.default_rng(0).integers(0, 60, pool.shape[1], dtype=np.uint8)
         completions = Completions()
         mover = Mover(engine.cache.blocks, pool, Epoch(1), completions)
         try:

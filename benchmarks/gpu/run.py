@@ -31,10 +31,10 @@ PARTS = {
     "attention": 90,
     "step": 120,
     "host_cost": 45,
-    "throughput": 120,
+    "throughput": 180,
     "moves": 75,
     "correct": 45,
-    "alignment": 150,
+    "alignment": 200,
     "cost_grid": 120,
 }
 # left at the end to write and print, whatever a part does
@@ -66,9 +66,12 @@ def run_parts(bench: Bench, parts: Sequence[tuple[str, float]]) -> None:
         print(f"-- {name}: {time.monotonic() - begin:.0f} s", flush=True)
 
 
-def make_bench(out: Path, device: torch.device, options: Options, minutes: float) -> Bench:
+def make_bench(
+    out: Path, device: torch.device, options: Options, minutes: float, commit: str | None = None
+) -> Bench:
     out.mkdir(parents=True, exist_ok=True)
-    record = Record(out / "gpu.json", describe_machine(device))
+    machine = describe_machine(device)
+    record = Record(out / "gpu.json", machine | {"commit": commit or machine["commit"]})
     deadline = time.monotonic() + minutes * 60 - RESERVE_S
     return Bench(device, out, record, options, part_deadline=deadline, deadline=deadline)
 
@@ -82,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         models=tuple(name for name in args.models.split(",") if name),
         is_tiny=args.tiny,
     )
-    bench = make_bench(args.out, torch.device(args.device), options, args.minutes)
+    bench = make_bench(args.out, torch.device(args.device), options, args.minutes, args.commit)
     with ended_after(bench, args.minutes * 60):
         run_parts(bench, args.parts)
     print_table(bench.record)
@@ -123,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", default="auto", help="EngineConfig.attention_backend")
     parser.add_argument("--decode-kernels", default="", help="EngineConfig.decode_kernel: those to compare")
     parser.add_argument("--models", default="", help="keep to these presets")
+    parser.add_argument("--commit", help="of a tree that is no git checkout")
     parser.add_argument("--tiny", action="store_true")
     return parser
 

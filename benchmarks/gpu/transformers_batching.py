@@ -134,11 +134,9 @@ def torch_varlen(
 
 def measure(model: PreTrainedModel, job: dict[str, Any]) -> dict[str, Any]:
     generation = GenerationConfig(do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0, max_new_tokens=1024)
-    graphs = job["has_graphs"]
     batching = ContinuousBatchingConfig(
-        use_cuda_graph=graphs,
-        # its own choice as soon as there are graphs
-        use_async_batching=model.device.type == "cuda" and job["attention"] != "sdpa",
+        use_cuda_graph=job["has_graphs"],
+        use_async_batching=job["is_async"],
         allow_block_sharing=False,
         **tiny_sizes(model),
     )

@@ -35,7 +35,7 @@ def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
     """So their weights are the same, and their rates can be compared."""
     bench = tiny_bench(tmp_path, models=("qwen3-0.6b",))
     throughput.run(bench)
-    ours, sampled, theirs = bench.record.rows
+    ours, theirs, sampled = bench.record.rows
     assert ours["first_tokens"] == theirs["first_tokens"] != []
     assert ours["num_output_tokens"] == theirs["num_output_tokens"] == sampled["num_output_tokens"]
     assert all(row["output_tokens_per_s"] > 0 for row in (ours, sampled, theirs))
