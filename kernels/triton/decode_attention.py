@@ -41,7 +41,9 @@ def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int) -> Tunin
     """What an H200 was fastest with."""
     if element_bytes > 2:
         return Tuning(tile=32, num_warps=4, num_stages=2, programs_per_sm=2)
-    return Tuning(tile=64, num_warps=4, num_stages=3, programs_per_sm=3)
+    if heads_per_kv == 1:
+        return Tuning(tile=64, num_warps=4, num_stages=2, programs_per_sm=3)
+    return Tuning(tile=64, num_warps=4, num_stages=3, programs_per_sm=2)
 
 
 @dataclass(frozen=True)
