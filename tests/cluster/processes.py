@@ -49,6 +49,8 @@ class Setup:
     num_pool_blocks: int = 3 * MAX_BLOCKS
     silence_s: float = 10.0
     timeout_s: float = 30.0
+    # instances that take their time
+    is_slow: bool = False
 
     @property
     def form(self) -> BlockFormat:
@@ -81,7 +83,7 @@ class Processes:
 
     def start(self, *names: InstanceId) -> None:
         for name in names:
-            self._running[name] = start(name, self.configs[name])
+            self._running[name] = start(name, self._kind(name), self.configs[name])
 
     def start_all(self) -> None:
         self.start(*self.configs)
@@ -124,6 +126,10 @@ class Processes:
             process.join()
         for name in segments(self.segment_prefix):
             Segment.unlink(name)
+
+    def _kind(self, name: InstanceId) -> str:
+        role = name.split("-")[0]
+        return f"slow {role}" if self.setup.is_slow and role in ("prefill", "decode") else role
 
     def _pool(self) -> PoolProcessConfig:
         return PoolProcessConfig(
