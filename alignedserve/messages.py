@@ -143,6 +143,8 @@ class NewTokens(Message):
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    # with the first token, where asked for: see alignedserve/prompt_logprobs.py
+    prompt_logprobs: bytes = b""
 
 
 class Tokens(Message):

@@ -91,7 +91,7 @@ class Life:
             self.enter(entry, State.POOLED)
             self.commit(entry, is_candidate=self.policy.uses_index)
         else:
-            entry.num_cached = min(entry.num_cached, entry.num_tokens - 1)
+            entry.num_cached = entry.num_reusable
             self.enter(entry, State.QUEUED)
             self.queue.push(entry, self.policy.prefill_due_s(entry))
             self._hold_no_room(entry)

@@ -184,6 +184,7 @@ class Island:
                 first=len(entry.delivered),
                 tokens=news.tokens[num_known:],
                 logprobs=news.logprobs[num_known:],
+                prompt_logprobs=b"",
             )
         if news.tokens:
             entry.delivered += news.tokens

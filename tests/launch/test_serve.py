@@ -21,7 +21,7 @@ import openai
 import pydantic
 import pytest
 
-from alignedserve import demo
+from alignedserve import LLM, SamplingParams, demo
 from alignedserve.launch.leftovers import descendants
 from tests.launch.server import Footprint, Server, serving
 from tests.launch.storm import storm
@@ -175,6 +175,38 @@ def test_structured_outputs_are_what_they_should_be_also_when_an_instance_dies(s
         assert list(asking) == plain
     assert all(isinstance(each, Plan) for each in plain)
     server.until_whole()
+
+
+def test_prompt_logprobs_are_the_engines(server: Server) -> None:
+    """Of a long prompt too, which is computed in chunks; also in an echo, where nothing else is asked for."""
+    llm = LLM(str(demo.MODEL_DIR), dtype="float32", use_tqdm=False)
+    tokenizer = llm.get_tokenizer()
+    prompts = [tokenizer.encode(text) for text in ("Count from 3 to 9.", "Count from 3 to 90, please. " * 60)]
+    params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2)
+    alone = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
+    expected = [
+        [
+            each and {str(token): found.logprob for token, found in each.items()}
+            for each in result.prompt_logprobs
+        ]
+        for result in alone
+        if result.prompt_logprobs
+    ]
+    body = {"prompt": prompts, "temperature": 0, "max_tokens": 4, "prompt_logprobs": 2}
+    choices = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    assert [
+        [
+            each and {token: found["logprob"] for token, found in each.items()}
+            for each in choice["prompt_logprobs"]
+        ]
+        for choice in choices
+    ] == expected
+    body = {"prompt": prompts, "temperature": 0, "max_tokens": 0, "logprobs": 0, "echo": True}
+    echoed = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in echoed] == [
+        [None, *(each[str(token)] for token, each in zip(prompt[1:], found[1:], strict=True) if each)]
+        for prompt, found in zip(prompts, expected, strict=True)
+    ]
 
 
 def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
