@@ -151,8 +151,8 @@ class Tokens(Message):
     """What one report brought, all requests of this gateway together."""
 
     news: list[NewTokens]
-    # of those with their first tokens or their last: (state, seconds since the router took the request) for each state
-    # that it has entered
+    # of those with their first tokens or their last, and of those that the gateway has aborted: (state, seconds since
+    # the router took the request) for each state that it has entered
     timelines: dict[RequestKey, list[tuple[str, float]]] = {}
 
 

@@ -37,13 +37,13 @@ States = dict[str, int]
 class House:
     """Processes, started when a test wants them, behind a gateway."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: Processes, otlp_endpoint: str | None) -> None:
         setup = processes.setup
         self.processes = processes
         port = free_port("127.0.0.1")
         engine = EngineConfig(str(setup.directory), max_model_len=MAX_MODEL_LEN, skip_tokenizer_init=True)
         processes.configs[GATEWAY] = GatewayConfig(
-            GATEWAY, (processes.router,), "127.0.0.1", port, engine, "tiny"
+            GATEWAY, (processes.router,), "127.0.0.1", port, engine, "tiny", otlp_endpoint=otlp_endpoint
         )
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 
@@ -113,9 +113,11 @@ def houses(tiny_model: Directory, tmp_path: Path) -> Iterator[Callable[..., Proc
 
 
 @asynccontextmanager
-async def opened(processes: Processes, *names: InstanceId) -> AsyncIterator[House]:
+async def opened(
+    processes: Processes, *names: InstanceId, otlp_endpoint: str | None = None
+) -> AsyncIterator[House]:
     """With these, and all that there has to be. At the end they stop by themselves."""
-    house = House(processes)
+    house = House(processes, otlp_endpoint)
     async with house.http:
         await house.start(ROUTER, POOL, GATEWAY, *names)
         yield house
@@ -241,3 +243,38 @@ def test_running(houses: Callable[..., Processes], way: dict[str, Any], num: int
             await check_gone(house, asking)
 
     play(scenario)
+
+
+STORIES = {
+    "queued": ["queue"],
+    "prefilling": ["queue", "prefill"],
+    "pooled": ["queue", "prefill", "pool"],
+    "running": ["queue", "prefill", "pool", "admit", "decode"],
+}
+
+
+@pytest.mark.parametrize("state", STORIES)
+def test_its_trace_ends_with_the_stage_that_it_was_left_in(
+    houses: Callable[..., Processes], state: str
+) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from tests.gateway.test_traces import receiving
+
+    present = {"queued": (), "prefilling": PREFILLS[:1], "pooled": PREFILLS[:1]}
+
+    async def scenario() -> None:
+        names = present.get(state, (PREFILLS[0], DECODES[0]))
+        async with opened(houses(), *names, otlp_endpoint=endpoint) as house:
+            asking = house.ask(is_stream=True)
+            await house.until({state: 1})
+            await check_gone(house, asking)
+
+    with receiving() as (endpoint, spans):
+        play(scenario)
+    (whole,) = (span for span in spans if span.name == "request")
+    parts = sorted(
+        (span for span in spans if span.parent_span_id == whole.span_id),
+        key=lambda span: span.start_time_unix_nano,
+    )
+    assert [span.name for span in parts] == STORIES[state]
+    assert parts[-1].end_time_unix_nano == whole.end_time_unix_nano
