@@ -115,6 +115,8 @@ class Request(Message):
     # "rt": a person waits for each token; "be": best effort, all of it due at `deadline_s`, if that is given
     tier: str = "rt"
     deadline_s: float | None = None
+    # of the HTTP call that it is part of, for logs; empty: of none
+    request_id: str = ""
 
 
 class Submit(Message):
@@ -173,6 +175,8 @@ class Reserve(Message):
 
     key: RequestKey
     num_tokens: int
+    # see Request
+    request_id: str = ""
 
 
 class Reserved(Message):

@@ -15,6 +15,7 @@ from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service
 from alignedserve.gateway.text_stream import TextStream
+from alignedserve.logs import request_id
 from alignedserve.messages import NewTokens, Rejected, Request
 from alignedserve.prompt_logprobs import TokenLogprobs
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
@@ -115,6 +116,7 @@ class Generation:
             tbt_s=self.service.tbt_s,
             tier=self.service.tier,
             deadline_s=self.service.deadline_s,
+            request_id=request_id.get() or "",
         )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)))

@@ -43,7 +43,14 @@ class House:
         port = free_port("127.0.0.1")
         engine = EngineConfig(str(setup.directory), max_model_len=MAX_MODEL_LEN, skip_tokenizer_init=True)
         processes.configs[GATEWAY] = GatewayConfig(
-            GATEWAY, (processes.router,), "127.0.0.1", port, engine, "tiny", otlp_endpoint=otlp_endpoint
+            GATEWAY,
+            (processes.router,),
+            "127.0.0.1",
+            port,
+            engine,
+            "tiny",
+            log=setup.log,
+            otlp_endpoint=otlp_endpoint,
         )
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -29,8 +30,13 @@ from tests.launch.streams import ask_all, engine_alone
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("--dtype", "float32") as found:
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs") / "new"
+
+
+@pytest.fixture(scope="module")
+def server(logs: Path) -> Iterator[Server]:
+    with serving("--dtype", "float32", "--log-format", "json", "--log-dir", str(logs)) as found:
         yield found
 
 
@@ -48,6 +54,16 @@ def test_every_process_is_described(server: Server) -> None:
         assert each["state"] == "up" and each["pid"] in pids and each["epoch"] > 0
         assert each["blocks"]["used"] == 0 and each["requests"] == {}
     assert server.get("/health").json() == {"status": "ok"}
+
+
+def test_every_process_has_a_log_file(server: Server, logs: Path) -> None:
+    assert httpx.get(f"{server.url}/v1/models", headers={"X-Request-Id": "mine"}).status_code == 200
+    lines = {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in logs.iterdir()
+    }
+    assert lines.keys() == {"launcher", *(each["instance_id"] for each in server.processes())}
+    assert lines["launcher"][-1]["message"].startswith("ready after")
+    assert "mine" in [line["request_id"] for line in lines["gateway-0"]]
 
 
 def test_nothing_listens_beyond_this_machine(server: Server) -> None:
@@ -313,6 +329,8 @@ def test_a_port_in_use_is_one_line() -> None:
     [
         (["/no/such/model"], "Error: model is '/no/such/model'; must be"),
         (["--pool-memory-bytes", str(1 << 60)], "Error: pool_memory_bytes=1152921504606846976: "),
+        (["--log-level", "loud"], "Error: log_level='loud': must be one of debug, info, warning, error"),
+        (["--log-dir", "/proc/none"], "Error: log_dir='/proc/none': No such file or directory"),
         (["--dtype", "int3"], "Error: dtype='int3': must be one of"),
         (["--policy", "best"], "Error: policy='best': must be one of aligned, fcfs"),
         (["--max-model-len", "100000"], "Error: max_model_len=100000: the model was made for at most 2048"),
