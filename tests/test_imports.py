@@ -32,6 +32,7 @@ BASE = {
         "config",
         "messages",
         "sampling_params",
+        "prompt_logprobs",
         "structured_outputs",
         "seeds",
         "kv_format",

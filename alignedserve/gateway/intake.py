@@ -32,13 +32,15 @@ class Intake:
         answer = CompletionAnswer(
             self.model,
             int(time.time()),
-            body.logprobs is not None,
+            body.logprobs,
             service.name,
+            prompts=prompts,
+            num_prompt_logprobs=body.prompt_logprobs,
             num_made=params.n,
             num_given=body.n or 1,
             echoes=[self.model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
         )
-        return self._generation(prompts, params, service), answer
+        return self._generation(prompts, params, service, not body.is_only_echo), answer
 
     async def chat(self, body: ChatBody, service: Service) -> tuple[Generation, ChatAnswer]:
         params = await self._params(body, num_prompts=1)
@@ -49,7 +51,13 @@ class Intake:
             variables["tools"] = [tool.model_dump(exclude_none=True) for tool in body.called_tools]
         prompts = [await self.model.chat_ids(readable(body.messages), variables)]
         answer = ChatAnswer(
-            self.model, int(time.time()), bool(body.logprobs), service.name, new_reader=new_reader
+            self.model,
+            int(time.time()),
+            params.logprobs,
+            service.name,
+            prompts=prompts,
+            num_prompt_logprobs=body.prompt_logprobs,
+            new_reader=new_reader,
         )
         return self._generation(prompts, params, service), answer
 
@@ -61,9 +69,13 @@ class Intake:
         return params
 
     def _generation(
-        self, prompts: Sequence[list[int]], params: SamplingParams, service: Service
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        service: Service,
+        gives_output: bool = True,
     ) -> Generation:
         for prompt in prompts:
-            self.limits.check_prompt(len(prompt))
+            self.limits.check_prompt(len(prompt), params)
             self.model.check(prompt, params)
-        return Generation(self.islands, self.model, prompts, params, service)
+        return Generation(self.islands, self.model, prompts, params, service, gives_output)
