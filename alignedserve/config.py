@@ -22,9 +22,9 @@ class EngineConfig:
     revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
     dtype: Annotated[str, f"of weights and KV: {', '.join(DTYPES)} (the checkpoint's)"] = "auto"
     device: Annotated[str, "cpu, cuda, cuda:1, ..., or auto: CUDA where there is one"] = "auto"
-    attention_backend: Annotated[str, "auto, torch (the plain reference), cpu (native code) or triton (CUDA)"] = (
-        "auto"
-    )
+    attention_backend: Annotated[
+        str, "auto, torch (the plain reference), cpu (native code) or triton (CUDA)"
+    ] = "auto"
     decode_kernel: Annotated[
         str, "of backend triton: balanced, or plain: one program per sequence and KV head"
     ] = "balanced"
@@ -54,7 +54,9 @@ class EngineConfig:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("decode_kernel", self.decode_kernel, DECODE_KERNELS)
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0, at most 1")
+            raise ValueError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0, at most 1"
+            )
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "max_prefill_chunk", "kv_cache_memory_bytes"):

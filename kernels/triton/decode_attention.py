@@ -204,7 +204,9 @@ def _check(q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> tuple[int
 
 
 @triton.jit
-def _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _load_q(
+    q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, WIDTH)
     at = q + token.to(tl.int64) * Q_STRIDE + (kv_head * HEADS + row)[:, None] * HEAD_DIM + dim[None, :]

@@ -59,7 +59,11 @@ def gemv(
     num_out = weight.shape[0] // 2 if activation == SILU_GATED else weight.shape[0]
     if weight.dim() != 2 or weight.shape[1] != num_in or not weight.is_contiguous():
         raise ValueError(f"weight must be contiguous [outputs, {num_in}], not {tuple(weight.shape)}")
-    for name, tensor, size in (("out", out, num_out), ("residual", residual, num_out), ("norm", norm, num_in)):
+    for name, tensor, size in (
+        ("out", out, num_out),
+        ("residual", residual, num_out),
+        ("norm", norm, num_in),
+    ):
         if tensor is not None and tensor.numel() != size:
             raise ValueError(f"{name} must hold {size} numbers, not {tensor.numel()}")
     if activation == SILU_GATED and bias is not None:

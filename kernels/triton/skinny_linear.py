@@ -37,6 +37,23 @@ class SkinnyTuning:
     programs_per_sm: int = 1
 
 
+def skinny_tuning(num_rows: int, num_in: int, num_out: int) -> SkinnyTuning | None:
+    """What an H200 was fastest with; None where cuBLAS was faster.
+
+    Where outputs are few, cuBLAS cuts the inner dimension, and needs another kernel to add the parts up.
+    """
+    if num_rows > 32 or num_out > min(num_in, 5120):
+        return None
+    if num_in < 2 * num_out:
+        return SkinnyTuning(64, 128, 4, 5) if num_out <= 4096 else None
+    return SkinnyTuning(64, 256, 4, 4 if num_rows <= 16 else 3)
+
+
+def can_be_skinny(x: torch.Tensor) -> bool:
+    """Tiles are loaded by Hopper's copy engine."""
+    return x.is_cuda and x.element_size() == 2 and torch.cuda.get_device_capability(x.device)[0] >= 9
+
+
 class SkinnyScratch:
     """Parts of outputs, and how many of each are there; for any layer, one after the other."""
 

@@ -139,9 +139,10 @@ class Ops(ABC):
         logits: Callable[[Value], Value],
         step: StepInputs,
         max_rows: int,
+        is_trial: bool = False,
     ) -> CompiledModel:
         """Makes `forward` (the step's tokens to hidden states of its outputs) and `logits` (rows of those to logits)
-        runnable."""
+        runnable. `is_trial`: to see how much memory a step needs, and then no more; it may be slow."""
 
 
 class CompiledModel(ABC):

@@ -79,8 +79,12 @@ class CudaAttention:
     def _scratch_for(self, spec: AttentionSpec) -> DecodeScratch:
         if spec.num_heads not in self._scratch:
             device = self._cache.device
-            num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-            tuning = decode_tuning(spec.num_heads // spec.num_kv_heads, spec.head_dim, self._cache.element_size())
+            num_sms = (
+                torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+            )
+            tuning = decode_tuning(
+                spec.num_heads // spec.num_kv_heads, spec.head_dim, self._cache.element_size()
+            )
             self._scratch[spec.num_heads] = DecodeScratch(
                 spec.num_heads, spec.num_kv_heads, spec.head_dim, self._step.max_seqs, num_sms, device, tuning
             )
@@ -137,7 +141,9 @@ class CudaAttention:
             window_size=window,
         )
 
-    def _gather(self, spec: AttentionSpec, context_start: torch.Tensor, max_context: int) -> list[torch.Tensor]:
+    def _gather(
+        self, spec: AttentionSpec, context_start: torch.Tensor, max_context: int
+    ) -> list[torch.Tensor]:
         step, first = self._step, self._step.num_decodes
         shape = (step.num_chunk_context, spec.num_kv_heads, spec.head_dim)
         kv = [self._cache.new_empty(shape) for _ in range(2)]

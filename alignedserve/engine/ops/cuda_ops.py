@@ -23,6 +23,7 @@ from kernels.triton.layer_norm import layer_norm
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.sampling import argmax
 from kernels.triton.silu_mul import silu_mul
+from kernels.triton.skinny_linear import can_be_skinny, skinny_linear, skinny_tuning
 
 
 @dataclass
@@ -80,9 +81,7 @@ class CudaOps(TorchOps):
     ) -> torch.Tensor:
         return layer_norm(_plain(x), weight, bias, eps)
 
-    def linear(
-        self, x: CudaValue, weight: TorchLinear, residual: CudaValue | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: CudaValue, weight: TorchLinear, residual: CudaValue | None = None) -> torch.Tensor:
         stream = None if residual is None else _plain(residual)
         rows = x.x if isinstance(x, Normed) else x
         if len(rows) == 1 and (weight.activation is not Activation.SILU_GATED or weight.bias is None):
@@ -107,6 +106,7 @@ class CudaOps(TorchOps):
         logits: Callable[[torch.Tensor], torch.Tensor],
         step: StepInputs,
         max_rows: int,
+        is_trial: bool = False,
     ) -> CudaModel:
         if self._cache is None:
             raise ValueError("bind_cache comes before compile")
@@ -119,7 +119,7 @@ class CudaOps(TorchOps):
 
         model = CudaModel(run_step, lambda hidden: _plain(logits(hidden)), argmax, step, max_rows)
         sizes = [size for size in self._graph_sizes if size <= step.max_seqs]
-        if sizes and self.device.type == "cuda":
+        if sizes and self.device.type == "cuda" and not is_trial:
             model.capture(sizes, self._use_tqdm)
         return model
 
@@ -148,6 +148,10 @@ def _one_row(x: CudaValue, weight: TorchLinear, residual: torch.Tensor | None) -
 
 def _many_rows(x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None) -> torch.Tensor:
     if residual is not None:
+        num_out, num_in = weight.weight.shape
+        tuning = skinny_tuning(len(x), num_in, num_out) if can_be_skinny(x) else None
+        if tuning is not None:
+            return skinny_linear(x, weight.weight, residual, tuning, weight.bias, residual)
         # the residual stream is nobody else's: see Ops.linear
         residual.addmm_(x, weight.weight.t())
         return residual if weight.bias is None else residual.add_(weight.bias)

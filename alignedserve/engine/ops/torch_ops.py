@@ -95,6 +95,7 @@ class TorchOps(Ops):
         logits: Callable[[torch.Tensor], torch.Tensor],
         step: StepInputs,
         max_rows: int,
+        is_trial: bool = False,
     ) -> CompiledModel:
         def run_step() -> torch.Tensor:
             self._step = step

@@ -44,9 +44,7 @@ class Case:
             table[seq, :count], ids = ids[:count], ids[count:]
             for position in range(length):
                 block, slot = int(table[seq, position // BLOCK_SIZE]), position % BLOCK_SIZE
-                cache[block, :, :, :, slot] = torch.randn(
-                    2, 2, num_kv_heads, head_dim, generator=generator
-                )
+                cache[block, :, :, :, slot] = torch.randn(2, 2, num_kv_heads, head_dim, generator=generator)
         counts = torch.tensor(num_queries or [1] * len(lengths))
         starts = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]).int()
         q = torch.randn(int(starts[-1]), num_heads, head_dim, generator=generator)
@@ -63,7 +61,9 @@ class Case:
     def layer(self) -> torch.Tensor:
         return self.cache[:, 1]
 
-    def balanced(self, num_sms: int, tuning: Tuning, window: int | None = None, times: int = 1) -> torch.Tensor:
+    def balanced(
+        self, num_sms: int, tuning: Tuning, window: int | None = None, times: int = 1
+    ) -> torch.Tensor:
         num_heads, head_dim = self.q.shape[1:]
         num_kv_heads = self.cache.shape[3]
         scratch = DecodeScratch(
@@ -78,22 +78,16 @@ class Case:
         torch.testing.assert_close(plan.cpu(), expected, rtol=0, atol=0)
         for _ in range(times):
             out = torch.full_like(self.q, 7.0)
-            balanced_attention(
-                self.q, self.layer, self.step, plan, scratch, head_dim**-0.5, window, out
-            )
+            balanced_attention(self.q, self.layer, self.step, plan, scratch, head_dim**-0.5, window, out)
         assert not scratch.num_done.any()
         return out
 
     def plain(self, tuning: Tuning, window: int | None = None) -> torch.Tensor:
         out = torch.full_like(self.q, 7.0)
-        return plain_attention(
-            self.q, self.layer, self.step, self.q.shape[2] ** -0.5, window, out, tuning
-        )
+        return plain_attention(self.q, self.layer, self.step, self.q.shape[2] ** -0.5, window, out, tuning)
 
     def check(self, out: torch.Tensor, window: int | None = None) -> None:
-        expected = decode_attention_torch(
-            self.q, self.layer, self.step, self.q.shape[2] ** -0.5, window
-        )
+        expected = decode_attention_torch(self.q, self.layer, self.step, self.q.shape[2] ** -0.5, window)
         counts = self.step.query_start.diff()
         is_decode = torch.repeat_interleave((counts == 1) & (self.step.context_len > 0), counts)
         assert (out[~is_decode] == 7.0).all()
