@@ -54,6 +54,7 @@ class BatchTable:
 
         Returns where each entry's outputs end among the step's.
         """
+        step.wait_until_sent()
         if all(count == 1 and request.output for request, count in work):
             return self._fill_decodes(step, work)
         return self._fill_chunks(step, work)

@@ -46,6 +46,7 @@ def _work_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> 
 
 def _fill(step: StepInputs, chunks: list[int], form: BlockFormat) -> None:
     """Prompts that begin, all in the same blocks: what they compute is of no interest."""
+    step.wait_until_sent()
     host, start = step.host, 0
     host.query_start[0] = 0
     table = step.host_block_table(len(chunks), form.num_blocks(chunks[0]))

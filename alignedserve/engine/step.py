@@ -8,6 +8,7 @@ Buffers never move, so that compiled programs and CUDA graphs may hold on to the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ class HostStep:
 
 
 class StepInputs:
-    """On a GPU all of them are one buffer, filled in pinned memory and sent in one piece by `commit`."""
+    """On a GPU all of them are one buffer, filled in pinned memory and sent in one piece by `upload`."""
 
     def __init__(
         self, max_tokens: int, max_seqs: int, max_blocks_per_seq: int, device: torch.device | str = "cpu"
@@ -39,6 +40,8 @@ class StepInputs:
         self.num_outputs = 0
         self.num_seqs = 0
         sizes = {
+            # numbers that there are to send
+            "num_used": 1,
             "table_stride": 1,
             "query_start": max_seqs + 1,
             "context_len": max_seqs,
@@ -83,11 +86,15 @@ class StepInputs:
         self.table_stride = view("table_stride")
         names = ("token_ids", "positions", "slots", "outputs", "query_start", "context_len")
         self.host = HostStep(**{name: host_view(name) for name in names})
+        self._num_used = host_view("num_used")
         self._host_stride = host_view("table_stride")
         self._host_context_start = host_view("context_start")
         self._host_table = host_view("block_table")
         # how wide rows of the block table are
         self.num_columns = max_blocks_per_seq
+        # how the host's buffer comes to the device's: (host, device)
+        self.send: Callable[[torch.Tensor, torch.Tensor], object] = self._copy
+        self._sent = None if is_on_host else torch.cuda.Event()  # type: ignore[no-untyped-call]
         # sizes that a step of decodes is filled up to, ascending: those that there are CUDA graphs for
         self.padded_sizes: list[int] = []
         # tokens with those that fill up
@@ -96,7 +103,7 @@ class StepInputs:
         self.num_decodes = 0
 
     def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
-        """[num_seqs, num_columns] to be filled in, whatever was there before. Comes before `commit`."""
+        """[num_seqs, num_columns] to be filled in, whatever was there before."""
         if self._device_buffer is self._host_buffer:
             # native programs were told the width once
             return self._host_table.reshape(self.max_seqs, -1)[:num_seqs, :num_columns]
@@ -122,7 +129,7 @@ class StepInputs:
         return self.num_decodes < self.num_seqs
 
     def commit(self, num_tokens: int, num_seqs: int, num_outputs: int) -> None:
-        """Declares what the host buffers hold; on a GPU, starts their upload on the current stream."""
+        """Declares what the host buffers hold."""
         self.num_tokens, self.num_seqs, self.num_outputs = num_tokens, num_seqs, num_outputs
         self._host_stride[0] = self.num_columns
         if self.is_decode:
@@ -130,7 +137,7 @@ class StepInputs:
             self._pad()
         else:
             self._count_decodes()
-        self._upload(num_seqs)
+        self._num_used[0] = self._table_offset + num_seqs * self.num_columns
 
     def commit_padding(self) -> None:
         """A step of decodes without any: for capturing graphs."""
@@ -138,7 +145,7 @@ class StepInputs:
         self._host_stride[0] = self.num_columns = 1
         self._pad()
         self.num_decodes = self.num_rows
-        self._upload(0)
+        self._num_used[0] = self._table_offset
 
     def _pad(self) -> None:
         """Rows that write nothing and attend to nothing."""
@@ -161,10 +168,24 @@ class StepInputs:
         self._host_context_start[0] = 0
         np.cumsum(contexts, out=self._host_context_start[1 : len(contexts) + 1])
 
-    def _upload(self, num_seqs: int) -> None:
-        if self._device_buffer is not self._host_buffer:
-            used = self._table_offset + num_seqs * self.num_columns
-            self._device_buffer[:used].copy_(self._host_buffer[:used], non_blocking=True)
+    def upload(self) -> None:
+        """To the device, on the current stream. The host's buffers are to be left alone until `wait_until_sent`."""
+        if self._sent is not None:
+            self.send(self._host_buffer, self._device_buffer)
+
+    def mark_sent(self) -> None:
+        """What sends them has been launched."""
+        if self._sent is not None:
+            self._sent.record()
+
+    def wait_until_sent(self) -> None:
+        """Before the host's buffers are filled again."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def _copy(self, host: torch.Tensor, device: torch.Tensor) -> None:
+        used = int(self._num_used[0])
+        device[:used].copy_(host[:used], non_blocking=True)
 
     @property
     def num_chunk_context(self) -> int:

@@ -325,10 +325,7 @@ def _balanced_kernel(
     block = _look_up(block_table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
     wait_for_dependency(PDL)
     start_dependents(PDL)
-    # where the head at hand begins, and, after the loop, the last one of this program
-    head_start = first_unit - tile
-    first_seq, first_head, first_tiles, first_token, first_start = seq, kv_head, num_tiles, token, head_start
-    last_seq, last_head, last_tiles, last_token = seq, kv_head, num_tiles, token
+    first_seq, first_head, first_tiles, first_token, first_start = seq, kv_head, num_tiles, token, first_unit - tile
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -352,7 +349,6 @@ def _balanced_kernel(
             WIDTH,
             TILE,
         )
-        last_seq, last_head, last_tiles, last_token = seq, kv_head, num_tiles, token
         head_start = unit - tile
         is_last = tile + 1 == num_tiles
         is_over = is_last | (unit + 1 == end_unit)
@@ -381,9 +377,14 @@ def _balanced_kernel(
                 out, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
                 per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
             )  # fmt: skip
-        if (head_start > first_start) & (head_start + last_tiles > end_unit):
+        # Of the last head nothing is taken from the loop: its addresses were computed ahead, past the end.
+        record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + tl.num_programs(0) + program)
+        last_seq, seq_start, last_tiles, length, last_token = _load_record(record, is_used)
+        into = end_unit - 1 - seq_start * NUM_KV_HEADS
+        last_start = end_unit - 1 - into % last_tiles
+        if (last_start > first_start) & (last_start + last_tiles > end_unit):
             _add_up(
-                out, parts, weights, num_done, last_seq, last_head, last_tiles, last_token, head_start,
+                out, parts, weights, num_done, last_seq, into // last_tiles, last_tiles, last_token, last_start,
                 per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
             )  # fmt: skip
 

@@ -7,7 +7,7 @@ device reads as fast as it can whatever the lengths are. Sequences that compute 
 
 plan, int32: [units per program, units in all, -, -,
               sequences with tiles, 8 numbers of each: sequence, tiles before it, tiles, length, token, -: num_seqs,
-              which of those each program begins with: num_programs]
+              which of those each program begins with, and which it ends with: num_programs, num_programs]
 
 Grid: (num_programs / 32,); every program sums up the sequences again, that is quicker than waiting.
 """
@@ -28,7 +28,7 @@ MIN_KEYS_PER_PROGRAM = 128
 
 
 def plan_size(num_seqs: int, num_programs: int) -> int:
-    return HEADER + RECORD * num_seqs + num_programs
+    return HEADER + RECORD * num_seqs + 2 * num_programs
 
 
 def make_plan(
@@ -99,11 +99,16 @@ def _plan_kernel(
         tl.store(record + 2, num_tiles, mask=has_tiles)
         tl.store(record + 3, length, mask=has_tiles)
         tl.store(record + 4, begin, mask=has_tiles)
-    # a program begins with the sequence after all that end at or before its first unit
+    # a unit is of the sequence that comes after all that end at or before it
+    ends = (tiles_end * NUM_KV_HEADS)[None, :]
     program = block * 32 + tl.arange(0, 32)
-    is_before = (tiles_end * NUM_KV_HEADS)[None, :] <= (program * per_program)[:, None]
-    num_before = tl.sum((is_before & has_tiles[None, :]).to(tl.int32), 1)
-    tl.store(plan + 4 + 8 * num_seqs + program, num_before, mask=program < NUM_PROGRAMS)
+    first_unit = program * per_program
+    last_unit = tl.minimum(first_unit + per_program, total) - 1
+    num_before = tl.sum(((ends <= first_unit[:, None]) & has_tiles[None, :]).to(tl.int32), 1)
+    num_before_last = tl.sum(((ends <= last_unit[:, None]) & has_tiles[None, :]).to(tl.int32), 1)
+    entries = plan + 4 + 8 * num_seqs + program
+    tl.store(entries, num_before, mask=program < NUM_PROGRAMS)
+    tl.store(entries + NUM_PROGRAMS, num_before_last, mask=program < NUM_PROGRAMS)
 
 
 def make_plan_torch(
@@ -127,6 +132,7 @@ def make_plan_torch(
     columns = [seqs, (ends - num_tiles)[seqs], num_tiles[seqs], length[seqs], query_start.long()[seqs]]
     records[: len(seqs), :5] = torch.stack(columns, dim=1)
     first_unit = torch.arange(num_programs) * per_program
-    first_entry = (ends[seqs] * num_kv_heads <= first_unit[:, None]).sum(1)
+    last_unit = (first_unit + per_program).clamp(max=total) - 1
+    entries = [(ends[seqs] * num_kv_heads <= unit[:, None]).sum(1) for unit in (first_unit, last_unit)]
     head = torch.tensor([per_program, total, 0, 0])
-    return torch.cat([head, records.flatten(), first_entry]).int()
+    return torch.cat([head, records.flatten(), *entries]).int()

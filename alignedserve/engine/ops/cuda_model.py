@@ -16,9 +16,7 @@ from tqdm import tqdm
 
 from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.engine.step import StepInputs
-
-# A row whose logits are broken has no token.
-BROKEN = -1
+from kernels.triton.host_copy import send_tokens
 
 Argmax = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -50,7 +48,6 @@ class CudaModel(CompiledModel):
         self._hidden: torch.Tensor | None = None
         is_cuda = step.token_ids.is_cuda
         self._tokens = torch.empty(max_rows, dtype=torch.int32, pin_memory=is_cuda)
-        self._done = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], use_tqdm: bool) -> None:
@@ -69,11 +66,11 @@ class CudaModel(CompiledModel):
         self._step.padded_sizes = sorted(sizes)
 
     def _run_all(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self._step.upload()
         hidden = self._forward()
         logits = self._logits(hidden)
         tokens, is_broken = self._argmax(logits)
-        packed = tokens.int().masked_fill_(is_broken, BROKEN)
-        self._tokens[: len(packed)].copy_(packed, non_blocking=True)
+        send_tokens(tokens, is_broken, self._tokens)
         return hidden, logits
 
     @torch.inference_mode()
@@ -81,11 +78,12 @@ class CudaModel(CompiledModel):
         step = self._step
         self._captured = self._graphs.get(step.num_rows) if step.is_decode else None
         if self._captured is None:
+            step.upload()
+            step.mark_sent()
             self._hidden = self._forward()[: step.num_outputs]
         else:
             self._captured.graph.replay()
-            assert self._done is not None
-            self._done.record()
+            step.mark_sent()
             self._hidden = self._captured.hidden[: step.num_outputs]
         return self._hidden
 
@@ -102,6 +100,5 @@ class CudaModel(CompiledModel):
     def likeliest(self, num_rows: int) -> np.ndarray | None:
         if self._captured is None or num_rows != self._step.num_outputs:
             return None
-        assert self._done is not None
-        self._done.synchronize()
+        self._step.wait_until_sent()
         return self._tokens[:num_rows].numpy()

@@ -19,6 +19,7 @@ from alignedserve.engine.ops.cuda_model import CudaModel
 from alignedserve.engine.ops.torch_ops import TorchLinear, TorchOps, activate
 from alignedserve.engine.step import StepInputs
 from kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
+from kernels.triton.host_copy import receive
 from kernels.triton.layer_norm import layer_norm
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.sampling import argmax
@@ -112,6 +113,8 @@ class CudaOps(TorchOps):
             raise ValueError("bind_cache comes before compile")
         attention = self._attention = CudaAttention(self._cache, step, self._decode_kernel)
         self._step = step
+
+        step.send = receive
 
         def run_step() -> torch.Tensor:
             attention.begin()

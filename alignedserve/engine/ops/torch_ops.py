@@ -99,6 +99,8 @@ class TorchOps(Ops):
     ) -> CompiledModel:
         def run_step() -> torch.Tensor:
             self._step = step
+            step.upload()
+            step.mark_sent()
             return forward(step)
 
         return TorchModel(run_step, logits, max_rows)
