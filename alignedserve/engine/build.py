@@ -44,7 +44,8 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
         return _build(config, policy)
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"{config.model} does not fit the GPU's memory with gpu_memory_utilization={config.gpu_memory_utilization}, "
+            f"{config.model} does not fit the GPU's memory with "
+            f"gpu_memory_utilization={config.gpu_memory_utilization}, "
             f"max_num_batched_tokens={config.max_num_batched_tokens} and max_num_seqs={config.max_num_seqs}: "
             f"a smaller one of these may help. {str(error).splitlines()[0]}"
         ) from error
