@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from alignedserve.engine.ops.base import BROKEN, CompiledModel
+from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.engine.step import StepInputs
 from kernels.triton.host_copy import send_tokens
 
