@@ -5,6 +5,9 @@ Ranges are checked by SamplingParams, for every way into the system the same.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -20,6 +23,9 @@ from alignedserve.types import InvalidRequest
 COMPLETION_MAX_TOKENS = 16
 
 TokenIds = Annotated[list[int], Field(min_length=1)]
+# what a template gets from elsewhere, or what would be one
+_NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
+
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
@@ -113,6 +119,21 @@ class _Body(BaseModel):
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
+    def called(self) -> dict[str, str]:
+        """What the client calls what has another name further in."""
+        return {}
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """What is raised inside names what is wrong as the client knows it."""
+        try:
+            yield
+        except InvalidRequest as error:
+            name = re.match("[a-z_]*", str(error))
+            assert name
+            raise InvalidRequest(self.called.get(name[0], name[0]) + str(error)[name.end() :]) from error
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -178,6 +199,10 @@ class CompletionBody(_Body):
     suffix: None = None
 
     @property
+    def called(self) -> dict[str, str]:
+        return {"prompt_token_ids": "prompt"} | ({} if self.best_of is None else {"n": "best_of"})
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -218,6 +243,15 @@ class ChatBody(_Body):
     parallel_tool_calls: bool | None = None
 
     @property
+    def called(self) -> dict[str, str]:
+        newer = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return {"prompt": "messages", "logprobs": "top_logprobs"} | newer
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        return template_variables(self.chat_template_kwargs)
+
+    @property
     def called_tools(self) -> list[Tool]:
         """Those that may be called."""
         return [] if self.tools is None or self.tool_choice == "none" else self.tools
@@ -244,6 +278,14 @@ class ChatBody(_Body):
         newer = self.max_completion_tokens
         max_tokens = self.max_tokens if newer is None else newer
         return self._sampling_params(max_tokens, self.top_logprobs or 0 if self.logprobs else None)
+
+
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """Of a chat template, such as Qwen3's enable_thinking. Raises InvalidRequest."""
+    for name in _NOT_VARIABLES:
+        if given and name in given:
+            raise InvalidRequest(f"chat_template_kwargs: {name} is not a variable of a template")
+    return dict(given or {})
 
 
 def _structure_of(

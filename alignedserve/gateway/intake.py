@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.gateway.answers import ChatAnswer, CompletionAnswer
 from alignedserve.gateway.bodies import ChatBody, CompletionBody
+from alignedserve.gateway.compiler import Compiler
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.limits import Limits
@@ -24,11 +25,14 @@ class Intake:
 
     model: ServedModel
     islands: Islands
+    compiler: Compiler
     limits: Limits = field(default_factory=Limits)
 
     async def completion(self, body: CompletionBody, service: Service) -> tuple[Generation, CompletionAnswer]:
-        params = await self._params(body, len(body.prompts))
-        prompts = [await self.model.prompt_ids(prompt) for prompt in body.prompts]
+        with body.naming():
+            params = await self._params(body, len(body.prompts))
+            prompts = [await self.model.prompt_ids(prompt) for prompt in body.prompts]
+            generation = self._generation(prompts, params, service, body.structure_name)
         answer = CompletionAnswer(
             self.model,
             int(time.time()),
@@ -38,32 +42,34 @@ class Intake:
             num_given=body.n or 1,
             echoes=[self.model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
         )
-        return self._generation(prompts, params, service), answer
+        return generation, answer
 
     async def chat(self, body: ChatBody, service: Service) -> tuple[Generation, ChatAnswer]:
-        params = await self._params(body, num_prompts=1)
         new_reader = None
-        variables = dict(body.chat_template_kwargs or {})
-        if body.called_tools:
-            new_reader = reader_of(body.tool_choice or "auto", self.model.tool_template)
-            variables["tools"] = [tool.model_dump(exclude_none=True) for tool in body.called_tools]
-        prompts = [await self.model.chat_ids(readable(body.messages), variables)]
+        with body.naming():
+            params = await self._params(body, num_prompts=1)
+            variables = body.template_variables
+            if body.called_tools:
+                new_reader = reader_of(body.tool_choice or "auto", self.model.tool_template)
+                variables["tools"] = [tool.model_dump(exclude_none=True) for tool in body.called_tools]
+            prompts = [await self.model.chat_ids(readable(body.messages), variables)]
+            generation = self._generation(prompts, params, service, body.structure_name)
         answer = ChatAnswer(
             self.model, int(time.time()), bool(body.logprobs), service.name, new_reader=new_reader
         )
-        return self._generation(prompts, params, service), answer
+        return generation, answer
 
     async def _params(self, body: CompletionBody | ChatBody, num_prompts: int) -> SamplingParams:
         self.model.check_name(body.model)
         params = body.sampling_params()
         self.limits.check(num_prompts, params)
-        await check_structure(self.model, self.limits, params, body.structure_name)
+        await check_structure(self.compiler, self.limits, params, body.structure_name)
         return params
 
     def _generation(
-        self, prompts: Sequence[list[int]], params: SamplingParams, service: Service
+        self, prompts: Sequence[list[int]], params: SamplingParams, service: Service, structure_name: str
     ) -> Generation:
         for prompt in prompts:
             self.limits.check_prompt(len(prompt))
             self.model.check(prompt, params)
-        return Generation(self.islands, self.model, prompts, params, service)
+        return Generation(self.islands, self.model, prompts, params, service, structure_name)
