@@ -269,7 +269,7 @@ def test_models_are_listed() -> None:
         ("completions", {}, 400, "prompt", "prompt: Field required"),
         ("completions", {"prompt": []}, 400, "prompt", "prompt"),
         ("completions", {"prompt": ""}, 400, "prompt", "prompt: empty"),
-        ("completions", {"prompt": [5, 100_000]}, 400, "prompt_token_ids", "token id 100000 is outside"),
+        ("completions", {"prompt": [5, 100_000]}, 400, "prompt", "token id 100000 is outside"),
         ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "max_tokens=0: must be"),
         ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", "must be a token id"),
         (
@@ -316,6 +316,28 @@ def test_models_are_listed() -> None:
         ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages", "objects with a role"),
         ("chat/completions", {"messages": [{"role": "user"}], "tools": []}, 400, "tools", "at least 1 item"),
         ("chat/completions", {"messages": QUESTION, "top_logprobs": 1}, 400, "top_logprobs", "logprobs=true"),
+        (
+            "chat/completions",
+            {"messages": QUESTION, "logprobs": True, "top_logprobs": 21},
+            400,
+            "top_logprobs",
+            "top_logprobs=21: must be",
+        ),
+        (
+            "chat/completions",
+            {"messages": QUESTION, "max_completion_tokens": 0},
+            400,
+            "max_completion_tokens",
+            "max_completion_tokens=0: must be",
+        ),
+        (
+            "chat/completions",
+            {"messages": QUESTION, "chat_template_kwargs": {"messages": 1}},
+            400,
+            "chat_template_kwargs",
+            "messages is not a variable",
+        ),
+        ("completions", {"prompt": "x", "best_of": 10**8}, 400, "best_of", "best_of=100000000: must be"),
     ],
 )
 def test_what_is_wrong_is_named(
