@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from alignedserve.store import StoreAway
-from alignedserve.types import InvalidRequest
+from alignedserve.types import InvalidRequest, shortened
 
 RETRY_AFTER_S = 1
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -41,20 +41,12 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        param = None if self.param is None else _encodable(self.param)
-        message = _encodable(_shortened(str(self)))
+        param = None if self.param is None else _encodable(shortened(self.param, MAX_MESSAGE_CHARS))
+        message = _encodable(shortened(str(self), MAX_MESSAGE_CHARS))
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= MAX_MESSAGE_CHARS:
-        return text
-    # what is wrong with it is often said at the end
-    half = MAX_MESSAGE_CHARS // 2
-    return f"{text[:half]} … {text[-half:]}"
 
 
 def _encodable(text: str) -> str:

@@ -115,6 +115,29 @@ def test_whoever_does_not_say_what_he_wants_loses_the_connection(monkeypatch: py
     play(scenario)
 
 
+def test_who_leaves_in_the_middle_of_a_body_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with redis_running() as redis, served(store_url=redis.url) as at:
+            for path, kind in (
+                ("/v1/completions", "application/json"),
+                ("/v1/files", "multipart/form-data; boundary=B"),
+            ):
+                _, writer = await asyncio.open_connection("127.0.0.1", at.http.base_url.port)
+                head = (
+                    f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 999\r\n\r\n"
+                )
+                writer.write(head.encode() + b"--B")
+                while not at.process.doors.num_inside("anyone"):
+                    await asyncio.sleep(0.01)
+                writer.close()
+                await at.process.doors.until_empty()
+        assert [record.message for record in caplog.records if record.name.endswith("calls")].count(
+            "failed"
+        ) == 0
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("boundary", ["x" * 5000, "\x01", "\u00ff"])
 def test_a_boundary_that_is_none_is_the_clients_fault(boundary: str) -> None:
     async def scenario() -> None:
