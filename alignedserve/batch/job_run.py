@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from alignedserve.batch.config import BatchConfig
@@ -17,6 +18,7 @@ from alignedserve.batch.job import AllAnswered, CancelAsked, Event, Invalid, Tim
 from alignedserve.batch.lines import FileGone, lines_of
 from alignedserve.batch.patience import patiently
 from alignedserve.batch.results import Answer, answered, too_late, write_results
+from alignedserve.batch.room import Room
 from alignedserve.batch.validate import BatchLine, Validator, batch_line
 from alignedserve.store import FileRecord, JobRecord, Lease, LineResult, Problem, Store
 
@@ -35,8 +37,8 @@ class Shared:
     ask: Ask
     served_model: str
     config: BatchConfig
-    # places for lines, and for jobs whose lines run
-    lines: asyncio.Semaphore
+    # for lines that run, and for jobs whose lines do
+    room: Room
     jobs: asyncio.Semaphore
     # no line begins any more
     stopping: asyncio.Event
@@ -114,12 +116,16 @@ class JobRun:
             async for line in lines_of(self.shared.store, job.input_file_id):
                 if line.number in done:
                     continue
-                await self.shared.lines.acquire()
+                size = len(line.text or b"")
+                await self.shared.room.enter(size)
                 if self.shared.stopping.is_set():
-                    self.shared.lines.release()
+                    self.shared.room.leave(size)
                     return
                 running = group.create_task(self._answer_one(job, batch_line(line)))
-                running.add_done_callback(lambda _: self.shared.lines.release())
+                running.add_done_callback(partial(self._leave, size))
+
+    def _leave(self, size: int, _: asyncio.Task[None]) -> None:
+        self.shared.room.leave(size)
 
     async def _answer_one(self, job: JobRecord, line: BatchLine) -> None:
         answer = await self._ask(job, line)

@@ -10,6 +10,7 @@ from collections import Counter
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.job_run import Ask, JobRun, Shared
+from alignedserve.batch.room import Room
 from alignedserve.store import JobId, Lease, LeaseLost, Store, StoreAway
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class BatchRunner:
             ask,
             served_model,
             config,
-            asyncio.Semaphore(config.max_num_lines),
+            Room(config.max_num_lines, config.max_bytes),
             asyncio.Semaphore(config.max_num_jobs),
             asyncio.Event(),
         )

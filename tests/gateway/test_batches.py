@@ -215,6 +215,20 @@ def test_a_bounded_number_of_lines_runs_at_a_time() -> None:
     play(scenario, replace(QUICK, max_num_lines=5))
 
 
+def test_long_lines_run_a_few_at_a_time() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allowed = 0
+        batch = await at.gateway.submit([question(number, user="x" * 10_000) for number in range(9)])
+        await at.router.until(lambda: len(at.router.submitted) == 2)
+        # the third may come now, or never
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(at.router.until(lambda: len(at.router.submitted) > 2), 0.3)
+        at.router.allow(None)
+        assert counts(await at.gateway.until(batch, "completed")) == (9, 9, 0)
+
+    play(scenario, replace(QUICK, max_bytes=25_000))
+
+
 def test_a_cancelled_batch_keeps_what_it_has() -> None:
     async def scenario(at: System) -> None:
         answer_first(at, 4)
