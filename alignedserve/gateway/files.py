@@ -25,7 +25,10 @@ _MIN_EXPIRES_S, _MAX_EXPIRES_S = 3600, 30 * 86400
 _FORM_BYTES = 128 << 10
 
 # of the description: the body is read as it comes, not by FastAPI
-_EXPIRES = {"expires_after[anchor]": {"const": "created_at"}, "expires_after[seconds]": {"type": "integer"}}
+_EXPIRES = {
+    "expires_after[anchor]": {"const": "created_at"},
+    "expires_after[seconds]": {"type": "integer", "minimum": _MIN_EXPIRES_S, "maximum": _MAX_EXPIRES_S},
+}
 _UPLOAD_FORM: Json = {
     "type": "object",
     "required": ["purpose", "file"],
