@@ -15,7 +15,8 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service
 from alignedserve.gateway.structure import check_structure
-from alignedserve.gateway.tools import readable, reader_of
+from alignedserve.gateway.tooling import Tooling, tooling_of
+from alignedserve.gateway.tools import readable
 from alignedserve.sampling_params import SamplingParams
 
 
@@ -45,25 +46,30 @@ class Intake:
         return generation, answer
 
     async def chat(self, body: ChatBody, service: Service) -> tuple[Generation, ChatAnswer]:
-        new_reader = None
         with body.naming():
-            params = await self._params(body, num_prompts=1)
-            variables = body.template_variables
-            if body.called_tools:
-                new_reader = reader_of(body.tool_choice or "auto", self.model.tool_template)
-                variables["tools"] = [tool.model_dump(exclude_none=True) for tool in body.called_tools]
+            tooling = tooling_of(body, self.model)
+            params = await self._params(body, 1, tooling)
+            variables = body.template_variables | tooling.variables
             prompts = [await self.model.chat_ids(readable(body.messages), variables)]
-            generation = self._generation(prompts, params, service, body.structure_name)
+            name = _structure_name(body, params, tooling)
+            generation = self._generation(prompts, params, service, name)
         answer = ChatAnswer(
-            self.model, int(time.time()), bool(body.logprobs), service.name, new_reader=new_reader
+            self.model, int(time.time()), bool(body.logprobs), service.name, new_reader=tooling.new_reader
         )
         return generation, answer
 
-    async def _params(self, body: CompletionBody | ChatBody, num_prompts: int) -> SamplingParams:
+    async def _params(
+        self, body: CompletionBody | ChatBody, num_prompts: int, tooling: Tooling | None = None
+    ) -> SamplingParams:
+        tooling = tooling or Tooling()
         self.model.check_name(body.model)
         params = body.sampling_params()
+        if params.structured_outputs is None:
+            params.structured_outputs = tooling.structure
+        if tooling.shows_special_tokens:
+            params.skip_special_tokens = False
         self.limits.check(num_prompts, params)
-        await check_structure(self.compiler, self.limits, params, body.structure_name)
+        await check_structure(self.compiler, self.limits, params, _structure_name(body, params, tooling))
         return params
 
     def _generation(
@@ -73,3 +79,9 @@ class Intake:
             self.limits.check_prompt(len(prompt))
             self.model.check(prompt, params)
         return Generation(self.islands, self.model, prompts, params, service, structure_name)
+
+
+def _structure_name(body: CompletionBody | ChatBody, params: SamplingParams, tooling: Tooling) -> str:
+    """The parameter that says what the output has to look like."""
+    is_of_tools = tooling.structure is not None and params.structured_outputs is tooling.structure
+    return "tools" if is_of_tools else body.structure_name

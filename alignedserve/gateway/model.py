@@ -85,6 +85,13 @@ class ServedModel:
             raise ApiError(400, "tools: this model's chat template has no place for tools", param="tools")
         return template
 
+    def is_special(self, text: str) -> bool:
+        """It is a token that text leaves out."""
+        if self.tokenizer is None:
+            return False
+        token_id = self.tokenizer.backend.token_to_id(text)
+        return token_id is not None and token_id in self.tokenizer.special_ids
+
     def text_of(self, name: str, token_ids: Sequence[int]) -> str:
         """`name`: of the parameter that holds them."""
         check_ids(name, token_ids, self.vocabulary)
