@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,6 +42,8 @@ class Shared:
     jobs: asyncio.Semaphore
     # no line begins any more
     stopping: asyncio.Event
+    # a line was not answered in time
+    on_late: Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -73,7 +75,7 @@ class JobRun:
             case "validating":
                 return await self._validate(job), []
             case "in_progress":
-                return await self._answer(job), []
+                return await self._answer_what_is_there(job), []
             case _:
                 files = await write_results(self.shared.store, job)
                 return Written(files.output_id, files.errors_id), files.all
@@ -86,8 +88,18 @@ class JobRun:
                 if validator.is_enough:
                     break
         except FileGone:
-            return Invalid([Problem("file_not_found", f"file {job.input_file_id} is gone")])
+            return _without_file(job)
         return validator.result()
+
+    async def _answer_what_is_there(self, job: JobRecord) -> Event | None:
+        try:
+            return await self._answer(job)
+        except (FileGone, ExceptionGroup) as error:
+            is_gone = isinstance(error, FileGone) or error.subgroup(FileGone) is not None
+            if not is_gone:
+                raise
+            # else it would be tried again for ever
+            return _without_file(job)
 
     async def _answer(self, job: JobRecord) -> Event | None:
         """None: it was stopped, or cancelled."""
@@ -101,17 +113,17 @@ class JobRun:
             self._answering = None
 
     async def _answer_in_time(self, job: JobRecord) -> Event | None:
-        async with self.shared.jobs:
-            done = set(await patiently(self.shared.store.lines_done, job.id))
-            try:
-                async with asyncio.timeout(max(0.0, job.expires_at - time.time())):
-                    await self._answer_all(job, done)
-            except TimeoutError:
-                await self._give_up_the_rest(job)
-                return TimeUp()
-            return None if self.shared.stopping.is_set() else AllAnswered()
+        try:
+            # the wait for a place counts, too
+            async with asyncio.timeout(max(0.0, job.expires_at - time.time())), self.shared.jobs:
+                await self._answer_all(job)
+        except TimeoutError:
+            await self._give_up_the_rest(job)
+            return TimeUp()
+        return None if self.shared.stopping.is_set() else AllAnswered()
 
-    async def _answer_all(self, job: JobRecord, done: Collection[int]) -> None:
+    async def _answer_all(self, job: JobRecord) -> None:
+        done = set(await patiently(self.shared.store.lines_done, job.id))
         async with asyncio.TaskGroup() as group:
             async for line in lines_of(self.shared.store, job.input_file_id):
                 if line.number in done:
@@ -149,9 +161,14 @@ class JobRun:
             if line.number not in done:
                 found = batch_line(line)
                 await self._put(found, too_late(found))
+                self.shared.on_late()
 
     async def _put(self, line: BatchLine, result: LineResult) -> None:
         await patiently(self.shared.store.put_result, self.lease, line.number, result)
+
+
+def _without_file(job: JobRecord) -> Invalid:
+    return Invalid([Problem("file_not_found", f"file {job.input_file_id} is gone")])
 
 
 async def cancel_job(store: Store, job: JobRecord) -> JobRecord:

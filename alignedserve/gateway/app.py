@@ -87,9 +87,9 @@ def create_app(
 async def _respond(
     http: Request, generation: Generation, answer: Answer, is_stream: bool, includes_usage: bool
 ) -> Response:
-    generation.start()
-    deltas = generation.deltas()
     try:
+        generation.start()
+        deltas = generation.deltas()
         if is_stream:
             # the status goes out before the body: what is refused is refused now
             first = await _unless_gone(http, anext(deltas))

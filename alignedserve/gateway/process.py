@@ -100,7 +100,14 @@ class GatewayProcess:
             return
         owner = f"{self._config.instance_id}-{os.getpid()}"
         store = RedisStore(self._config.store_url)
-        runner = BatchRunner(store, LineAnswers(intake).ask, intake.model.name, owner, self._config.batches)
+        runner = BatchRunner(
+            store,
+            LineAnswers(intake).ask,
+            intake.model.name,
+            owner,
+            self._config.batches,
+            self.telemetry.metrics.line_was_late,
+        )
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
         try:

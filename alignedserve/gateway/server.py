@@ -16,6 +16,8 @@ from alignedserve.gateway.calls import Around, Calls
 GOODBYE_S = 1
 # A request's head comes within this, once it is begun or the connection stands.
 HEAD_S = 20.0
+# What was written last before a connection is closed leaves within this.
+CLOSE_S = 60.0
 
 
 class Server(uvicorn.Server):
@@ -44,16 +46,21 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._idle_since_s = self.loop.time()
         self._watch()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
     def on_response_complete(self) -> None:
         self._idle_since_s = self.loop.time()
         super().on_response_complete()
 
     def _watch(self) -> None:
         if self.transport.is_closing():
+            # it waits for somebody to read what is left
+            self._timer = self.loop.call_later(CLOSE_S, self.transport.abort)
             return
         is_busy = self.cycle is not None and not self.cycle.response_complete
         left_s = HEAD_S if is_busy else self._idle_since_s + HEAD_S - self.loop.time()
         if left_s <= 0:
             self.transport.close()
-        else:
-            self.loop.call_later(left_s, self._watch)
+        self._timer = self.loop.call_later(max(left_s, 0.0), self._watch)

@@ -547,6 +547,30 @@ def test_a_router_that_stays_away_fails_what_is_open_and_refuses_what_comes(
     play(scenario)
 
 
+def test_what_comes_waits_for_the_island_that_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        routers = [ScriptedRouter(), ScriptedRouter()]
+        async with served_by(routers) as at:
+            for router in routers:
+                await router.until(lambda router=router: list(router.hub) != [])  # type: ignore[misc]
+            monkeypatch.setattr(island_module, "PATIENCE_S", 0.1)
+            routers[1].hub.close()
+            given_up = at.process._islands._islands[1]
+            while not given_up.is_given_up:
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(island_module, "PATIENCE_S", 60.0)
+            routers[0].hub.close()
+            asking = [
+                asyncio.create_task(at.post("/v1/completions", {"prompt": "x", "n": 3})) for _ in range(2)
+            ]
+            assert not (await asyncio.wait(asking, timeout=0.3))[0]
+            at.router = ScriptedRouter(epoch=2)
+            await at.router.hub.listen("127.0.0.1", at.router_port)
+            assert [(await each).status_code for each in asking] == [200, 200]
+
+    play(scenario)
+
+
 # ---- state ----
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import AsyncIterator
 
 import pytest
 
 from alignedserve.gateway import gate, server
 from alignedserve.gateway.errors import MAX_MESSAGE_CHARS
-from tests.gateway.scripted import ScriptedRouter
+from tests.gateway.scripted import TOKENIZER, ScriptedRouter
 from tests.gateway.test_gateway import JSON, QUESTION, Served, play, served
 from tests.store.redis_process import redis_running
 
@@ -134,6 +136,32 @@ def test_who_leaves_in_the_middle_of_a_body_is_no_failure(caplog: pytest.LogCapt
         assert [record.message for record in caplog.records if record.name.endswith("calls")].count(
             "failed"
         ) == 0
+
+    play(scenario)
+
+
+def test_who_takes_nothing_of_an_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "HEARD_S", 0.3)
+    monkeypatch.setattr(server, "HEAD_S", 0.3)
+    monkeypatch.setattr(server, "CLOSE_S", 0.3)
+
+    async def scenario() -> None:
+        # far more than sockets hold on the way
+        words = ScriptedRouter(answer=TOKENIZER.encode("one two three four ") * 100)
+        async with served(words) as at:
+            body = json.dumps({"prompt": "x", "max_tokens": 1500, "n": 64, "stream": True, "logprobs": 20})
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            reader, writer = await asyncio.open_connection("127.0.0.1", at.http.base_url.port, limit=1000)
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            await words.until(lambda: len(words.submitted) == 64)
+            await at.process.doors.until_empty()
+            await words.until(lambda: words._open == {})
+            # and of the connection nothing is left either: reading on, one comes to its end
+            async with asyncio.timeout(10):
+                with contextlib.suppress(ConnectionError):
+                    while await reader.read(1 << 16):
+                        pass
+            writer.close()
 
     play(scenario)
 
