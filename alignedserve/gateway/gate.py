@@ -32,8 +32,6 @@ DROPPING_S = 5.0
 # A body is there after this, and a second more for each so many bytes of it.
 BODY_S = 30.0
 MIN_BYTES_PER_S = 1024
-# A client that takes nothing of an answer for so long has gone, or might as well have.
-HEARD_S = 60.0
 
 
 class Gate:
@@ -82,7 +80,7 @@ class Gate:
             await error.response()(scope, receive, send)
             return
         with self._doors.inside(holder or ANYONE):
-            await self._app(scope, _counted(receive, max_bytes), _heard(send))
+            await self._app(scope, _counted(receive, max_bytes), send)
 
     def _is_public(self, scope: Scope) -> bool:
         for route in self._router.routes:
@@ -123,14 +121,6 @@ def _counted(receive: Receive, max_bytes: int) -> Receive:
         return message
 
     return counting
-
-
-def _heard(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        async with asyncio.timeout(HEARD_S):
-            await send(message)
-
-    return sending
 
 
 async def _drop_body(receive: Receive, headers: Headers) -> None:

@@ -16,6 +16,8 @@ from alignedserve.gateway.calls import Around, Calls
 GOODBYE_S = 1
 # A request's head comes within this, once it is begun or the connection stands.
 HEAD_S = 20.0
+# A client that takes nothing of an answer for so long has gone, or might as well have.
+HEARD_S = 60.0
 # What was written last before a connection is closed leaves within this.
 CLOSE_S = 60.0
 
@@ -39,7 +41,9 @@ class Server(uvicorn.Server):
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Whoever does not say what he wants loses it: uvicorn would wait for the rest of a head for ever."""
+    """Whoever does not say what he wants, or does not listen, loses it: uvicorn would wait for ever."""
+
+    _unheard: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -48,11 +52,24 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        self._heard()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         self._idle_since_s = self.loop.time()
         super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        self._unheard = self.loop.call_later(HEARD_S, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._heard()
+        super().resume_writing()
+
+    def _heard(self) -> None:
+        if self._unheard:
+            self._unheard.cancel()
 
     def _watch(self) -> None:
         if self.transport.is_closing():

@@ -141,7 +141,7 @@ def test_who_leaves_in_the_middle_of_a_body_is_no_failure(caplog: pytest.LogCapt
 
 
 def test_who_takes_nothing_of_an_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "HEARD_S", 0.3)
+    monkeypatch.setattr(server, "HEARD_S", 0.3)
     monkeypatch.setattr(server, "HEAD_S", 0.3)
     monkeypatch.setattr(server, "CLOSE_S", 0.3)
 
