@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from alignedserve.gateway.formats import ResponseFormat, StructuredOutputs, structure_of_format
 from alignedserve.gateway.service import ServiceTier, Slo
 from alignedserve.gateway.tools import Tool, ToolChoice, Tools, structure_of
 from alignedserve.sampling_params import SamplingParams
@@ -34,50 +35,6 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     include_obfuscation: bool = False
-
-
-class TextFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["json_object"]
-
-
-class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: str
-    description: str | None = None
-    json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    # the output follows the schema in any case
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-
-
-class StructuredOutputs(BaseModel):
-    """vLLM's. See StructuredOutputsParams."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
 
 
 class _Body(BaseModel):
@@ -150,7 +107,7 @@ class _Body(BaseModel):
         )
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
-        of_format = _structure_of(self.response_format)
+        of_format = structure_of_format(self.response_format)
         wanted = self.structured_outputs
         if wanted is None:
             return of_format
@@ -286,17 +243,6 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
         if given and name in given:
             raise InvalidRequest(f"chat_template_kwargs: {name} is not a variable of a template")
     return dict(given or {})
-
-
-def _structure_of(
-    form: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
-) -> StructuredOutputsParams | None:
-    match form:
-        case JsonSchemaFormat(json_schema=JsonSchema(json_schema=dict(schema))):
-            return StructuredOutputsParams(json=schema)
-        case JsonObjectFormat() | JsonSchemaFormat():
-            return StructuredOutputsParams(json_object=True)
-    return None
 
 
 def _token_id(key: str) -> int:
