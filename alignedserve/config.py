@@ -10,6 +10,7 @@ from typing import Annotated
 
 # "float" and "half" as vLLM has them
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
+DECODE_KERNELS = ("balanced", "plain")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
@@ -21,7 +22,17 @@ class EngineConfig:
     revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
     dtype: Annotated[str, f"of weights and KV: {', '.join(DTYPES)} (the checkpoint's)"] = "auto"
     device: Annotated[str, "cpu, cuda, cuda:1, ..., or auto: CUDA where there is one"] = "auto"
-    attention_backend: Annotated[str, "auto, torch (the plain reference) or cpu (native code)"] = "auto"
+    attention_backend: Annotated[
+        str, "auto, torch (the plain reference), cpu (native code) or triton (CUDA)"
+    ] = "auto"
+    decode_kernel: Annotated[
+        str, "of backend triton: balanced, or plain: one program per sequence and KV head"
+    ] = "balanced"
+    enforce_eager: Annotated[bool, "no CUDA graphs: kernels are launched one by one"] = False
+    cudagraph_capture_sizes: Annotated[
+        tuple[int, ...], "batches of decodes to capture [default: 1, 2, 4, then multiples of 8]"
+    ] = ()
+    gpu_memory_utilization: Annotated[float, "share of a GPU's memory for weights, KV and work"] = 0.92
     load_format: Annotated[str, "dummy makes random weights of the right shapes"] = "auto"
     max_model_len: Annotated[int | None, "prompt and output tokens of a request [default: the model's]"] = (
         None
@@ -41,6 +52,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _one_of("decode_kernel", self.decode_kernel, DECODE_KERNELS)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0, at most 1"
+            )
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "max_prefill_chunk", "kv_cache_memory_bytes"):

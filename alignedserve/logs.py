@@ -1,37 +1,70 @@
 """Log lines, for people (`text`) or machines (`json`, one object a line), each with the id of the call it is about.
 
 What is said beside the message comes as `extra={"fields": {...}}`. Nothing that a client sent, no key and no model's
-name is logged at the default level.
+name is logged at the default level. At debug level each process says of each request what it was told and what it told
+others (wire/said.py), with the id of its HTTP call.
+
+Ray gives what a process writes to stderr a prefix and hands it on to the terminal; whoever wants to read lines by
+program has each process write a file of its own as well.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from contextvars import ContextVar
+from dataclasses import dataclass
 from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO
 
 FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
 
 # of the HTTP call that is being answered
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
-def set_up_logging(form: str, level: str = "INFO", to: TextIO | None = None, path: str | None = None) -> None:
-    """Of this process: to `path`, if there is one (whoever rotates it may move it away), else to `to` or stderr. Safe
-    to repeat."""
-    handler = WatchedFileHandler(path) if path else logging.StreamHandler(to or sys.stderr)
-    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+@dataclass(frozen=True)
+class LogConfig:
+    """The same for all processes of a system."""
+
+    # one of FORMATS
+    form: str = "text"
+    # one of LEVELS
+    level: str = "info"
+    # where each process has a file of its own, called by its name; None: there are none
+    directory: str | None = None
+    # of the files' names: what tells islands apart
+    prefix: str = ""
+
+    def start(self, name: str, has_console: bool = True) -> None:
+        """Of this process, which is called `name`. Safe to repeat. Raises OSError for a directory that can't be
+        written."""
+        path = None
+        if self.directory is not None:
+            os.makedirs(self.directory, exist_ok=True)
+            path = os.path.join(self.directory, f"{self.prefix}{name}.log")
+        set_up_logging(self.form, self.level, sys.stderr if has_console else None, path)
+
+
+def set_up_logging(form: str, level: str = "info", to: TextIO | None = None, path: str | None = None) -> None:
+    """Of this process, to either or both; whoever rotates the file may move it away. Safe to repeat."""
     root = logging.getLogger()
     for older in [each for each in root.handlers if isinstance(each.formatter, _Formatter)]:
         root.removeHandler(older)
-    root.addHandler(handler)
+        older.close()
+    handlers: list[logging.Handler] = [logging.StreamHandler(to)] if to else []
+    if path:
+        handlers.append(WatchedFileHandler(path))
+    for handler in handlers:
+        handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+        root.addHandler(handler)
     root.setLevel(logging.WARNING)
     for package in ("alignedserve", "router", "kvpool", "prefill_worker", "decode_worker"):
-        logging.getLogger(package).setLevel(level)
+        logging.getLogger(package).setLevel(level.upper())
 
 
 class _Formatter(logging.Formatter):

@@ -116,6 +116,8 @@ class Request(Message):
     # given: on the same clock
     tier: str = "rt"
     deadline_s: float | None = None
+    # of the HTTP call that it is part of, for logs; empty: of none
+    request_id: str = ""
 
 
 class Submit(Message):
@@ -144,14 +146,16 @@ class NewTokens(Message):
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    # with the first token, where asked for: see alignedserve/prompt_logprobs.py
+    prompt_logprobs: bytes = b""
 
 
 class Tokens(Message):
     """What one report brought, all requests of this gateway together."""
 
     news: list[NewTokens]
-    # of those with their first tokens or their last: (state, seconds since the router took the request) for each state
-    # that it has entered
+    # of those with their first tokens or their last, and of those that the gateway has aborted: (state, seconds since
+    # the router took the request) for each state that it has entered
     timelines: dict[RequestKey, list[tuple[str, float]]] = {}
 
 
@@ -172,6 +176,8 @@ class Reserve(Message):
 
     key: RequestKey
     num_tokens: int
+    # see Request
+    request_id: str = ""
 
 
 class Reserved(Message):

@@ -7,9 +7,10 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from alignedserve.kv_format import BlockFormat
+from alignedserve.logs import LogConfig
 from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, RouterLink, new_epoch, stop_on_sigterm
@@ -30,6 +31,7 @@ class PoolProcessConfig:
     segment_prefix: str
     form: BlockFormat
     num_blocks: int
+    log: LogConfig = field(default_factory=LogConfig)
 
 
 class PoolProcess:
@@ -41,6 +43,7 @@ class PoolProcess:
 
         Raises ValueError when there is too little shared memory.
         """
+        self._config.log.start(self._config.instance_id)
         epoch = new_epoch()
         for name in sweep():
             logger.info("Removed segment %s, which a killed system had left", name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.logprobs import TokenLogprobs
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.validate import check_request
 from alignedserve.instance.config import TransferConfig
@@ -48,6 +49,8 @@ class Prompt:
     is_dropped: bool = False
     # what to say then
     farewell: Failed | Gone | None = None
+    # of the prompt tokens so far, if they are to go out with the first token
+    logprobs: list[TokenLogprobs] | None = None
 
     @property
     def key(self) -> RequestKey:
@@ -176,7 +179,9 @@ class PrefillWorker(Worker):
     def _start(self, work: Work) -> None:
         request = adopt(self.engine, work)
         num_saved_blocks = work.num_cached // self.engine.cache.format.block_size
-        self._prompts[work.request.key] = Prompt(work, request, num_saved_blocks)
+        wants_logprobs = request.params.prompt_logprobs is not None
+        logprobs: list[TokenLogprobs] | None = [] if wants_logprobs else None
+        self._prompts[work.request.key] = Prompt(work, request, num_saved_blocks, logprobs=logprobs)
         if not work.num_cached:
             self.engine.join(request)
 
@@ -184,13 +189,18 @@ class PrefillWorker(Worker):
         if not plan.chunks:
             return
         outputs = self.engine.execute([(self._prompts[key].request, count) for key, count in plan.chunks])
-        self._changes.news += [self._news(output) for output in outputs if says_something(output)]
+        for output in outputs:
+            self._take_output(output)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
             self._after_chunk(self._prompts[key])
 
-    def _news(self, output: TokenOutput) -> NewTokens:
-        return news_of(output, self._prompts[key_of(output.request_id)].request)
+    def _take_output(self, output: TokenOutput) -> None:
+        prompt = self._prompts[key_of(output.request_id)]
+        if prompt.logprobs is not None:
+            prompt.logprobs += output.prompt_logprobs or ()
+        if says_something(output):
+            self._changes.news.append(news_of(output, prompt.request, prompt.logprobs))
 
     def _after_chunk(self, prompt: Prompt) -> None:
         request = prompt.request

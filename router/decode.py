@@ -170,9 +170,8 @@ class DecodeSide:
         if pool and view:
             block_size = view.hello.limits.block_size
             most = pool.hello.limits.num_blocks * block_size
-            self._life.send_pool(
-                Reserve(entry.key, min(entry.num_tokens + EVICT_SLACK_BLOCKS * block_size, most))
-            )
+            num_tokens = min(entry.num_tokens + EVICT_SLACK_BLOCKS * block_size, most)
+            self._life.send_pool(Reserve(entry.key, num_tokens, entry.request.request_id))
 
     def made_room(self, entry: Entry, reserved: Reserved) -> None:
         """Without room its KV is lost, and computed again when there is some."""

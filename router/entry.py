@@ -82,6 +82,14 @@ class Entry:
         return len(self.request.prompt) + len(self.output)
 
     @property
+    def num_reusable(self) -> int:
+        """Tokens whose KV a prefill instance could take from the pool. The last one is computed again, or there would
+        be nothing to sample from; and all, where the prompt's log-probabilities have not gone out yet."""
+        if self.request.params.prompt_logprobs is not None and not self.output:
+            return 0
+        return min(self.num_cached, self.num_tokens - 1)
+
+    @property
     def num_missing(self) -> int:
         """Tokens that a prefill instance would compute: at least one, or there is nothing to sample from."""
         return max(self.num_tokens - self.num_cached, 1)

@@ -53,6 +53,10 @@ class Life:
     def tell_client(self, entry: Entry, news: NewTokens) -> None:
         self._tokens_for(entry.gateway).news.append(news)
 
+    def tell_story(self, entry: Entry) -> None:
+        """How it has gone so far, with whatever else its gateway hears."""
+        self._tokens_for(entry.gateway).timelines[entry.key] = list(entry.timeline)
+
     def _tokens_for(self, gateway: InstanceId) -> Tokens:
         return self._news.setdefault(gateway, Tokens([]))
 
@@ -91,7 +95,7 @@ class Life:
             self.enter(entry, State.POOLED)
             self.commit(entry, is_candidate=self.policy.uses_index)
         else:
-            entry.num_cached = min(entry.num_cached, entry.num_tokens - 1)
+            entry.num_cached = entry.num_reusable
             self.enter(entry, State.QUEUED)
             self.queue.push(entry, self.policy.prefill_due_s(entry))
             self._hold_no_room(entry)
@@ -163,7 +167,7 @@ class Life:
             is_first = not entry.output
             entry.output.extend(news.tokens)
             if is_first or news.finish_reason:
-                self._tokens_for(entry.gateway).timelines[entry.key] = list(entry.timeline)
+                self.tell_story(entry)
             self.tell_client(entry, news)
             if news.finish_reason:
                 # a prefill instance may still be saving it

@@ -19,7 +19,7 @@ class PrefillSide:
         num_reserving = sum(entry.num_missing for entry in life.reserving.values())
         for entry in life.queue.startable(life.fleet.prefills, num_reserving, life.config.prefill_window):
             life.enter(entry, State.RESERVING)
-            life.send_pool(Reserve(entry.key, entry.num_tokens))
+            life.send_pool(Reserve(entry.key, entry.num_tokens, entry.request.request_id))
 
     def reserved(self, entry: Entry, reserved: Reserved) -> None:
         life = self._life

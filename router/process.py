@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from alignedserve.logs import LogConfig
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, new_epoch, stop_on_sigterm
 from router.config import RouterConfig
@@ -24,6 +25,7 @@ class RouterProcessConfig:
     expected: dict[InstanceId, str] = field(default_factory=dict)
     # directory for logs of events, one for each epoch
     event_log: str | None = None
+    log: LogConfig = field(default_factory=LogConfig)
 
 
 class RouterProcess:
@@ -32,6 +34,7 @@ class RouterProcess:
 
     def run(self) -> None:
         """Until it is told to stop. Raises OSError when its port is taken."""
+        self._config.log.start("router")
         with ExitStack() as files:
             asyncio.run(self._run(new_epoch(), files))
 

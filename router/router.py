@@ -98,7 +98,8 @@ class Router:
                 self._submit(sender, message)
             case Abort(key=key):
                 entry = self.life.entries.get(key)
-                if entry and entry.gateway == sender:
+                if entry and entry.gateway == sender and not entry.is_over:
+                    self.life.tell_story(entry)
                     self.life.end(entry)
             case Reserved():
                 self._reserved(message)

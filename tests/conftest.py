@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import os
+
+import torch
+
+# Without a GPU, Triton's kernels are tested in its interpreter. Triton decides that when it is first imported, and
+# transformers, among others, imports it.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from alignedserve.engine.engine import Engine
 from tests import tiny_models

@@ -13,7 +13,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # The engine, the kernels and what they stand on run in any process, with these and nothing else installed.
 DATA_PLANE = ["alignedserve/engine", "alignedserve/models", "kernels"]
-DATA_PLANE_MAY_IMPORT = {"torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "tqdm"}
+DATA_PLANE_MAY_IMPORT = {
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "huggingface_hub",
+    "jinja2",
+    "tqdm",
+    "triton",
+}
 
 OURS = ("alignedserve", "kernels", "kvpool", "router", "prefill_worker", "decode_worker")
 BASE = {
@@ -23,6 +32,7 @@ BASE = {
         "config",
         "messages",
         "sampling_params",
+        "prompt_logprobs",
         "structured_outputs",
         "seeds",
         "kv_format",

@@ -54,6 +54,7 @@ class BatchTable:
 
         Returns where each entry's outputs end among the step's.
         """
+        step.wait_until_sent()
         if all(count == 1 and request.output for request, count in work):
             return self._fill_decodes(step, work)
         return self._fill_chunks(step, work)
@@ -70,7 +71,7 @@ class BatchTable:
         host.query_start[: num + 1] = np.arange(num + 1)
         host.context_len[:num] = positions + 1
         num_columns = int(block.max()) + 1
-        host.block_table[:num, :num_columns] = self._blocks[rows, :num_columns]
+        step.host_block_table(num, num_columns)[:] = self._blocks[rows, :num_columns]
         host.outputs[:num] = np.arange(num)
         step.commit(num, num, num)
         return host.query_start[1 : num + 1]
@@ -78,6 +79,8 @@ class BatchTable:
     def _fill_chunks(self, step: StepInputs, work: Work) -> np.ndarray:
         host, start, num_outputs = step.host, 0, 0
         output_ends = np.empty(len(work), dtype=np.int32)
+        num_columns = max(request.num_blocks for request, _ in work)
+        table = step.host_block_table(len(work), num_columns)
         host.query_start[0] = 0
         for index, (request, count) in enumerate(work):
             first, end = request.num_computed, start + count
@@ -89,7 +92,7 @@ class BatchTable:
             host.slots[start:end] = blocks[block] * self._block_size + offset
             host.query_start[index + 1] = end
             host.context_len[index] = first + count
-            host.block_table[index, : request.num_blocks] = blocks
+            table[index, : request.num_blocks] = blocks
             wanted = request.num_outputs(count)
             host.outputs[num_outputs : num_outputs + wanted] = np.arange(end - wanted, end)
             num_outputs += wanted

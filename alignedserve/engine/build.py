@@ -11,8 +11,9 @@ from alignedserve.engine.batch import BatchTable
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len, vocabulary_of
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import KVCache
-from alignedserve.engine.ops import make_ops
+from alignedserve.engine.ops import CudaOptions, make_ops
 from alignedserve.engine.ops.base import Ops
 from alignedserve.engine.policy import FcfsPolicy, IterationPolicy, Limits
 from alignedserve.engine.runner import ModelRunner
@@ -29,8 +30,6 @@ from alignedserve.text.tokenizer import Tokenizer
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 DEFAULT_CPU_KV_BYTES = 4 * 2**30
-# Share of a GPU's free memory that goes to KV when no size is given.
-DEFAULT_GPU_KV_SHARE = 0.85
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,24 @@ class BuiltEngine:
 
 
 def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolicy) -> BuiltEngine:
+    try:
+        return _build(config, policy)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{config.model} does not fit the GPU's memory with gpu_memory_utilization={config.gpu_memory_utilization}, "
+            f"max_num_batched_tokens={config.max_num_batched_tokens} and max_num_seqs={config.max_num_seqs}: "
+            f"a smaller one of these may help. {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _build(config: EngineConfig, policy: type[IterationPolicy]) -> BuiltEngine:
     source = resolve_model(config.model, config.load_format, config.revision)
     model_config = source.config
     device = _device(config.device)
     dtype_name = choose_dtype(config, model_config, is_cpu=device.type == "cpu")
     dtype = _TORCH_DTYPES[dtype_name]
     max_model_len = choose_max_model_len(config, model_config)
-    ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim)
+    ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim, _cuda_options(config))
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
@@ -66,13 +76,14 @@ def _assemble(
     policy: type[IterationPolicy],
     grammars: Grammars,
 ) -> Engine:
-    blocks = BlockManager(_num_blocks(config, form, max_model_len, ops.device))
-    cache = KVCache(form, blocks.num_blocks, ops.device)
-    ops.bind_cache(cache.blocks)
     max_blocks_per_seq = form.num_blocks(max_model_len)
     max_tokens = config.max_num_batched_tokens
     max_seqs = min(config.max_num_seqs, max_tokens)
     step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device)
+    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, ops, form, step)
+    blocks = BlockManager(_num_blocks(config, form, max_model_len, budget))
+    cache = KVCache(form, blocks.num_blocks, ops.device)
+    ops.bind_cache(cache.blocks)
     compiled = ops.compile(model.forward, model.logits, step, max_rows=max_seqs)
     limits = Limits(
         max_num_seqs=max_seqs,
@@ -102,6 +113,11 @@ def _grammars(config: EngineConfig, source: ModelSource) -> Grammars:
     return Grammars(tokenizer, vocabulary.size, vocabulary.eos_token_ids)
 
 
+def _cuda_options(config: EngineConfig) -> CudaOptions:
+    sizes = config.cudagraph_capture_sizes or (1, 2, 4, *range(8, config.max_num_seqs + 1, 8))
+    return CudaOptions(config.decode_kernel, () if config.enforce_eager else tuple(sizes), config.use_tqdm)
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -116,21 +132,21 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, device: torch.device) -> int:
-    budget = config.kv_cache_memory_bytes or _default_kv_bytes(device)
-    affordable = budget // form.block_bytes
+def _kv_bytes(config: EngineConfig, model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> int:
+    if ops.device.type != "cuda":
+        return DEFAULT_CPU_KV_BYTES
+    return kv_bytes(model, ops, form, step, config.gpu_memory_utilization)
+
+
+def _num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, budget: int) -> int:
+    affordable = max(budget, 0) // form.block_bytes
     needed = form.num_blocks(max_model_len)
     if affordable < needed:
         raise ValueError(
-            f"kv_cache_memory_bytes={budget}: {affordable} blocks of {form.block_bytes} bytes, but one request of "
-            f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {needed * form.block_bytes} bytes, "
-            f"or set max_model_len to at most {affordable * form.block_size}"
+            f"memory for KV: {budget} bytes are {affordable} blocks of {form.block_bytes} bytes, but one request of "
+            f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {needed * form.block_bytes} bytes "
+            f"(kv_cache_memory_bytes, or a GPU's gpu_memory_utilization), or set max_model_len to at most "
+            f"{affordable * form.block_size}"
         )
     # More than all slots can ever fill would only be reserved, never used.
     return min(affordable, needed * config.max_num_seqs)
-
-
-def _default_kv_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * DEFAULT_GPU_KV_SHARE)
-    return DEFAULT_CPU_KV_BYTES

@@ -33,6 +33,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, table: BatchTable, work: Work) -> IterationResult:
+        work = decodes_first(work)
         ends = table.fill(self._step, work)
         self._model.forward()
         prompt_logprobs = self._prompt_logprobs(work, ends)
@@ -41,7 +42,7 @@ class ModelRunner:
         if not due:
             return IterationResult([], Sampled([]), prompt_logprobs)
         rows = torch.from_numpy(ends[due] - 1)
-        sampled = self._sampler.sample(self._model.logits(rows.to(self._step.token_ids.device)), requests)
+        sampled = self._sampler.sample(self._model, rows, requests)
         return IterationResult(requests, sampled, prompt_logprobs)
 
     def _prompt_logprobs(self, work: Work, ends: np.ndarray) -> dict[Request, list[TokenLogprobs]]:
@@ -59,9 +60,14 @@ class ModelRunner:
         for start in range(0, len(targets), self._max_rows):
             part = targets[start : start + self._max_rows]
             rows = torch.arange(first_row + start, first_row + start + len(part), dtype=torch.int32)
-            logprobs = self._model.logits(rows.to(self._step.token_ids.device)).log_softmax(dim=-1)
+            logprobs = self._model.logits(rows).log_softmax(dim=-1)
             num_likeliest = request.params.prompt_logprobs or 0
             found += [
                 token_logprobs(row, token, num_likeliest) for row, token in zip(logprobs, part, strict=True)
             ]
         return found
+
+
+def decodes_first(work: Work) -> Work:
+    """What computes one token before what computes more: a GPU's kernels want each kind in one piece."""
+    return sorted(work, key=lambda item: item[1] != 1)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from alignedserve.engine.constrain import MINUS_INFINITY, constrain
 from alignedserve.engine.logprobs import TokenLogprobs, token_logprobs
 from alignedserve.engine.noise import noise_keys
-from alignedserve.engine.ops.base import Ops
+from alignedserve.engine.ops.base import CompiledModel, Ops
 from alignedserve.engine.request import Request
 from alignedserve.engine.truncate import truncate
 from alignedserve.text.grammar import GrammarError
@@ -32,17 +33,28 @@ class Sampler:
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
 
-    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
-        """Row i of `logits` (float32, overwritten) is for the next token of requests[i]."""
+    def sample(self, model: CompiledModel, rows: torch.Tensor, requests: Sequence[Request]) -> Sampled:
+        """rows[i] of the model's latest hidden states is for the next token of requests[i]."""
+        tokens = model.likeliest(len(rows))
+        logits = None
+        if tokens is None:
+            logits = model.logits(rows)
+            sampled = self._from_argmax(logits)
+        else:
+            sampled = _from_tokens(tokens)
+        chosen = [
+            i
+            for i, request in enumerate(requests)
+            if not request.params.is_plain_greedy and i not in sampled.broken
+        ]
+        if chosen:
+            self._sample_rows(model.logits(rows) if logits is None else logits, requests, chosen, sampled)
+        return sampled
+
+    def _from_argmax(self, logits: torch.Tensor) -> Sampled:
         likeliest, is_broken = self._ops.argmax(logits)
         broken = set(is_broken.nonzero().flatten().tolist()) if bool(is_broken.any()) else set()
-        sampled = Sampled(likeliest.tolist(), broken)
-        rows = [
-            i for i, request in enumerate(requests) if not request.params.is_plain_greedy and i not in broken
-        ]
-        if rows:
-            self._sample_rows(logits, requests, rows, sampled)
-        return sampled
+        return Sampled(likeliest.tolist(), broken)
 
     def _sample_rows(
         self, logits: torch.Tensor, requests: Sequence[Request], rows: list[int], sampled: Sampled
@@ -78,6 +90,10 @@ class Sampler:
             for i, token in zip(random, self._ops.gumbel_argmax(chosen, keys).tolist(), strict=True):
                 tokens[i] = token
         return tokens
+
+
+def _from_tokens(tokens: np.ndarray) -> Sampled:
+    return Sampled(tokens.tolist(), set(np.flatnonzero(tokens < 0).tolist()))
 
 
 def edit(logits: torch.Tensor, request: Request) -> None:

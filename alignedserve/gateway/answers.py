@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from alignedserve.gateway.best_of import keep_best
-from alignedserve.gateway.generation import Delta, TokenLogprobs, Usage
+from alignedserve.gateway.generation import Delta, Usage
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.token_logprobs import completion_logprobs, prompt_positions
 from alignedserve.gateway.tool_calls import Piece, Read
 from alignedserve.gateway.tool_readers import Reader
+from alignedserve.prompt_logprobs import TokenLogprobs, unpack
 
 Json = dict[str, Any]
 
@@ -24,15 +26,21 @@ class _Whole:
     text: str = ""
     logprobs: Json | None = None
     finish_reason: str | None = None
+    # packed
+    prompt_logprobs: bytes = b""
 
 
 @dataclass
 class Answer(ABC):
     model: ServedModel
     created: int
-    wants_logprobs: bool
+    # likeliest tokens to be shown with each token; None: no log-probabilities
+    num_logprobs: int | None
     service_tier: str = "default"
     id: str = ""
+    prompts: Sequence[list[int]] = ()
+    # the same with each of a prompt's tokens
+    num_prompt_logprobs: int | None = None
     # of each choice, characters said
     _lengths: dict[int, int] = field(default_factory=dict)
 
@@ -52,8 +60,8 @@ class Answer(ABC):
 
     def chunks(self, delta: Delta) -> list[Json]:
         """None for a token without text, unless there is something else to say of it."""
-        choices = self._opening(delta.index) if delta.index not in self._lengths else []
-        logprobs = self._logprobs(delta) if self.wants_logprobs else None
+        choices = [] if delta.index in self._lengths else self._opening(delta)
+        logprobs = None if self.num_logprobs is None else self._logprobs(delta)
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
         if delta.text or logprobs or delta.finish_reason:
             choices.append(self._chunk_choice(delta, logprobs))
@@ -63,7 +71,9 @@ class Answer(ABC):
         return self._envelope(self.chunk_kind, []) | {"usage": usage.body}
 
     def _collect(self, choice: _Whole, delta: Delta) -> None:
-        if self.wants_logprobs:
+        if delta.prompt_logprobs:
+            choice.prompt_logprobs = delta.prompt_logprobs
+        if self.num_logprobs is not None:
             found = self._logprobs(delta)
             choice.logprobs = found if choice.logprobs is None else self._join(choice.logprobs, found)
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
@@ -84,9 +94,17 @@ class Answer(ABC):
     def _join(self, some: Json, more: Json) -> Json:
         return {name: some[name] + more[name] for name in some}
 
-    def _opening(self, index: int) -> list[Json]:
+    def _opening(self, first: Delta) -> list[Json]:
         """What a choice's stream begins with."""
         return []
+
+    def _of_prompt(self, index: int, choice: _Whole) -> Json:
+        """vLLM's field, where asked for."""
+        if self.num_prompt_logprobs is None:
+            return {}
+        prompt, found = self.prompts[index], unpack(choice.prompt_logprobs)
+        positions = prompt_positions(prompt, found, self.num_prompt_logprobs, self.model.token_text)
+        return {"prompt_logprobs": positions}
 
     @abstractmethod
     def _whole_choice(self, index: int, choice: _Whole) -> Json: ...
@@ -114,21 +132,39 @@ class CompletionAnswer(Answer):
             deltas = keep_best(deltas, self.num_made, self.num_given)
         return super().whole(deltas, usage)
 
-    def _opening(self, index: int) -> list[Json]:
+    def _opening(self, first: Delta) -> list[Json]:
         if self.echoes is None:
             return []
-        return [{"index": index, "text": self._echo(index), "logprobs": None, "finish_reason": None}]
+        logprobs = (
+            None if self.num_logprobs is None else self._echoed_logprobs(first.index, first.prompt_logprobs)
+        )
+        return [
+            {
+                "index": first.index,
+                "text": self._echo(first.index),
+                "logprobs": logprobs,
+                "finish_reason": None,
+            }
+        ]
 
     def _echo(self, index: int) -> str:
         return "" if self.echoes is None else self.echoes[index // self.num_given]
 
+    def _echoed_logprobs(self, index: int, packed: bytes) -> Json:
+        found = [None, *unpack(packed)]
+        prompt = self.prompts[index // self.num_given]
+        return completion_logprobs(prompt, found, self.num_logprobs or 0, 0, self.model.token_text)
+
     def _whole_choice(self, index: int, choice: _Whole) -> Json:
+        logprobs = choice.logprobs
+        if self.echoes is not None and logprobs is not None:
+            logprobs = self._join(self._echoed_logprobs(index, choice.prompt_logprobs), logprobs)
         return {
             "index": index,
             "text": self._echo(index) + choice.text,
-            "logprobs": choice.logprobs,
+            "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
-        }
+        } | self._of_prompt(index // self.num_given, choice)
 
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
         return {
@@ -139,22 +175,10 @@ class CompletionAnswer(Answer):
         }
 
     def _logprobs(self, delta: Delta) -> Json:
-        texts = [self.model.token_text(token_id) for token_id in delta.token_ids]
         # text appears when its last token does: the offsets of tokens that come together are counted from there
-        offset, offsets = self._lengths.get(delta.index, 0), []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        likeliest = [
-            {self.model.token_text(token_id): logprob for token_id, logprob in top.items()} | {text: chosen}
-            for text, (chosen, _, top) in zip(texts, delta.logprobs, strict=True)
-        ]
-        return {
-            "tokens": texts,
-            "token_logprobs": [logprob for logprob, _, _ in delta.logprobs],
-            "top_logprobs": likeliest,
-            "text_offset": offsets,
-        }
+        offset = len(self._echo(delta.index)) + self._lengths.get(delta.index, 0)
+        num = self.num_logprobs or 0
+        return completion_logprobs(delta.token_ids, delta.logprobs, num, offset, self.model.token_text)
 
 
 @dataclass
@@ -169,9 +193,13 @@ class ChatAnswer(Answer):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def _opening(self, index: int) -> list[Json]:
+    def whole(self, deltas: list[Delta], usage: Usage) -> Json:
+        first = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), b"")
+        return super().whole(deltas, usage) | self._of_prompt(0, _Whole(prompt_logprobs=first))
+
+    def _opening(self, first: Delta) -> list[Json]:
         role = {"role": "assistant", "content": ""}
-        return [{"index": index, "delta": role, "logprobs": None, "finish_reason": None}]
+        return [{"index": first.index, "delta": role, "logprobs": None, "finish_reason": None}]
 
     def _whole_choice(self, index: int, choice: _Whole) -> Json:
         read = self._read(index, choice.text, choice.finish_reason)

@@ -96,7 +96,7 @@ async def _respond(
             events = _events(first, deltas, generation, answer, includes_usage)
             return _EventStream(events, generation.close)
         found = await _unless_gone(http, _all(deltas))
-        return JSONResponse(answer.whole(found, generation.usage))
+        return await generation.beside(lambda: JSONResponse(answer.whole(found, generation.usage)))
     except BaseException:
         generation.close()
         raise
@@ -111,7 +111,7 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     usage: Json = {"usage": None} if includes_usage else {}
     try:
-        for chunk in answer.chunks(first):
+        for chunk in await generation.beside(lambda: answer.chunks(first)):
             yield _event(chunk | usage)
         async for delta in rest:
             for chunk in answer.chunks(delta):

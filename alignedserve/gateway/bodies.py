@@ -59,6 +59,8 @@ class _Body(BaseModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    # vLLM's: of the prompt's tokens, with so many of the likeliest in their places
+    prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     service_tier: ServiceTier | None = None
@@ -97,13 +99,23 @@ class _Body(BaseModel):
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed with stream=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(f"prompt_logprobs={self.prompt_logprobs}: not available with stream=true")
+
+    @property
+    def _num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
 
     def _sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         return SamplingParams(
-            **given, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=self._structured_outputs()
+            **given,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=self._num_prompt_logprobs,
+            structured_outputs=self._structured_outputs(),
         )
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
@@ -167,14 +179,22 @@ class CompletionBody(_Body):
             return [self.prompt]
         return list(self.prompt)
 
+    @property
+    def is_only_echo(self) -> bool:
+        """The prompt is wanted back, with its log-probabilities perhaps, and nothing more."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def _num_prompt_logprobs(self) -> int | None:
+        """What is echoed has log-probabilities like the rest."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((each for each in asked if each is not None), default=None)
+
     def sampling_params(self) -> SamplingParams:
         """With n as many choices as are made, see `best_of`."""
         self.check()
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest(
-                "echo: with logprobs not supported; the prompt's log-probabilities are not kept"
-            )
-        params = self._sampling_params(self.max_tokens, self.logprobs)
+        # nothing runs without a token
+        params = self._sampling_params(1 if self.is_only_echo else self.max_tokens, self.logprobs)
         if self.best_of is None or self.best_of == params.n:
             return params
         if self.best_of < params.n:

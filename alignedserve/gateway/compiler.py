@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -25,6 +26,10 @@ from alignedserve.types import InvalidRequest
 MAX_KEPT = 4096
 # Who comes when others' grammars take their whole time, one after the other, does not wait for ever.
 TURN_S = 10.0
+# what is heard from a process that has ended
+_ENDED = (asyncio.IncompleteReadError, ConnectionError)
+
+logger = logging.getLogger(__name__)
 
 
 class NoTurn(Exception):
@@ -46,7 +51,10 @@ class Compiler:
     async def prepare(self) -> None:
         """What takes time now, the first grammar need not wait for."""
         async with self._turn:
-            await self._started()
+            try:
+                await self._started()
+            except _ENDED:
+                logger.warning("grammars: the vocabulary could not be taken in, status %d", await self._status())
 
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float) -> None:
         """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn."""
@@ -65,7 +73,11 @@ class Compiler:
         for asking in self._asking:
             asking.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
-        await self._end()
+        if self._process is not None:
+            # it may be in the middle of something
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._status()
 
     def _keep(self, key: bytes, reason: str | None) -> None:
         self._kept[key] = reason
@@ -89,8 +101,8 @@ class Compiler:
                 return "structured_outputs: needs a tokenizer and an end of sequence, and this model has not both"
             asked = {"kind": wanted.kind, "value": getattr(wanted, wanted.kind), "timeout_s": timeout_s}
             return await _tell(process, asked)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            if await self._end() == -signal.SIGALRM:
+        except _ENDED:
+            if await self._status() == -signal.SIGALRM:
                 raise TimeoutError from None
             return f"structured_outputs.{wanted.kind}: too large to be compiled"
         finally:
@@ -121,15 +133,10 @@ class Compiler:
             "eos_token_ids": sorted(self._vocabulary.eos_token_ids),
         }
 
-    async def _end(self) -> int:
-        """Its exit status."""
+    async def _status(self) -> int:
+        """Of the process, which has ended. (To kill it once more could take its status from whoever waits for it.)"""
         process, self._process = self._process, None
-        if process is None:
-            return 0
-        with contextlib.suppress(ProcessLookupError):
-            # it may be in the middle of something; a status that it has already stays what it is
-            process.kill()
-        return await process.wait()
+        return 0 if process is None else await process.wait()
 
 
 async def _tell(process: asyncio.subprocess.Process, value: dict[str, Any]) -> str | None:

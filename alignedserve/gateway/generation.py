@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from alignedserve.gateway.errors import ApiError, unavailable
 from alignedserve.gateway.island import News
@@ -15,13 +15,14 @@ from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service
 from alignedserve.gateway.text_stream import TextStream
+from alignedserve.logs import request_id
 from alignedserve.messages import NewTokens, Rejected, Request
+from alignedserve.prompt_logprobs import TokenLogprobs
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
 from alignedserve.types import RequestKey
 
-# of one token: (log-probability, rank, {likeliest token: log-probability})
-TokenLogprobs = tuple[float, int, dict[int, float]]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Delta:
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: str | None
+    # with its first token, where asked for; packed
+    prompt_logprobs: bytes = b""
 
 
 @dataclass
@@ -47,7 +50,8 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            # a prompt's KV is its own: nothing is taken from earlier requests
+            # always there, as with OpenAI (vLLM leaves it out unless told not to). A prompt's KV is its own: nothing
+            # is taken from earlier requests
             "prompt_tokens_details": {"cached_tokens": 0},
         }
 
@@ -67,6 +71,8 @@ class Generation:
     service: Service = field(default_factory=Service)
     # the parameter that says what the output has to look like, if one does
     structure_name: str = "structured_outputs"
+    # False: only what is known with the first token is of interest, and not that token
+    gives_output: bool = True
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -85,6 +91,10 @@ class Generation:
         """Aborts what has not ended. Safe to repeat."""
         for choice in self._choices:
             self.islands.close(choice.key)
+
+    async def beside(self, make: Callable[[], Made]) -> Made:
+        """What is made of its deltas. A prompt's log-probabilities are much to write down; streams go on meanwhile."""
+        return make() if self.params.prompt_logprobs is None else await asyncio.to_thread(make)
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Until all choices have ended. Raises ApiError when one of them can't go on."""
@@ -108,6 +118,7 @@ class Generation:
             tbt_s=self.service.tbt_s,
             tier=self.service.tier,
             deadline_s=self.service.deadline_s,
+            request_id=request_id.get() or "",
         )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)))
@@ -139,8 +150,10 @@ class Generation:
                 reason = "stop"
                 self.islands.close(choice.key, reason)
                 break
+        if not self.gives_output:
+            return Delta(index, "", [], [], "length", news.prompt_logprobs)
         self.usage.num_completion_tokens += taken
-        return Delta(index, text, news.tokens[:taken], news.logprobs[:taken], reason)
+        return Delta(index, text, news.tokens[:taken], news.logprobs[:taken], reason, news.prompt_logprobs)
 
 
 def _rejection(rejected: Rejected) -> ApiError:

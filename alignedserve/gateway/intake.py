@@ -33,12 +33,15 @@ class Intake:
         with body.naming():
             params = await self._params(body, len(body.prompts))
             prompts = [await self.model.prompt_ids(prompt) for prompt in body.prompts]
-            generation = self._generation(prompts, params, service, body.structure_name)
+            gives_output = not body.is_only_echo
+            generation = self._generation(prompts, params, service, body.structure_name, gives_output)
         answer = CompletionAnswer(
             self.model,
             int(time.time()),
-            body.logprobs is not None,
+            body.logprobs,
             service.name,
+            prompts=prompts,
+            num_prompt_logprobs=body.prompt_logprobs,
             num_made=params.n,
             num_given=body.n or 1,
             echoes=[self.model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
@@ -54,7 +57,13 @@ class Intake:
             name = _structure_name(body, params, tooling)
             generation = self._generation(prompts, params, service, name)
         answer = ChatAnswer(
-            self.model, int(time.time()), bool(body.logprobs), service.name, new_reader=tooling.new_reader
+            self.model,
+            int(time.time()),
+            params.logprobs,
+            service.name,
+            prompts=prompts,
+            num_prompt_logprobs=body.prompt_logprobs,
+            new_reader=tooling.new_reader,
         )
         return generation, answer
 
@@ -73,12 +82,17 @@ class Intake:
         return params
 
     def _generation(
-        self, prompts: Sequence[list[int]], params: SamplingParams, service: Service, structure_name: str
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        service: Service,
+        structure_name: str,
+        gives_output: bool = True,
     ) -> Generation:
         for prompt in prompts:
-            self.limits.check_prompt(len(prompt))
+            self.limits.check_prompt(len(prompt), params)
             self.model.check(prompt, params)
-        return Generation(self.islands, self.model, prompts, params, service, structure_name)
+        return Generation(self.islands, self.model, prompts, params, service, structure_name, gives_output)
 
 
 def _structure_name(body: CompletionBody | ChatBody, params: SamplingParams, tooling: Tooling) -> str:

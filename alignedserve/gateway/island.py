@@ -69,6 +69,8 @@ class Island:
         self._on_lost = on_lost
         self._on_drain = on_drain
         self._open: dict[RequestKey, Open] = {}
+        # closed here, and the router has yet to tell how far they came
+        self._leaving: dict[RequestKey, Watch] = {}
         self._asked: dict[int, asyncio.Future[Cluster]] = {}
         self._tickets = itertools.count(1)
         self._giving_up: asyncio.TimerHandle | None = None
@@ -118,7 +120,9 @@ class Island:
         """Nobody waits for it any more. Safe to repeat."""
         if entry := self._open.pop(key, None):
             self._link.send(Abort(key))
-            entry.watch.ended(reason)
+            entry.watch.ended(reason, is_told=not self.is_up)
+            if self.is_up:
+                self._leaving[key] = entry.watch
 
     async def cluster(self) -> Cluster:
         """Raises ApiError when the router does not answer."""
@@ -144,6 +148,7 @@ class Island:
             self._submit(entry)
 
     def on_down(self) -> None:
+        self._let_go()
         self._on_lost(self)
         self._start_giving_up()
 
@@ -154,6 +159,8 @@ class Island:
                 for key, timeline in timelines.items():
                     if key in self._open:
                         self._open[key].watch.timeline = timeline
+                    elif watch := self._leaving.pop(key, None):
+                        watch.told(timeline)
                 for news in all_news:
                     self._news(news, now)
             case Rejected():
@@ -185,6 +192,7 @@ class Island:
                 first=len(entry.delivered),
                 tokens=news.tokens[num_known:],
                 logprobs=news.logprobs[num_known:],
+                prompt_logprobs=b"",
             )
         if news.tokens:
             entry.delivered += news.tokens
@@ -195,6 +203,8 @@ class Island:
         entry.tell(news)
 
     def _rejected(self, rejected: Rejected) -> None:
+        if watch := self._leaving.pop(rejected.key, None):
+            watch.told()
         entry = self._open.get(rejected.key)
         if entry is None:
             return
@@ -210,6 +220,12 @@ class Island:
             self._submit(entry)
 
     # ---- a router that stays away ----
+
+    def _let_go(self) -> None:
+        """The router that knew how far they came is gone."""
+        leaving, self._leaving = self._leaving, {}
+        for watch in leaving.values():
+            watch.told()
 
     def _start_giving_up(self) -> None:
         loop = asyncio.get_running_loop()

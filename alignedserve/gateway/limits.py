@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated
 
+from alignedserve.prompt_logprobs import check_number
 from alignedserve.sampling_params import MAX_LOGPROBS, SamplingParams
 from alignedserve.types import InvalidRequest
 
@@ -37,8 +38,10 @@ class Limits:
             raise InvalidRequest(
                 f"n={params.n}: of {num_prompts} prompts; this server gives at most {self.max_choices} choices"
             )
-        if params.logprobs is not None and params.logprobs > self.max_logprobs:
-            raise InvalidRequest(f"logprobs={params.logprobs}: must be at most {self.max_logprobs}")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(params, name)
+            if count is not None and count > self.max_logprobs:
+                raise InvalidRequest(f"{name}={count}: must be at most {self.max_logprobs}")
         if len(params.stop_strings) > self.max_stop_strings:
             raise InvalidRequest(
                 f"stop: {len(params.stop_strings)} strings; at most {self.max_stop_strings} are allowed"
@@ -52,6 +55,7 @@ class Limits:
                 f"stop: a string of {longest} characters; at most {self.max_stop_chars} are allowed"
             )
 
-    def check_prompt(self, num_tokens: int) -> None:
+    def check_prompt(self, num_tokens: int, params: SamplingParams) -> None:
+        check_number(num_tokens, params.prompt_logprobs)
         if self.max_prompt_tokens is not None and num_tokens > self.max_prompt_tokens:
             raise InvalidRequest(f"prompt: {num_tokens} tokens; at most {self.max_prompt_tokens} are allowed")

@@ -39,7 +39,8 @@ class LineAnswers:
         generation, answer = await self._take(endpoint, body, Service("flex", "be", deadline_s=deadline_s))
         try:
             generation.start()
-            return answer.whole([delta async for delta in generation.deltas()], generation.usage)
+            found = [delta async for delta in generation.deltas()]
+            return await generation.beside(lambda: answer.whole(found, generation.usage))
         finally:
             generation.close()
 

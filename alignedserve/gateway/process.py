@@ -28,7 +28,7 @@ from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.server import Server
 from alignedserve.gateway.telemetry import Telemetry, Traces
-from alignedserve.logs import set_up_logging
+from alignedserve.logs import LogConfig
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, stop_on_sigterm
@@ -53,10 +53,7 @@ class GatewayConfig:
     # where files and batch jobs are kept; without it there are none
     store_url: str = ""
     batches: BatchConfig = field(default_factory=BatchConfig)
-    # one of logs.FORMATS
-    log_format: str = "text"
-    # None: stderr
-    log_file: str | None = None
+    log: LogConfig = field(default_factory=LogConfig)
     # where traces go; None: nowhere
     otlp_endpoint: str | None = None
 
@@ -76,7 +73,7 @@ class GatewayProcess:
     def run(self) -> None:
         """Until the router tells it to stop. Raises ValueError for a model that can't be, OSError for a port that is
         taken, and RefusedByRouter."""
-        set_up_logging(self._config.log_format, path=self._config.log_file)
+        self._config.log.start(self._config.instance_id)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock, is_prepared=True))

@@ -119,12 +119,11 @@ def stages(watch: Watch) -> list[tuple[str, float, float]]:
     """(name, begin, end) each, in seconds of time.monotonic()."""
     begins: list[tuple[str, float]] = []
     for state, offset_s in watch.timeline:
-        name = STAGES.get(state, state)
-        if not begins or begins[-1][0] != name:
-            begins.append((name, watch.submitted_s + offset_s))
-    if begins and begins[-1][0] == "prefill" and watch.first_s is not None:
-        # it ended here, by a stop string or because the client left: of what came next the router has not told
-        begins.append(("decode", watch.first_s))
+        name, begin_s = STAGES.get(state, state), watch.submitted_s + offset_s
+        # what the router did while our word that it is over was on the way is not part of it
+        is_after = bool(begins) and begin_s >= watch.end_s
+        if not is_after and (not begins or begins[-1][0] != name):
+            begins.append((name, begin_s))
     if not begins:
         return []
     ends = [*(begin_s for _, begin_s in begins[1:]), watch.end_s]

@@ -29,7 +29,7 @@ class Watch:
     # "stop", "length", "abort", "error", "rejected"; None while it goes on
     end_reason: str | None = None
     end_s: float = 0.0
-    # as far as the router has told it: up to the first token, and with the last one all of it
+    # as far as the router has told it: up to the first token, and at the end all of it
     timeline: Timeline = ()
     _tier: TierMetrics = field(init=False)
     # a call's time counts from its first byte on
@@ -55,8 +55,9 @@ class Watch:
         if self.request.tbt_s is not None and now > self._due_s(self.request.tbt_s):
             self._is_late = True
 
-    def ended(self, reason: str) -> None:
-        """Safe to repeat; the first time counts."""
+    def ended(self, reason: str, is_told: bool = True) -> None:
+        """`is_told`: the router has told all of its story; otherwise `told` says when. Safe to repeat; the first time
+        counts."""
         if self.end_reason is not None:
             return
         self.end_reason, self.end_s = reason, time.monotonic()
@@ -64,6 +65,13 @@ class Watch:
         if self.first_s is not None:
             self._count(self.first_s)
         self._judge()
+        if is_told:
+            self._on_end(self)
+
+    def told(self, timeline: Timeline | None = None) -> None:
+        """Of one that had ended before: the rest of its story, or that there will be none."""
+        if timeline is not None:
+            self.timeline = timeline
         self._on_end(self)
 
     def _first(self, now: float) -> None:

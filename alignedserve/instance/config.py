@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from alignedserve.config import EngineConfig
+from alignedserve.logs import LogConfig
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
 
@@ -29,3 +30,4 @@ class InstanceConfig:
     router: RouterAddress
     engine: EngineConfig
     transfers: TransferConfig = TransferConfig()
+    log: LogConfig = field(default_factory=LogConfig)

@@ -35,6 +35,7 @@ class InstanceProcess(ABC):
 
     def run(self) -> None:
         """Until the router says so, or SIGTERM. Raises what makes it impossible to go on."""
+        self._config.log.start(self._config.instance_id)
         engine = build_engine(self._config.engine).engine
         engine.grammars.prepare()
         epoch, wake = new_epoch(), threading.Event()

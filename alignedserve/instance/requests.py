@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.logprobs import TokenLogprobs
 from alignedserve.engine.request import Request
 from alignedserve.messages import InstanceLimits, NewTokens, Work
+from alignedserve.prompt_logprobs import TokenLogprobs as PlainLogprobs
+from alignedserve.prompt_logprobs import pack
 from alignedserve.types import RequestId, RequestKey
 
 
@@ -21,9 +27,12 @@ def limits_of(engine: Engine) -> InstanceLimits:
 
 def adopt(engine: Engine, work: Work) -> Request:
     """The schedule has found it room."""
-    wanted = work.request
+    wanted, params = work.request, work.request.params
+    if work.output:
+        # its prompt's log-probabilities went out with the first token
+        params = replace(params, prompt_logprobs=None)
     request = engine.adopt(
-        RequestId(str(wanted.key)), wanted.prompt, wanted.params, wanted.seed, work.output, work.num_cached
+        RequestId(str(wanted.key)), wanted.prompt, params, wanted.seed, work.output, work.num_cached
     )
     if request is None:
         num_tokens = len(wanted.prompt) + len(work.output)
@@ -37,8 +46,10 @@ def key_of(request_id: RequestId) -> RequestKey:
     return RequestKey(int(request_id))
 
 
-def news_of(output: TokenOutput, request: Request) -> NewTokens:
-    """`request` as it is after the token was appended."""
+def news_of(
+    output: TokenOutput, request: Request, prompt_logprobs: Sequence[TokenLogprobs] | None = None
+) -> NewTokens:
+    """`request` as it is after the token was appended; its prompt's log-probabilities, if they go out with it."""
     tokens = [] if output.token_id is None else [output.token_id]
     return NewTokens(
         key=key_of(output.request_id),
@@ -48,17 +59,19 @@ def news_of(output: TokenOutput, request: Request) -> NewTokens:
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
         error=None if output.error is None else str(output.error),
+        prompt_logprobs=b"" if prompt_logprobs is None else pack([*map(plain, prompt_logprobs)]),
     )
 
 
-def logprobs_of(output: TokenOutput) -> list[tuple[float, int, dict[int, float]]]:
-    found = output.logprobs
-    if found is None:
-        return []
+def logprobs_of(output: TokenOutput) -> list[PlainLogprobs]:
+    return [] if output.logprobs is None else [plain(output.logprobs)]
+
+
+def plain(found: TokenLogprobs) -> PlainLogprobs:
     likeliest = dict(zip(found.token_ids[1:], found.logprobs[1:], strict=True))
-    return [(found.logprobs[0], found.ranks[0], likeliest)]
+    return found.logprobs[0], found.ranks[0], likeliest
 
 
 def says_something(output: TokenOutput) -> bool:
-    """Rather than prompt_logprobs alone, which nobody asks an instance for."""
+    """Rather than prompt_logprobs alone, which wait for the first token."""
     return output.token_id is not None or output.finish_reason is not None

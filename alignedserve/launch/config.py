@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Annotated
 
-from alignedserve.logs import FORMATS
+from alignedserve.logs import FORMATS, LEVELS, LogConfig
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,13 @@ class ServeConfig:
     ] = None
     batch_max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
-    log_format: Annotated[str, "text or json, a line each, with the request's id"] = "text"
-    log_file: Annotated[str | None, "for the gateway's log [default: stderr, by way of Ray]"] = None
+    log_format: Annotated[str, "of every process: text or json, a line each, with the request's id"] = "text"
+    log_level: Annotated[str, "debug (each request's way through each process), info, warning or error"] = (
+        "info"
+    )
+    log_dir: Annotated[
+        str | None, "directory of log files, one for each process [default: stderr only, by way of Ray]"
+    ] = None
     otlp_endpoint: Annotated[str | None, "where OpenTelemetry traces go, over HTTP [default: nowhere]"] = None
 
     def __post_init__(self) -> None:
@@ -57,14 +63,21 @@ class ServeConfig:
             )
         _in_range("port", self.port, 1, 65535)
         _in_range("batch_max_num_lines", self.batch_max_num_lines, 1, 65536)
-        if self.log_format not in FORMATS:
-            raise ValueError(f"log_format={self.log_format!r}: must be one of {', '.join(FORMATS)}")
+        for name, allowed in (("log_format", FORMATS), ("log_level", LEVELS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"otlp_endpoint={self.otlp_endpoint!r}: must begin with http:// or https://")
         if self.num_islands is not None:
             _in_range("num_islands", self.num_islands, 1, 1024)
         if self.pool_memory_bytes is not None:
             _in_range("pool_memory_bytes", self.pool_memory_bytes, 1, 2**63 - 1)
+
+    @property
+    def log(self) -> LogConfig:
+        # other processes need not be where this one is
+        directory = None if self.log_dir is None else os.path.abspath(os.path.expanduser(self.log_dir))
+        return LogConfig(self.log_format, self.log_level, directory)
 
 
 def _is_loopback(host: str) -> bool:

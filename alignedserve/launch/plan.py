@@ -89,11 +89,15 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     form = block_format(asked.engine, asked.model.config, dtype)
     num_pool_blocks = _num_pool_blocks(asked, form, site)
     engine = replace(_local(asked), dtype=dtype, device="cpu" if is_cpu else "cuda", use_tqdm=False)
+    log = asked.serve.log
+    if asked.serve.address is not None:
+        # several islands may share a directory
+        log = replace(log, prefix=f"{site.name}-")
     instances = [
         PartPlan(
             role,
             name,
-            InstanceConfig(name, site.router, engine, TransferConfig(link)),
+            InstanceConfig(name, site.router, engine, TransferConfig(link), log),
             num_gpus=0 if is_cpu else 1,
         )
         for role, count in (
@@ -103,9 +107,11 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
         for name in (InstanceId(f"{role}-{number}") for number in range(count))
     ]
     pool_name = InstanceId("kvpool-0")
-    pool = PoolProcessConfig(pool_name, site.router, f"{segment_prefix}-{site.name}", form, num_pool_blocks)
+    pool = PoolProcessConfig(
+        pool_name, site.router, f"{segment_prefix}-{site.name}", form, num_pool_blocks, log
+    )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
-    router = RouterProcessConfig(site.router, asked.router, expected, asked.serve.event_log)
+    router = RouterProcessConfig(site.router, asked.router, expected, asked.serve.event_log, log)
     parts = (
         PartPlan("router", InstanceId("router"), router),
         PartPlan("kvpool", pool_name, pool),
@@ -130,8 +136,7 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         shutdown_timeout_s=asked.serve.shutdown_timeout,
         store_url=store_url,
         batches=BatchConfig(asked.serve.batch_max_num_lines),
-        log_format=asked.serve.log_format,
-        log_file=asked.serve.log_file,
+        log=asked.serve.log,
         otlp_endpoint=asked.serve.otlp_endpoint,
     )
     return PartPlan("gateway", name, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import signal
 import time
@@ -20,6 +21,8 @@ from alignedserve.launch.store import store_site
 from alignedserve.models.locate import locate_model
 from kvpool.segment import NAME_PREFIX
 from router.config import RouterConfig
+
+logger = logging.getLogger(__name__)
 
 
 def serve(
@@ -44,6 +47,7 @@ def _serve(
     say: Callable[[str], None],
 ) -> None:
     start_s = time.monotonic()
+    say = _logging_too(config, say)
     if not is_free(config.host, config.port):
         raise ValueError(f"port={config.port}: another program listens on it at {config.host}")
     model = locate_model(engine.model, engine.load_format, engine.revision)
@@ -66,6 +70,20 @@ def _serve(
             await Supervisor(islands, gateway, store, say, ready, config.shutdown_timeout).run()
 
         asyncio.run(supervise())
+
+
+def _logging_too(config: ServeConfig, say: Callable[[str], None]) -> Callable[[str], None]:
+    """What is said on the terminal is in the launcher's log file as well, if there are files. Raises ValueError."""
+    try:
+        config.log.start("launcher", has_console=False)
+    except OSError as error:
+        raise ValueError(f"log_dir={config.log_dir!r}: {error.strerror}") from None
+
+    def say_and_log(line: str) -> None:
+        say(line)
+        logger.info(line)
+
+    return say_and_log
 
 
 def _sites(asked: Request, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[list[Site]]:

@@ -58,6 +58,23 @@ _LLAMA_3_1_8B = {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
+_QWEN3_0_6B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
 _QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 151936,
@@ -85,6 +102,7 @@ PRESETS: dict[str, ModelConfig] = {
         "opt-30b": _opt(7168, num_layers=48, num_heads=56),
         "llama-2-7b": _LLAMA_2_7B,
         "llama-3.1-8b": _LLAMA_3_1_8B,
+        "qwen3-0.6b": _QWEN3_0_6B,
         "qwen3-8b": _QWEN3_8B,
     }.items()
 }

@@ -1,13 +1,19 @@
-"""Copies of runs of blocks between a KV cache and the pool's memory, on the thread that calls.
+"""Copies of runs of blocks between a KV cache and the pool's memory.
 
 On a CPU it is a plain copy that holds no lock of Python's and takes no thread of torch's (whose own copy would call its
-whole pool to it, and wait for cores that compute is using). On a GPU it is a copy on a stream of its own, out of or
-into pinned memory; it starts when the work that was queued at `mark` is through.
+whole pool to it, and wait for cores that compute is using). One core gets little more than half of what memory can do,
+so two share a transfer's copies; one transfer at a time.
+
+On a GPU each direction has a stream and a copy engine of its own, and so goes on beside the other. Copies are queued by
+the group, in one call of the driver's: a call per block would take the interpreter's lock 50,000 times a second from
+the thread that decodes. Two groups are under way at most, so that a transfer that is to stop does so soon.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,31 +22,42 @@ from numpy.typing import NDArray
 from alignedserve.transport import cuda
 from alignedserve.transport.runs import Run
 
+Direction = Literal["save", "load"]
+DIRECTIONS: tuple[Direction, Direction] = ("save", "load")
+
+# What is queued on a GPU in one call: at 50 GB/s, little more than a millisecond.
+GROUP_BYTES = 64 << 20
+
 
 class Copier(Protocol):
+    # 2: save and load may be called at the same time, on threads of their own. 1: one after the other.
+    num_lanes: int
+
     def mark(self) -> torch.cuda.Event | None:
         """On the thread that computes: a copy made after this mark comes after all that was computed before it."""
 
-    def begin(self, mark: torch.cuda.Event | None) -> None: ...
+    def copy(
+        self,
+        direction: Direction,
+        runs: Sequence[Run],
+        mark: torch.cuda.Event | None,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        """From the cache to the pool, or back; `run.here` counts the cache's blocks.
 
-    def save(self, run: Run) -> None:
-        """From the cache to the pool; `run.here` counts the cache's blocks."""
-
-    def load(self, run: Run) -> None: ...
-
-    def finish(self) -> None:
-        """Returns when all copies since `begin` are made."""
+        `is_stopped` is asked before each piece. Returns, or raises, when no copy is under way any more.
+        """
 
     def close(self) -> None: ...
 
 
-def make_copier(blocks: torch.Tensor, pool: NDArray[np.uint8]) -> Copier:
+def make_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int = 1) -> Copier:
     block_bytes = blocks[0].numel() * blocks.element_size()
     if pool.shape[1:] != (block_bytes,):
         raise RuntimeError(
             f"blocks of {block_bytes} bytes in the cache, of shape {pool.shape[1:]} in the pool"
         )
-    return CudaCopier(blocks, pool) if blocks.is_cuda else HostCopier(blocks, pool)
+    return CudaCopier(blocks, pool) if blocks.is_cuda else HostCopier(blocks, pool, num_threads)
 
 
 def as_bytes(blocks: torch.Tensor) -> torch.Tensor:
@@ -49,15 +66,36 @@ def as_bytes(blocks: torch.Tensor) -> torch.Tensor:
 
 
 class HostCopier:
-    def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
+    num_lanes = 1
+
+    def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int = 1) -> None:
         self._cache: NDArray[np.uint8] = as_bytes(blocks).numpy()
         self._pool = pool
+        self._num_threads = num_threads
+        self._helpers = ThreadPoolExecutor(num_threads, thread_name_prefix="mover-copies")
 
     def mark(self) -> None:
         return None
 
-    def begin(self, mark: torch.cuda.Event | None) -> None:
-        return None
+    def copy(
+        self,
+        direction: Direction,
+        runs: Sequence[Run],
+        mark: torch.cuda.Event | None,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        shares = [runs[first :: self._num_threads] for first in range(self._num_threads)]
+        copies = [self._helpers.submit(self._copy, direction, share, is_stopped) for share in shares if share]
+        wait(copies)
+        for copy in copies:
+            copy.result()
+
+    def _copy(self, direction: Direction, runs: Sequence[Run], is_stopped: Callable[[], bool]) -> None:
+        copy = self.save if direction == "save" else self.load
+        for run in runs:
+            if is_stopped():
+                return
+            copy(run)
 
     def save(self, run: Run) -> None:
         here, there, num = run
@@ -67,40 +105,73 @@ class HostCopier:
         here, there, num = run
         np.copyto(self._cache[here : here + num], self._pool[there : there + num])
 
-    def finish(self) -> None:
-        return None
-
     def close(self) -> None:
-        return None
+        self._helpers.shutdown()
 
 
 class CudaCopier:
+    num_lanes = 2
+
     def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
         self._cache = as_bytes(blocks)
-        self._pinned = pool
-        self._pool = torch.from_numpy(pool)
-        self._stream = cuda.new_stream(blocks.device)
+        self._pool = pool
+        self._streams = {direction: cuda.new_stream(blocks.device) for direction in DIRECTIONS}
+        self._copies = cuda.Copies()
         cuda.pin(pool)
 
     def mark(self) -> torch.cuda.Event:
         return cuda.record(torch.cuda.current_stream(self._cache.device))
 
-    def begin(self, mark: torch.cuda.Event | None) -> None:
+    def copy(
+        self,
+        direction: Direction,
+        runs: Sequence[Run],
+        mark: torch.cuda.Event | None,
+        is_stopped: Callable[[], bool],
+    ) -> None:
         assert mark is not None
-        self._stream.wait_event(mark)
+        stream = self._streams[direction]
+        with torch.cuda.device(self._cache.device):
+            stream.wait_event(mark)
+            try:
+                self._copy_groups(direction, runs, stream, is_stopped)
+            finally:
+                cuda.record(stream).synchronize()
 
-    def save(self, run: Run) -> None:
-        here, there, num = run
-        with torch.cuda.stream(self._stream):
-            self._pool[there : there + num].copy_(self._cache[here : here + num], non_blocking=True)
+    def _copy_groups(
+        self,
+        direction: Direction,
+        runs: Sequence[Run],
+        stream: torch.cuda.Stream,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        before: torch.cuda.Event | None = None
+        for group in groups(runs, self._pool.shape[1]):
+            if is_stopped():
+                return
+            self._queue(direction, group, stream)
+            queued = cuda.record(stream)
+            if before is not None:
+                before.synchronize()
+            before = queued
 
-    def load(self, run: Run) -> None:
-        here, there, num = run
-        with torch.cuda.stream(self._stream):
-            self._cache[here : here + num].copy_(self._pool[there : there + num], non_blocking=True)
-
-    def finish(self) -> None:
-        cuda.record(self._stream).synchronize()
+    def _queue(self, direction: Direction, runs: Sequence[Run], stream: torch.cuda.Stream) -> None:
+        block_bytes = self._pool.shape[1]
+        here, there, num_bytes = np.array(runs, np.uint64).T * np.uint64(block_bytes)
+        here += np.uint64(self._cache.data_ptr())
+        there += np.uint64(self._pool.ctypes.data)
+        targets, sources = (there, here) if direction == "save" else (here, there)
+        self._copies.queue(targets, sources, num_bytes, stream)
 
     def close(self) -> None:
-        cuda.unpin(self._pinned)
+        cuda.unpin(self._pool)
+
+
+def groups(runs: Sequence[Run], block_bytes: int) -> Iterator[Sequence[Run]]:
+    """Runs of about GROUP_BYTES together; every run is in one, in order."""
+    first = num_blocks = 0
+    for index, run in enumerate(runs):
+        num_blocks += run.num_blocks
+        if num_blocks * block_bytes >= GROUP_BYTES or index == len(runs) - 1:
+            yield runs[first : index + 1]
+            first, num_blocks = index + 1, 0

@@ -1,8 +1,8 @@
 """The host link: blocks between an instance's KV cache and the pool's memory, moved beside the instance's compute.
 
-One thread carries out transfers in the order in which they were started, and two share a transfer's copies: one core
-gets little more than half of what memory can do. Before each piece they look at the transfer's deadline, and whether it
-has been abandoned, so that nothing is written long after the blocks may belong to someone else.
+A thread carries out transfers in the order in which they were started; on a GPU, one for each direction. Before each
+piece it looks at the transfer's deadline, and whether it has been abandoned, so that nothing is written long after the
+blocks may belong to someone else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
-from alignedserve.transport.copiers import make_copier
+from alignedserve.transport.copiers import DIRECTIONS, Direction, make_copier
 from alignedserve.transport.runs import Run, check_blocks, merge
 from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestKey
 
@@ -31,7 +30,7 @@ Pairs = Sequence[tuple[BlockId, PoolBlockId]]
 @dataclass
 class _Job:
     transfer: TransferId
-    what: str
+    what: Direction
     key: RequestKey
     runs: list[Run]
     # what was being computed when it was started
@@ -51,19 +50,15 @@ class Mover:
         clock: Callable[[], float] = time.monotonic,
         num_threads: int = 2,
     ) -> None:
-        self._copier = make_copier(blocks, pool)
-        self._num_threads = 1 if blocks.is_cuda else num_threads
-        self._helpers = ThreadPoolExecutor(self._num_threads, thread_name_prefix="mover-copies")
+        self._copier = make_copier(blocks, pool, num_threads)
         self._num_blocks, self._num_pool_blocks, self._block_bytes = len(blocks), len(pool), pool.shape[1]
         self._ids = TransferIds(epoch)
         self._completions = completions
         self._clock = clock
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._pending: dict[TransferId, _Job] = {}
         self._lock = threading.Lock()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
-        self._thread.start()
+        self._lanes = [_Lane(self._carry_out) for _ in range(self._copier.num_lanes)]
 
     def save(
         self, key: RequestKey, pairs: Pairs, done: Done, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -88,16 +83,17 @@ class Mover:
             self._stop(list(self._pending.values()), "the mover was closed")
             was_closed, self._is_closed = self._is_closed, True
         if not was_closed:
-            self._jobs.put(None)
-            self._thread.join()
-            self._helpers.shutdown()
+            for lane in self._lanes:
+                lane.close()
             self._copier.close()
 
     @property
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def _start(self, what: str, key: RequestKey, pairs: Pairs, done: Done, timeout_s: float) -> TransferId:
+    def _start(
+        self, what: Direction, key: RequestKey, pairs: Pairs, done: Done, timeout_s: float
+    ) -> TransferId:
         check_blocks((here for here, _ in pairs), self._num_blocks, "the KV cache")
         check_blocks((there for _, there in pairs), self._num_pool_blocks, "the pool")
         job = _Job(
@@ -113,7 +109,7 @@ class Mover:
             if self._is_closed:
                 raise RuntimeError(f"{what} of request {key}: the mover is closed")
             self._pending[job.transfer] = job
-        self._jobs.put(job)
+        self._lanes[DIRECTIONS.index(what) % len(self._lanes)].jobs.put(job)
         return job.transfer
 
     @staticmethod
@@ -121,38 +117,40 @@ class Mover:
         for job in jobs:
             job.stop_reason = reason
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            begun_s = time.perf_counter()
-            try:
-                error = self._carry_out(job)
-            except Exception as failure:
-                error = f"{type(failure).__name__}: {failure}"
-            with self._lock:
-                del self._pending[job.transfer]
-            num_bytes = sum(run.num_blocks for run in job.runs) * self._block_bytes
-            took_s = time.perf_counter() - begun_s
-            outcome = Outcome(job.transfer, job.what, (job.key,), error, num_bytes, took_s)
-            self._completions.post(job.done, outcome)
-
-    def _carry_out(self, job: _Job) -> str | None:
-        self._copier.begin(job.mark)
-        shares = [job.runs[first :: self._num_threads] for first in range(self._num_threads)]
-        copies = [self._helpers.submit(self._copy, job, share) for share in shares if share]
-        wait(copies)
-        for copy in copies:
-            copy.result()
-        self._copier.finish()
-        return self._reason_to_stop(job)
-
-    def _copy(self, job: _Job, runs: list[Run]) -> None:
-        copy = self._copier.save if job.what == "save" else self._copier.load
-        for run in runs:
-            if self._reason_to_stop(job) is not None:
-                return
-            copy(run)
+    def _carry_out(self, job: _Job) -> None:
+        begun_s = time.perf_counter()
+        try:
+            self._copier.copy(job.what, job.runs, job.mark, lambda: self._reason_to_stop(job) is not None)
+            error = self._reason_to_stop(job)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        with self._lock:
+            del self._pending[job.transfer]
+        num_bytes = sum(run.num_blocks for run in job.runs) * self._block_bytes
+        took_s = time.perf_counter() - begun_s
+        outcome = Outcome(job.transfer, job.what, (job.key,), error, num_bytes, took_s)
+        self._completions.post(job.done, outcome)
 
     def _reason_to_stop(self, job: _Job) -> str | None:
         if job.stop_reason is None and self._clock() >= job.deadline_s:
             job.stop_reason = "its deadline passed"
         return job.stop_reason
+
+
+class _Lane:
+    """A thread, and what it has to do, in order."""
+
+    def __init__(self, carry_out: Callable[[_Job], None]) -> None:
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._carry_out = carry_out
+        self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            self._carry_out(job)
+
+    def close(self) -> None:
+        """Once all that is queued has been carried out, or found to be stopped."""
+        self.jobs.put(None)
+        self._thread.join()

@@ -12,6 +12,7 @@ from typing import cast
 
 from alignedserve.messages import AnyMessage, Message
 from alignedserve.wire.frames import FrameReader, WireError, frame
+from alignedserve.wire.said import log_said
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Peer(asyncio.Protocol):
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(frame(message))
+        log_said(logger, "to", self.name, message)
 
     def close(self) -> None:
         """After what was sent. Safe to repeat."""
@@ -82,6 +84,7 @@ class Peer(asyncio.Protocol):
             for message in self._reader.feed(data):
                 if not self.is_open:
                     return
+                log_said(logger, "from", self.name, message)
                 self._on_message(self, message)
         except WireError as error:
             logger.warning("Closing the connection to %s: %s", self.name, error)

@@ -5,8 +5,9 @@ of (key, j) only:
 
     g = -log(-log1p(-u)),  u = (h + 0.5) * 2**-32 in float32,  h = mix(mix(j ^ low(key)) ^ high(key))
 
-with `mix` the 32-bit integer hash "lowbias32". `gumbel_argmax_torch` says the same in plain torch, for any
-device. The two agree up to the rounding of the logarithms.
+with `mix` the 32-bit integer hash "lowbias32", and u kept below one, to which the last 128 hashes would round: their
+noise would be -inf, and a token that is the only one allowed must have some. `gumbel_argmax_torch` says the same in
+plain torch, for any device. The two agree up to the rounding of the logarithms.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def gumbel_noise_torch(keys: torch.Tensor, width: int) -> torch.Tensor:
     column = torch.arange(width, dtype=torch.int64, device=keys.device)
     low, high = keys.unsqueeze(1) & _MASK, (keys.unsqueeze(1) >> 32) & _MASK
     hashed = _mix(_mix(column ^ low) ^ high)
-    u = (hashed.to(torch.float32) + 0.5) * 2.0**-32
+    u = ((hashed.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-u))
 
 

@@ -15,6 +15,7 @@ import msgspec
 from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry import Telemetry
 from alignedserve.messages import AnyMessage, Cluster, NewTokens, Request, Tokens
+from alignedserve.prompt_logprobs import TokenLogprobs, unpack
 from alignedserve.types import InstanceId
 from tests.cluster.processes import Processes
 
@@ -30,6 +31,7 @@ class Stream:
     request: Request
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
 
     def hear(self, news: News) -> None:
@@ -38,6 +40,9 @@ class Stream:
         assert self.finish_reason is None, f"after its end: {news}"
         self.tokens += news.tokens
         self.logprobs += news.logprobs
+        if news.prompt_logprobs:
+            assert self.prompt_logprobs is None, f"said again: {news}"
+            self.prompt_logprobs = unpack(news.prompt_logprobs)
         self.finish_reason = news.finish_reason
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
-from alignedserve.engine.engine import Engine
+from alignedserve.engine.batch import Work
+from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.gateway.process import GatewayProcess
 from alignedserve.types import Epoch, InstanceId
 from decode_worker.process import DecodeProcess
 from decode_worker.schedule import DecodeOptions
 from decode_worker.worker import DecodeWorker
 from kvpool.process import PoolProcess
 from prefill_worker.process import PrefillProcess
+from prefill_worker.worker import PrefillWorker
 from router.process import RouterProcess
 
 
@@ -28,11 +32,40 @@ class CrowdedDecode(DecodeProcess):
         return DecodeWorker(engine, epoch, wake, options, self._config.transfers)
 
 
+class SlowPrefill(PrefillProcess):
+    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> PrefillWorker:
+        return PrefillWorker(slowed(engine), epoch, wake, self._config.transfers)
+
+
+class SlowDecode(DecodeProcess):
+    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> DecodeWorker:
+        return DecodeWorker(slowed(engine), epoch, wake, None, self._config.transfers)
+
+
+# of an iteration of a large model
+SLOW_ITERATION_S = 0.1
+
+
+def slowed(engine: Engine) -> Engine:
+    """As if its model were large: a state of a request's lasts long enough to be seen."""
+    execute = engine.execute
+
+    def slowly(work: Work) -> list[TokenOutput]:
+        time.sleep(SLOW_ITERATION_S)
+        return execute(work)
+
+    engine.execute = slowly  # type: ignore[method-assign]
+    return engine
+
+
 PROCESSES: dict[str, Any] = {
     "router": RouterProcess,
     "kvpool": PoolProcess,
     "prefill": PrefillProcess,
     "decode": CrowdedDecode,
+    "gateway": GatewayProcess,
+    "slow prefill": SlowPrefill,
+    "slow decode": SlowDecode,
 }
 # of what is native: several processes share two cores, and threads that wait for each other spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,12 +73,13 @@ _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload([__name__])
 
 
-def start(name: InstanceId, config: object) -> BaseProcess:
-    process = _FORKED.Process(target=run, args=(name.split("-")[0], config), name=name, daemon=True)
+def start(name: InstanceId, kind: str, config: object) -> BaseProcess:
+    """`kind`: one of PROCESSES."""
+    process = _FORKED.Process(target=run, args=(kind, config), name=name, daemon=True)
     process.start()
     return process
 
 
-def run(role: str, config: object) -> None:
+def run(kind: str, config: object) -> None:
     torch.set_num_threads(1)
-    PROCESSES[role](config).run()
+    PROCESSES[kind](config).run()

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,6 +17,7 @@ from alignedserve.config import EngineConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
 from alignedserve.launch.ports import free_port
+from alignedserve.logs import LogConfig
 from alignedserve.messages import Hello, InstanceLimits, Stop
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, frame, new_epoch
@@ -49,6 +50,9 @@ class Setup:
     num_pool_blocks: int = 3 * MAX_BLOCKS
     silence_s: float = 10.0
     timeout_s: float = 30.0
+    # instances that take their time
+    is_slow: bool = False
+    log: LogConfig = field(default_factory=LogConfig)
 
     @property
     def form(self) -> BlockFormat:
@@ -76,12 +80,12 @@ class Processes:
             orphan_s=1.0,
             silence_s=setup.silence_s,
         )
-        self.configs[ROUTER] = RouterProcessConfig(self.router, decides, expected, str(logs))
+        self.configs[ROUTER] = RouterProcessConfig(self.router, decides, expected, str(logs), setup.log)
         self._running: dict[InstanceId, BaseProcess] = {}
 
     def start(self, *names: InstanceId) -> None:
         for name in names:
-            self._running[name] = start(name, self.configs[name])
+            self._running[name] = start(name, self._kind(name), self.configs[name])
 
     def start_all(self) -> None:
         self.start(*self.configs)
@@ -125,9 +129,18 @@ class Processes:
         for name in segments(self.segment_prefix):
             Segment.unlink(name)
 
+    def _kind(self, name: InstanceId) -> str:
+        role = name.split("-")[0]
+        return f"slow {role}" if self.setup.is_slow and role in ("prefill", "decode") else role
+
     def _pool(self) -> PoolProcessConfig:
         return PoolProcessConfig(
-            POOL, self.router, self.segment_prefix, self.setup.form, self.setup.num_pool_blocks
+            POOL,
+            self.router,
+            self.segment_prefix,
+            self.setup.form,
+            self.setup.num_pool_blocks,
+            self.setup.log,
         )
 
     def _instance(self, name: InstanceId, num_blocks: int, max_num_batched_tokens: int) -> InstanceConfig:
@@ -141,7 +154,7 @@ class Processes:
             use_tqdm=False,
         )
         transfers = TransferConfig(self.setup.link, timeout_s=self.setup.timeout_s)
-        return InstanceConfig(name, self.router, engine, transfers)
+        return InstanceConfig(name, self.router, engine, transfers, self.setup.log)
 
 
 @contextmanager

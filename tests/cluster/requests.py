@@ -9,8 +9,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from alignedserve.instance.requests import logprobs_of
+from alignedserve.engine.engine import TokenOutput
+from alignedserve.instance.requests import logprobs_of, plain
 from alignedserve.messages import Request
+from alignedserve.prompt_logprobs import TokenLogprobs
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.cluster.client import Stream
@@ -61,6 +63,7 @@ def sampled_requests(num: int, seed: int) -> list[Request]:
                 seed=1000 + index,
                 max_tokens=dice.randint(24, 200),
                 logprobs=index % 3,
+                prompt_logprobs=(None, 0, 3, None, 1)[index % 5],
                 ignore_eos=True,
             ),
         )
@@ -74,6 +77,7 @@ class Result:
     # the chosen token's, its rank, and the likeliest
     logprobs: list[tuple[float, int, dict[int, float]]]
     finish_reason: str | None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 def alone(directory: Path, requests: Sequence[Request]) -> list[Result]:
@@ -85,9 +89,14 @@ def alone(directory: Path, requests: Sequence[Request]) -> list[Result]:
             [event.token_id for event in events if event.token_id is not None],
             [each for event in events for each in logprobs_of(event)],
             events[-1].finish_reason,
+            None if request.params.prompt_logprobs is None else prompt_logprobs_of(events),
         )
-        for events in outputs
+        for request, events in zip(requests, outputs, strict=True)
     ]
+
+
+def prompt_logprobs_of(events: Sequence[TokenOutput]) -> list[TokenLogprobs]:
+    return [plain(each) for event in events for each in event.prompt_logprobs or ()]
 
 
 def results(streams: Sequence[Stream]) -> list[Result]:
@@ -96,6 +105,7 @@ def results(streams: Sequence[Stream]) -> list[Result]:
             stream.tokens,
             [(logprob, rank, likeliest) for logprob, rank, likeliest in stream.logprobs],
             stream.finish_reason,
+            stream.prompt_logprobs,
         )
         for stream in streams
     ]

@@ -54,7 +54,7 @@ def test_greedy_tokens_are_transformers_and_the_engines(island: Processes) -> No
     check_history(island, client)
 
 
-def test_sampled_tokens_and_logprobs_are_the_engines(island: Processes) -> None:
+def test_sampled_tokens_and_all_logprobs_are_the_engines(island: Processes) -> None:
     requests = sampled_requests(36, seed=2)
     _, streams = generate(island, requests)
     assert results(streams) == alone(island.setup.directory, requests)

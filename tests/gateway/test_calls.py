@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.logs import request_id, set_up_logging
+from alignedserve.logs import LogConfig, request_id, set_up_logging
 from tests.gateway.observed import observed
 from tests.gateway.test_gateway import play
 
@@ -107,9 +107,11 @@ def test_what_breaks_is_logged_once_with_its_id(log: io.StringIO, monkeypatch: p
 
 def test_a_file_of_its_own(log: io.StringIO, tmp_path: Path) -> None:
     path = tmp_path / "gateway.log"
-    set_up_logging("json", path=str(path))
+    LogConfig("json", directory=str(tmp_path)).start("gateway")
     logging.getLogger("alignedserve.gateway").info("here")
-    assert json.loads(path.read_text())["message"] == "here"
+    logging.getLogger("alignedserve.gateway").debug("not at this level")
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["message"] == "here"
 
 
 def test_text_is_for_people(log: io.StringIO) -> None:

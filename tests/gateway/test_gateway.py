@@ -286,7 +286,6 @@ def test_models_are_listed() -> None:
             "best_of",
             "not possible with stream",
         ),
-        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo", "echo: with logprobs"),
         (
             "completions",
             {"prompt": "x", "slo": {"ttft_ms": 0}},

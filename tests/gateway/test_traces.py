@@ -21,10 +21,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from alignedserve.gateway.telemetry import Telemetry
 from alignedserve.gateway.traces import OtelTraces, stages
 from alignedserve.gateway.watch import Watch
-from alignedserve.messages import Request
+from alignedserve.messages import Abort, AnyMessage, Hello, Request, Tokens
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.gateway.observed import observed
+from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.test_gateway import play
 
 STORY = [
@@ -64,12 +65,57 @@ def seconds(span: ReadableSpan) -> float:
     return round((span.end_time - span.start_time) / 1e9, 6)
 
 
-def test_a_request_that_we_ended_decoded_from_its_first_token_on() -> None:
+def test_what_the_router_did_after_the_end_is_no_stage() -> None:
     watch = watched(Telemetry())
-    watch.timeline = STORY[:3]
-    watch.tokens(1, 102.0)
-    watch.ended("abort")
-    assert stages(watch)[1:] == [("prefill", 101.0, 102.0), ("decode", 102.0, watch.end_s)]
+    watch.ended("abort", is_told=False)
+    watch.end_s = 102.5
+    watch.told(STORY)
+    assert stages(watch) == [("queue", 100.0, 101.0), ("prefill", 101.0, 102.0), ("pool", 102.0, 102.5)]
+
+
+class Telling(ScriptedRouter):
+    """When a request is aborted, how far it came."""
+
+    def received(self, hello: Hello, message: AnyMessage) -> None:
+        super().received(hello, message)
+        if isinstance(message, Abort):
+            offset_s = [("queued", 0.0), ("prefilling", 1e-6), ("running", 2e-6)]
+            self.hub.send(hello.instance_id, Tokens([], {message.key: offset_s}))
+
+
+def unfinished(router: ScriptedRouter) -> ScriptedRouter:
+    """It would go on."""
+    router.allowed = len(router.answer) - 1
+    return router
+
+
+def test_a_request_that_a_stop_string_ends_is_told_to_its_end() -> None:
+    async def scenario() -> None:
+        async with observed(unfinished(Telling()), otlp_endpoint=endpoint) as at:
+            answer = await at.chat(stop=["two"])
+            assert answer.json()["choices"][0]["finish_reason"] == "stop"
+            await at.router.until(lambda: bool(at.router.aborted))
+            # what it answered to that has come when it answers this
+            await at.http.get("/v1/cluster")
+
+    with receiving() as (endpoint, spans):
+        play(scenario)
+        by_name = {span.name: span for span in spans}
+    whole = by_name["request"]
+    assert set(by_name) >= {"queue", "prefill", "decode"}
+    assert by_name["decode"].end_time_unix_nano == whole.end_time_unix_nano
+
+
+def test_a_request_that_no_router_tells_of_any_more_is_traced_all_the_same() -> None:
+    async def scenario() -> None:
+        # says nothing of what is aborted, and goes
+        async with observed(unfinished(ScriptedRouter()), otlp_endpoint=endpoint) as at:
+            await at.chat(stop=["two"])
+            await at.router.until(lambda: bool(at.router.aborted))
+
+    with receiving() as (endpoint, spans):
+        play(scenario)
+    assert [span.name for span in spans].count("request") == 1
 
 
 class Receiver(BaseHTTPRequestHandler):

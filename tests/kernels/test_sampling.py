@@ -68,6 +68,27 @@ def test_gumbel_noise_by_hand() -> None:
     assert noise == pytest.approx(-math.log(-math.log1p(-u)), rel=1e-5)
 
 
+def key_of_last_hash(column: int) -> int:
+    """A key whose hash of `column` is the largest, which rounds to a uniform of one: `mix` undone, step by step."""
+    mask, high = 0xFFFFFFFF, 0xFFFFFFFF
+    high ^= high >> 16
+    high = high * pow(0x846CA68B, -1, 2**32) & mask
+    high ^= high >> 15 ^ high >> 30
+    high = high * pow(0x7FEB352D, -1, 2**32) & mask
+    high ^= high >> 16
+    key = high << 32 | column
+    return key if key < 2**63 else key - 2**64
+
+
+def test_the_only_token_allowed_is_taken_whatever_its_noise() -> None:
+    key = torch.tensor([key_of_last_hash(5)])
+    assert gumbel_noise_torch(key, 6)[0, 5].item() == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)
+    logits = torch.full((1, 20), -INF)
+    logits[0, 5] = 0
+    assert gumbel_argmax(logits, key).tolist() == [5]
+    assert gumbel_argmax_torch(logits, key).tolist() == [5]
+
+
 def test_gumbel_never_takes_what_is_masked() -> None:
     logits = torch.full((200, 50), -INF)
     logits[:, 31] = -50.0

@@ -26,13 +26,14 @@ STOP_S = 60.0
 
 
 class Server:
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, state: Path | None = None) -> None:
+        """`state`: the state directory of another one, which goes on where that one ended."""
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
         # directly in /tmp: a socket's path must be short
         self._state = tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True)
-        own = ["--state-dir", self._state.name, "--port", str(self.port)]
+        own = ["--state-dir", str(state or self._state.name), "--port", str(self.port)]
         command = [sys.executable, "-m", "alignedserve", "serve", *own, *options]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -125,9 +126,9 @@ class Server:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[Server]:
+def serving(*options: str, state: Path | None = None) -> Iterator[Server]:
     """Ready. At the end, if it still runs, it is stopped by SIGTERM, and has to leave nothing."""
-    server = Server(*options)
+    server = Server(*options, state=state)
     try:
         server.until_ready()
         footprint = Footprint(server.pid)

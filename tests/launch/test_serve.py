@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ import openai
 import pydantic
 import pytest
 
-from alignedserve import demo
+from alignedserve import LLM, SamplingParams, demo
 from alignedserve.launch.leftovers import descendants
 from tests.launch.server import Footprint, Server, serving
 from tests.launch.storm import storm
@@ -29,8 +30,13 @@ from tests.launch.streams import ask_all, engine_alone
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("--dtype", "float32") as found:
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs") / "new"
+
+
+@pytest.fixture(scope="module")
+def server(logs: Path) -> Iterator[Server]:
+    with serving("--dtype", "float32", "--log-format", "json", "--log-dir", str(logs)) as found:
         yield found
 
 
@@ -48,6 +54,16 @@ def test_every_process_is_described(server: Server) -> None:
         assert each["state"] == "up" and each["pid"] in pids and each["epoch"] > 0
         assert each["blocks"]["used"] == 0 and each["requests"] == {}
     assert server.get("/health").json() == {"status": "ok"}
+
+
+def test_every_process_has_a_log_file(server: Server, logs: Path) -> None:
+    assert httpx.get(f"{server.url}/v1/models", headers={"X-Request-Id": "mine"}).status_code == 200
+    lines = {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in logs.iterdir()
+    }
+    assert lines.keys() == {"launcher", *(each["instance_id"] for each in server.processes())}
+    assert lines["launcher"][-1]["message"].startswith("ready after")
+    assert "mine" in [line["request_id"] for line in lines["gateway-0"]]
 
 
 def test_nothing_listens_beyond_this_machine(server: Server) -> None:
@@ -177,6 +193,38 @@ def test_structured_outputs_are_what_they_should_be_also_when_an_instance_dies(s
     server.until_whole()
 
 
+def test_prompt_logprobs_are_the_engines(server: Server) -> None:
+    """Of a long prompt too, which is computed in chunks; also in an echo, where nothing else is asked for."""
+    llm = LLM(str(demo.MODEL_DIR), dtype="float32", use_tqdm=False)
+    tokenizer = llm.get_tokenizer()
+    prompts = [tokenizer.encode(text) for text in ("Count from 3 to 9.", "Count from 3 to 90, please. " * 60)]
+    params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2)
+    alone = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
+    expected = [
+        [
+            each and {str(token): found.logprob for token, found in each.items()}
+            for each in result.prompt_logprobs
+        ]
+        for result in alone
+        if result.prompt_logprobs
+    ]
+    body = {"prompt": prompts, "temperature": 0, "max_tokens": 4, "prompt_logprobs": 2}
+    choices = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    assert [
+        [
+            each and {token: found["logprob"] for token, found in each.items()}
+            for each in choice["prompt_logprobs"]
+        ]
+        for choice in choices
+    ] == expected
+    body = {"prompt": prompts, "temperature": 0, "max_tokens": 0, "logprobs": 0, "echo": True}
+    echoed = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    assert [choice["logprobs"]["token_logprobs"] for choice in echoed] == [
+        [None, *(each[str(token)] for token, each in zip(prompt[1:], found[1:], strict=True) if each)]
+        for prompt, found in zip(prompts, expected, strict=True)
+    ]
+
+
 def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
     early, in_the_middle = storm(server.url)
     left = time.monotonic()
@@ -281,6 +329,8 @@ def test_a_port_in_use_is_one_line() -> None:
     [
         (["/no/such/model"], "Error: model is '/no/such/model'; must be"),
         (["--pool-memory-bytes", str(1 << 60)], "Error: pool_memory_bytes=1152921504606846976: "),
+        (["--log-level", "loud"], "Error: log_level='loud': must be one of debug, info, warning, error"),
+        (["--log-dir", "/proc/none"], "Error: log_dir='/proc/none': No such file or directory"),
         (["--dtype", "int3"], "Error: dtype='int3': must be one of"),
         (["--policy", "best"], "Error: policy='best': must be one of aligned, fcfs"),
         (["--max-model-len", "100000"], "Error: max_model_len=100000: the model was made for at most 2048"),

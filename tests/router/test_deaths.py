@@ -181,6 +181,21 @@ def test_a_new_router_adopts_what_the_pool_has() -> None:
     assert work[0].num_cached == 5
 
 
+def test_a_prompt_is_computed_again_whose_logprobs_may_have_been_lost() -> None:
+    """The first token, and they with it, may have died with the router; then the pool's copy is of no use."""
+    for delivered, num_cached in (([], 0), ([50], 6)):
+        script = Script(connect=False)
+        for name in (PREFILL, DECODE, GATEWAY):
+            script.connect(name)
+        script.connect(POOL, inventory=[Stored(ONE, BLOCKS, num_tokens=6)])
+        wanted = request()
+        wanted.params.prompt_logprobs = 0
+        script.say(GATEWAY, Submit(wanted, delivered=delivered))
+        assert script.entry().num_cached == num_cached
+        sent = script.take()
+        assert ((POOL, Release([ONE])) in sent) == (num_cached == 0)
+
+
 def test_a_new_router_adopts_nothing_that_the_pool_has_given_away_meanwhile() -> None:
     script = Script(connect=False)
     for name in (PREFILL, DECODE, GATEWAY):

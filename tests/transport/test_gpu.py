@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from alignedserve.transport import cuda
 from alignedserve.transport.completions import Completions
+from alignedserve.transport.copiers import GROUP_BYTES
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links
 from alignedserve.transport.mover import Mover
@@ -38,6 +40,34 @@ def test_blocks_go_to_pinned_memory_and_back_after_what_was_computed_before() ->
     assert outcomes.errors == [None, None]
     assert (pool[[5, 7]].view(np.float32) == 1000.0).all() and not pool[6].any()
     assert cache[1].eq(1000.0).all() and not cache[[0, 2, 3]].any()
+
+
+@pytest.mark.parametrize("can_batch", [True, False])
+def test_both_directions_at_once_in_one_call_or_many(
+    can_batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda.Copies, "can_batch", can_batch)
+    num_blocks = 2 * GROUP_BYTES // MIB
+    cache = torch.randint(0, 1 << 30, (num_blocks, MIB // 4), dtype=torch.int32, device="cuda")
+    noise = np.random.default_rng(0).integers(0, 256, (num_blocks, MIB), dtype=np.uint8)
+    pool = np.frombuffer(mmap.mmap(-1, num_blocks * MIB), np.uint8).reshape(num_blocks, MIB)
+    pool[:] = noise
+    before = cache.cpu().numpy().view(np.uint8)
+    order = np.random.default_rng(1).permutation(num_blocks).tolist()
+    half = num_blocks // 2
+    completions, outcomes = Completions(), Outcomes()
+    mover = Mover(cache, pool, Epoch(1), completions)
+    mover.save(KEY, pairs(*enumerate(order[:half])), outcomes.append)
+    mover.load(KEY, pairs(*enumerate(order[half:], start=half)), outcomes.append)
+    while len(outcomes) < 2:
+        assert completions.run(timeout_s=30)
+    mover.close()
+    assert outcomes.errors == [None, None]
+    after = cache.cpu().numpy().view(np.uint8)
+    assert np.array_equal(pool[order[:half]], before[:half])
+    assert np.array_equal(pool[order[half:]], noise[order[half:]])
+    assert np.array_equal(after[half:], noise[order[half:]])
+    assert np.array_equal(after[:half], before[:half])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are fewer than two CUDA devices")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alignedserve.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions, Outcome, TransferId
-from alignedserve.transport.copiers import HostCopier
+from alignedserve.transport.copiers import GROUP_BYTES, HostCopier, groups
 from alignedserve.transport.mover import Mover
 from alignedserve.transport.runs import MAX_PIECE_BYTES, Run
 from alignedserve.types import Epoch, RequestKey
@@ -253,6 +253,17 @@ def test_a_pool_of_another_block_size_is_an_error(completions: Completions) -> N
         RuntimeError, match="blocks of 64 bytes in the cache, of shape \\(128,\\) in the pool"
     ):
         Mover(empty_blocks(1, 64), np.zeros((1, 128), np.uint8), EPOCH, completions)
+
+
+@given(st.lists(st.integers(1, 16), max_size=40), st.sampled_from([1 << 10, 1 << 20, 12 << 20]))
+def test_groups_hold_every_run_once_and_no_more_than_they_should(sizes: list[int], block_bytes: int) -> None:
+    runs = [Run(index, index, size) for index, size in enumerate(sizes)]
+    found = list(groups(runs, block_bytes))
+    assert [run for group in found for run in group] == runs
+    for group in found:
+        assert sum(run.num_blocks for run in group[:-1]) * block_bytes < GROUP_BYTES
+    for group in found[:-1]:
+        assert sum(run.num_blocks for run in group) * block_bytes >= GROUP_BYTES
 
 
 def test_python_goes_on_while_bytes_are_copied() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 
 from alignedserve.engine.step import StepInputs
@@ -100,7 +101,10 @@ class Ops(ABC):
 
     @abstractmethod
     def linear(self, x: Value, weight: Linear, residual: Value | None = None) -> Value:
-        """activation(x @ weight.T + bias), plus `residual` if given (never both an activation and a residual)."""
+        """activation(x @ weight.T + bias), plus `residual` if given (never both an activation and a residual).
+
+        The residual may be overwritten: it is of no use afterwards.
+        """
 
     @abstractmethod
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
@@ -135,9 +139,10 @@ class Ops(ABC):
         logits: Callable[[Value], Value],
         step: StepInputs,
         max_rows: int,
+        is_trial: bool = False,
     ) -> CompiledModel:
         """Makes `forward` (the step's tokens to hidden states of its outputs) and `logits` (rows of those to logits)
-        runnable."""
+        runnable. `is_trial`: to see how much memory a step needs, and then no more; it may be slow."""
 
 
 class CompiledModel(ABC):
@@ -154,3 +159,10 @@ class CompiledModel(ABC):
 
         len(rows) <= max_rows. The result is overwritten by the next call.
         """
+
+    def likeliest(self, num_rows: int) -> np.ndarray | None:
+        """Per row of the latest logits its likeliest token (the first of them), or -1 where they hold NaN or infinity.
+
+        None where that was not computed with the step: see Ops.argmax. Waits for the device.
+        """
+        return None

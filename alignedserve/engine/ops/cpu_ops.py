@@ -215,6 +215,7 @@ class CpuOps(Ops):
         logits: Callable[[Value], Value],
         step: StepInputs,
         max_rows: int,
+        is_trial: bool = False,
     ) -> CpuModel:
         self._step = step
         try:

@@ -25,16 +25,32 @@ def paged_attention(
     keys[block, :, slot], values[block, :, slot] = k, v
 
     out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
-    starts = step.query_start[: step.num_seqs + 1].tolist()
-    for seq, context_len in enumerate(step.context_len[: step.num_seqs].tolist()):
-        tokens = slice(starts[seq], starts[seq + 1])
-        if tokens.start == tokens.stop:
-            continue
-        blocks = step.block_table[seq, : -(-context_len // block_size)].long()
-        context = [c[blocks].transpose(1, 2).flatten(0, 1)[:context_len] for c in (keys, values)]
-        out[tokens] = attend(q[tokens], context[0], context[1], positions[tokens], spec)
+    for seq in range(step.num_seqs):
+        attend_sequence(q, cache, step, seq, spec, out)
     out = out.flatten(1)
     return step.output_rows(out) if spec.outputs_only else out
+
+
+def attend_sequence(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    step: StepInputs,
+    seq: int,
+    spec: AttentionSpec,
+    out: torch.Tensor,
+) -> None:
+    """One sequence's tokens, over its blocks, which hold their k and v already. q, out [tokens, heads, dim]."""
+    start, end = step.host.query_start[seq : seq + 2].tolist()
+    if start == end:
+        return
+    context_len = int(step.host.context_len[seq])
+    block_size = cache.shape[4]
+    blocks = step.block_table[seq, : -(-context_len // block_size)].long()
+    keys, values = (
+        cache[blocks, spec.layer, k_or_v].transpose(1, 2).flatten(0, 1)[:context_len] for k_or_v in (0, 1)
+    )
+    positions = step.positions[start:end].long()
+    out[start:end] = attend(q[start:end], keys, values, positions, spec)
 
 
 def head_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

@@ -54,7 +54,7 @@ class TorchOps(Ops):
         add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows = (table.weight if isinstance(table, TorchLinear) else table)[
-            ids[: self._running().num_tokens].long() + offset
+            ids[: self._running().num_rows].long() + offset
         ]
         return rows if add_to is None else add_to + rows
 
@@ -95,9 +95,12 @@ class TorchOps(Ops):
         logits: Callable[[torch.Tensor], torch.Tensor],
         step: StepInputs,
         max_rows: int,
+        is_trial: bool = False,
     ) -> CompiledModel:
         def run_step() -> torch.Tensor:
             self._step = step
+            step.upload()
+            step.mark_sent()
             return forward(step)
 
         return TorchModel(run_step, logits, max_rows)
@@ -133,7 +136,7 @@ class TorchModel(CompiledModel):
             raise RuntimeError("logits come after a forward")
         if len(rows) > self._max_rows:
             raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
-        return self._logits(self._hidden[rows.long()]).float()
+        return self._logits(self._hidden[rows.to(self._hidden.device).long()]).float()
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:

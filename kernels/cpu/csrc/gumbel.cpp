@@ -27,14 +27,15 @@ ALWAYS_INLINE u32x16 mix(u32x16 x) {
 
 ALWAYS_INLINE f32x16 gumbel(u32x16 column, uint32_t key_low, uint32_t key_high) {
   const u32x16 hash = mix(mix(column ^ key_low) ^ key_high);
-  const f32x16 u = (__builtin_convertvector(hash, f32x16) + 0.5f) * 0x1p-32f;
+  const f32x16 rounded_u = (__builtin_convertvector(hash, f32x16) + 0.5f) * 0x1p-32f;
+  // the last 128 hashes round to 1, whose noise would be -inf
+  const f32x16 below_one = splat(1.0f - 0x1p-24f);
+  const f32x16 u = rounded_u < below_one ? rounded_u : below_one;
   // log1p(-u), exact to rounding for small u too: log(w) corrected by how far w = 1 - u was rounded
   const f32x16 w = 1.0f - u;
   const f32x16 rounded = log_lanes(w) * u / (1.0f - w);
   const f32x16 exponential = w == splat(1.0f) ? u : -rounded;
-  const f32x16 noise = -log_lanes(exponential);
-  // u rounds to 1 for the last 128 hashes: infinitely late
-  return w > f32x16{} ? noise : splat(-std::numeric_limits<float>::infinity());
+  return -log_lanes(exponential);
 }
 
 void sample_row(const void* context, int, int64_t row) {

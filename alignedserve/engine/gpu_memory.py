@@ -1,0 +1,62 @@
+"""How much of a GPU's memory KV may have: what is left beside the weights when a step is as large as it gets."""
+
+from __future__ import annotations
+
+import torch
+
+from alignedserve.engine.ops.base import Ops
+from alignedserve.engine.step import StepInputs
+from alignedserve.kv_format import BlockFormat
+from alignedserve.models.base import Model
+
+# for what grows later: CUDA graphs, libraries' work space, fragments
+RESERVE_BYTES = 1 << 30
+
+
+def kv_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs, utilization: float) -> int:
+    """Measured: runs one step of as many tokens as are allowed, with a cache of its own. `step` is free afterwards."""
+    device = ops.device
+    num_free, num_total = torch.cuda.mem_get_info(device)
+    return (
+        int(num_total * utilization)
+        - (num_total - num_free)
+        - _work_bytes(model, ops, form, step)
+        - RESERVE_BYTES
+    )
+
+
+@torch.inference_mode()
+def _work_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> int:
+    longest = min(step.max_blocks_per_seq * form.block_size, step.max_tokens)
+    chunks = [longest] * (step.max_tokens // longest)
+    shape = (form.num_blocks(longest), *form.shape)
+    ops.bind_cache(torch.empty(shape, dtype=ops.dtype, device=ops.device))
+    compiled = ops.compile(model.forward, model.logits, step, max_rows=step.max_seqs, is_trial=True)
+    _fill(step, chunks, form)
+    torch.cuda.reset_peak_memory_stats(ops.device)
+    before = torch.cuda.memory_allocated(ops.device)
+    compiled.forward()
+    compiled.logits(torch.zeros(step.max_seqs, dtype=torch.int32))
+    torch.cuda.synchronize(ops.device)
+    peak = torch.cuda.max_memory_allocated(ops.device)
+    del compiled
+    torch.cuda.empty_cache()
+    return peak - before
+
+
+def _fill(step: StepInputs, chunks: list[int], form: BlockFormat) -> None:
+    """Prompts that begin, all in the same blocks: what they compute is of no interest."""
+    step.wait_until_sent()
+    host, start = step.host, 0
+    host.query_start[0] = 0
+    table = step.host_block_table(len(chunks), form.num_blocks(chunks[0]))
+    for seq, count in enumerate(chunks):
+        end = start + count
+        host.token_ids[start:end] = 0
+        host.positions[start:end] = range(count)
+        host.slots[start:end] = range(count)
+        host.context_len[seq], host.query_start[seq + 1] = count, end
+        table[seq] = range(table.shape[1])
+        start = end
+    host.outputs[0] = 0
+    step.commit(start, len(chunks), 1)

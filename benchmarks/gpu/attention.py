@@ -1,0 +1,221 @@
+"""Decode attention alone: bytes of KV over time, as a share of what a copy reaches on this GPU.
+
+Six mixes of lengths (the skewed ones that HPC-Ops measures), for 8 KV heads of 128 with 32 query heads. Ours in both
+forms, beside torch's FlashAttention over packed KV, torch's SDPA where all lengths are equal, and a plain copy of as
+many bytes: what a mix of few bytes can reach at all. Calls follow each other in a CUDA graph, as in a step, each over
+another layer's KV, so that none finds its bytes in the cache. Aims: 85 % at 64 x 4K, 75 % at the others.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.ceilings import ceiling
+from benchmarks.gpu.record import Row
+from benchmarks.gpu.timing import device_seconds
+
+MIXES = {
+    "64 x 4K": [4096] * 64,
+    "32 x 128 + 32 x 4K": [128] * 32 + [4096] * 32,
+    "2 x 32K + 30 x 4K": [32768] * 2 + [4096] * 30,
+    "1 x 64K + 15 x 4K": [65536] + [4096] * 15,
+    "1 x 128K + 31 x 4K": [131072] + [4096] * 31,
+    "8 x 1K": [1024] * 8,
+    "1 x 1K": [1024],
+    "128 x 512": [512] * 128,
+}
+AIM_EVEN, AIM_SKEWED = 0.85, 0.75
+BLOCK_SIZE = 16
+# of all layers together: several times what the cache holds
+MIN_BYTES = 600 << 20
+MAX_LAYERS = 24
+REPEATS = 15
+
+
+def kv_bytes(lengths: Sequence[int], num_kv_heads: int, head_dim: int, value_bytes: int = 2) -> int:
+    """Keys and values of one layer."""
+    return sum(lengths) * num_kv_heads * head_dim * 2 * value_bytes
+
+
+def num_layers(num_bytes: int) -> int:
+    return max(2, min(MAX_LAYERS, -(-MIN_BYTES // num_bytes)))
+
+
+def run(bench: Bench) -> None:
+    for mix, lengths in MIXES.items():
+        if bench.options.is_tiny:
+            lengths = [max(1, length // 256) for length in lengths[-3:]]
+        bench.case(mix, measure_mix, bench, mix, lengths, needs_s=8.0)
+
+
+def measure_mix(bench: Bench, mix: str, lengths: list[int]) -> Row:
+    heads = (32, 8, 128) if not bench.options.is_tiny else (4, 2, 64)
+    state = Inputs(bench.device, lengths, *heads)
+    num_bytes = kv_bytes(lengths, heads[1], heads[2], state.cache.element_size())
+    copied_per_s = ceiling(bench, "copy_bytes_per_s")
+    aim = AIM_EVEN if mix == "64 x 4K" else AIM_SKEWED
+    shares = {}
+    for kernel, calls in state.kernels().items():
+        seconds = statistics.median(chained_seconds(bench, calls))
+        shares[kernel] = num_bytes / seconds / copied_per_s
+        bench.record.add(
+            {
+                "part": "attention",
+                "case": f"{mix}: {kernel}",
+                "mix": mix,
+                "kernel": kernel,
+                "num_bytes": num_bytes,
+                "median_s": seconds,
+                "share": shares[kernel],
+                "summary": f"{seconds * 1e6:8.1f} us {shares[kernel]:6.1%}",
+            }
+        )
+    return {
+        "error_of_balanced": state.error(),
+        "aim": aim,
+        "summary": f"balanced {shares['balanced']:.1%} (aim {aim:.0%}), error {state.error():.1e}",
+    }
+
+
+def chained_seconds(bench: Bench, calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """Of one call, from all of them one after the other in a graph."""
+    for call in calls[:2]:
+        call()
+    bench.synchronize()
+    if not bench.is_cuda:
+        return [
+            seconds / len(calls) for seconds in device_seconds(bench, lambda: [call() for call in calls], 2)
+        ]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return [seconds / len(calls) for seconds in device_seconds(bench, graph.replay, REPEATS)]
+
+
+class Inputs:
+    """Sequences whose blocks lie anywhere in a cache of several layers."""
+
+    def __init__(
+        self, device: torch.device, lengths: list[int], num_heads: int, num_kv_heads: int, head_dim: int
+    ) -> None:
+        from kernels.triton.decode_attention import DecodeScratch, PagedStep, decode_tuning
+
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.lengths, self.scale = lengths, head_dim**-0.5
+        self.layers = num_layers(kv_bytes(lengths, num_kv_heads, head_dim))
+        num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+        shape = (sum(num_blocks), self.layers, 2, num_kv_heads, BLOCK_SIZE, head_dim)
+        self.cache = torch.empty(shape, dtype=dtype, device=device)
+        for block in self.cache.split(1024):
+            block.normal_(0.0, 0.5)
+        ids = torch.randperm(sum(num_blocks)).int().split(num_blocks)
+        table = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int32)
+        for seq, blocks in enumerate(ids):
+            table[seq, : len(blocks)] = blocks
+
+        def ints(values: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=device)
+
+        self.step = PagedStep(
+            query_start=ints(range(len(lengths) + 1)),
+            context_len=ints(lengths),
+            block_table=table.to(device),
+            table_stride=ints([table.shape[1]]),
+            num_seqs=len(lengths),
+        )
+        self.q = torch.randn(len(lengths), num_heads, head_dim, device=device).to(dtype)
+        self.out = torch.empty_like(self.q)
+        self.tuning = decode_tuning(num_heads // num_kv_heads, head_dim, self.cache.element_size())
+        num_sms = (
+            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+        )
+        self.scratch = DecodeScratch(
+            num_heads, num_kv_heads, head_dim, len(lengths), num_sms, device, self.tuning
+        )
+        self.plan = self.scratch.new_plan()
+        self.scratch.make_plan(self.plan, self.step, num_kv_heads, None)
+
+    def kernels(self) -> dict[str, list[Callable[[], Any]]]:
+        """By name: the same attention in every layer."""
+        layers = range(self.layers)
+        found = {
+            "balanced": [lambda layer=layer: self._balanced(layer) for layer in layers],
+            "plain": [lambda layer=layer: self._plain(layer) for layer in layers],
+        }
+        if self.q.is_cuda:
+            found["torch varlen"] = self._varlen()
+            if len(set(self.lengths)) == 1:
+                found["torch SDPA"] = self._sdpa()
+            found["copy"] = self._copies()
+        return found
+
+    def error(self) -> float:
+        from kernels.triton.decode_attention import decode_attention_torch
+
+        self.out.fill_(float("nan"))
+        self._balanced(0)
+        expected = decode_attention_torch(self.q, self.cache[:, 0], self.step, self.scale, None)
+        return float((self.out.double() - expected).norm() / expected.norm())
+
+    def _balanced(self, layer: int) -> None:
+        from kernels.triton.decode_attention import balanced_attention
+
+        balanced_attention(
+            self.q, self.cache[:, layer], self.step, self.plan, self.scratch, self.scale, None, self.out
+        )
+
+    def _plain(self, layer: int) -> None:
+        from kernels.triton.decode_attention import plain_attention
+
+        plain_attention(self.q, self.cache[:, layer], self.step, self.scale, None, self.out, self.tuning)
+
+    def _packed(self) -> torch.Tensor:
+        """As much KV again, each sequence's in one piece: [layer, k|v, tokens, kv_head, head_dim]."""
+        _, layers, _, num_kv_heads, _, head_dim = self.cache.shape
+        packed = torch.empty(
+            layers, 2, sum(self.lengths), num_kv_heads, head_dim, dtype=self.q.dtype, device=self.q.device
+        )
+        for layer in packed:
+            layer.normal_(0.0, 0.5)
+        return packed
+
+    def _varlen(self) -> list[Callable[[], Any]]:
+        from torch.nn.attention.varlen import varlen_attn
+
+        kv = self._packed()
+        starts = torch.tensor([0, *self.lengths], dtype=torch.int32, device=self.q.device).cumsum(0).int()
+
+        def call(layer: int) -> None:
+            k, v = kv[layer]
+            varlen_attn(self.q, k, v, self.step.query_start, starts, 1, max(self.lengths), scale=self.scale)
+
+        return [lambda layer=layer: call(layer) for layer in range(self.layers)]
+
+    def _sdpa(self) -> list[Callable[[], Any]]:
+        kv = self._packed().unflatten(2, (len(self.lengths), -1)).transpose(3, 4)
+        q = self.q.unsqueeze(2)
+
+        def call(layer: int) -> None:
+            k, v = kv[layer]
+            F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=True)
+
+        return [lambda layer=layer: call(layer) for layer in range(self.layers)]
+
+    def _copies(self) -> list[Callable[[], Any]]:
+        """Half of the bytes read, and as many written."""
+        flat = self.cache.view(-1)
+        half = len(flat) // self.layers // 2
+        # a kernel like any other: what a graph makes of a plain copy of memory is slower
+        target = torch.empty(half, dtype=flat.dtype, device=flat.device)
+
+        def call(layer: int) -> None:
+            torch.neg(flat[layer * 2 * half : (layer * 2 + 1) * half], out=target)
+
+        return [lambda layer=layer: call(layer) for layer in range(self.layers)]

@@ -1,0 +1,180 @@
+"""Greedy tokens of small float32 models on this device, against the plain reference on the CPU: equal, or where not.
+
+Random weights large enough that attention and every layer matter, saved as a checkpoint that both read. In one go; with
+prompts cut in chunks; with so few blocks that requests are preempted, KV saved, and resumed. With each decode kernel.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from alignedserve.config import EngineConfig
+from alignedserve.engine.build import build_engine
+from alignedserve.engine.ops.torch_ops import TorchOps
+from alignedserve.engine.policy import FcfsPolicy, Plan, Queues
+from alignedserve.models.hf_config import model_config_from_dict
+from alignedserve.models.presets import PRESETS
+from alignedserve.models.registry import build_model
+from alignedserve.models.source import resolve_model
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import RequestId
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.decoding import has_decode_kernels, kernel_option
+from benchmarks.gpu.models import tiny, write_config
+from benchmarks.gpu.record import Row
+
+# with few KV heads, with many, with norms of q and k
+FAMILIES = ("llama-3.1-8b", "opt-13b", "qwen3-0.6b")
+PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 150, 300)
+MAX_LEN, NUM_NEW, BLOCK_SIZE = 512, 48, 16
+# of all that the prompts above come to, with their outputs: fewer than they need, enough for any one
+FEW_BLOCKS = 36
+WAYS: dict[str, dict[str, Any]] = {
+    "in one go": {},
+    "in chunks": {"max_num_batched_tokens": 64, "max_prefill_chunk": 24},
+    "preempted": {"few_blocks": True},
+}
+Tokens = list[list[int]]
+
+
+def first_difference(ours: Tokens, expected: Tokens) -> str | None:
+    for index, (got, wanted) in enumerate(zip(ours, expected, strict=True)):
+        for position, (a, b) in enumerate(zip(got, wanted, strict=False)):
+            if a != b:
+                return f"prompt {index}, token {position}: {a} instead of {b}"
+        if len(got) != len(wanted):
+            return f"prompt {index}: {len(got)} tokens instead of {len(wanted)}"
+    return None
+
+
+def run(bench: Bench) -> None:
+    for name in FAMILIES:
+        try:
+            directory = checkpoint(bench.out / "checkpoints" / name, tiny(PRESETS[name]))
+            expected = reference(directory)
+        except Exception:
+            bench.fail(name)
+            continue
+        for kernel in bench.options.decode_kernels if has_decode_kernels() else ("",):
+            for way, options in WAYS.items():
+                case = f"{name} {kernel} {way}".replace("  ", " ")
+                bench.case(case, compare, bench, directory, expected, kernel, options)
+
+
+def reference(directory: Path) -> Tokens:
+    # on tensors as small as these, more threads only wait for each other
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return generate(directory, torch.device("cpu"), "torch", {})[0]
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def compare(bench: Bench, directory: Path, expected: Tokens, kernel: str, options: dict[str, Any]) -> Row:
+    chosen = options | (kernel_option(kernel) if kernel else {})
+    tokens, num_evictions = generate(directory, bench.device, bench.options.backend, chosen)
+    if "few_blocks" in options and not num_evictions:
+        raise RuntimeError("nothing was preempted")
+    difference = first_difference(tokens, expected)
+    return {
+        "is_equal": difference is None,
+        "difference": difference,
+        "num_tokens": sum(map(len, expected)),
+        "num_evictions": num_evictions,
+        "summary": f"{sum(map(len, expected))} tokens equal"
+        if difference is None
+        else f"DIFFERS: {difference}",
+    }
+
+
+class Counted(FcfsPolicy):
+    """Counts its evictions."""
+
+    num_evictions = 0
+
+    def plan(self, queues: Queues, num_free_blocks: int) -> Plan:
+        plan = super().plan(queues, num_free_blocks)
+        Counted.num_evictions += len(plan.evict)
+        return plan
+
+
+def generate(
+    directory: Path, device: torch.device, backend: str, options: dict[str, Any]
+) -> tuple[Tokens, int]:
+    options = dict(options)
+    num_blocks = FEW_BLOCKS if options.pop("few_blocks", False) else 256
+    config = resolve_model(directory).config
+    block_bytes = 4 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * BLOCK_SIZE
+    engine = build_engine(
+        EngineConfig(
+            str(directory),
+            dtype="float32",
+            device=str(device),
+            attention_backend=backend,
+            skip_tokenizer_init=True,
+            max_model_len=MAX_LEN,
+            max_num_seqs=16,
+            block_size=BLOCK_SIZE,
+            kv_cache_memory_bytes=num_blocks * block_bytes,
+            use_tqdm=False,
+            **options,
+        ),
+        Counted,
+    ).engine
+    Counted.num_evictions = 0
+    names = []
+    for index, prompt in enumerate(prompts(config.vocab_size)):
+        names.append(RequestId(str(index)))
+        engine.add_request(
+            names[-1], prompt, SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True), 0
+        )
+    tokens: dict[RequestId, list[int]] = {name: [] for name in names}
+    while engine.num_unfinished:
+        for event in engine.step():
+            if event.error is not None or event.token_id is None:
+                raise RuntimeError(f"{event.request_id}: {event.error}")
+            tokens[event.request_id].append(event.token_id)
+    engine.check_idle()
+    return [tokens[name] for name in names], Counted.num_evictions
+
+
+def prompts(vocab_size: int) -> Iterator[list[int]]:
+    choose = random.Random(0)
+    for length in PROMPT_LENGTHS:
+        yield [choose.randrange(vocab_size) for _ in range(length)]
+
+
+def checkpoint(directory: Path, config: dict[str, Any]) -> Path:
+    write_config(directory, config)
+    weights = RandomWeights()
+    build_model(
+        model_config_from_dict(config, where=str(directory)), weights, TorchOps(torch.float32), MAX_LEN
+    )
+    save_file(weights.tensors, directory / "model.safetensors")
+    return directory
+
+
+class RandomWeights:
+    """A WeightSource that makes up what it is asked for, and keeps it."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._generator = torch.Generator().manual_seed(0)
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        deviation = 0.15 if len(shape) > 1 else 0.2
+        tensor = torch.randn(tuple(shape), generator=self._generator) * deviation
+        if name.endswith("norm.weight"):
+            tensor += 1.0
+        self.tensors[name] = tensor
+        return tensor
+
+    def finish(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,1 @@
+"""Triton kernels for NVIDIA GPUs, one file per kernel. Importing this package imports nothing, Triton least of all."""

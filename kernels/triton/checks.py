@@ -1,0 +1,68 @@
+"""What the wrappers ask of their arguments. Every complaint is a ValueError that names the argument."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.triton.row_tiles import MAX_ROW_WIDTH
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_rows(name: str, x: torch.Tensor) -> None:
+    """[rows, width] of floats; rows may lie apart, what is in a row may not."""
+    if x.dtype not in FLOATS:
+        raise ValueError(f"{name} must be float32, float16 or bfloat16, not {x.dtype}")
+    if x.dim() != 2 or x.shape[1] == 0 or x.stride(1) != 1:
+        raise ValueError(f"{name} must be [rows, width] with contiguous rows, not {describe(x)}")
+
+
+def check_row_width(name: str, x: torch.Tensor) -> None:
+    if x.shape[1] > MAX_ROW_WIDTH:
+        raise ValueError(f"{name} must be at most {MAX_ROW_WIDTH} wide, not {x.shape[1]}")
+
+
+def check_like(name: str, x: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
+    """Contiguous, of that shape, and with the dtype and on the device of `like`."""
+    check_tensor(name, x, shape, like.dtype, like.device)
+
+
+def check_tensor(
+    name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    if tuple(x.shape) != shape or not x.is_contiguous():
+        raise ValueError(f"{name} must be contiguous {list(shape)}, not {describe(x)}")
+    if x.dtype != dtype or x.device != device:
+        raise ValueError(f"{name} must be {dtype} on {device}, not {x.dtype} on {x.device}")
+
+
+def check_vector(name: str, x: torch.Tensor, length: int, device: torch.device) -> None:
+    """Contiguous floats, one for each of `length` columns."""
+    if x.dtype not in FLOATS:
+        raise ValueError(f"{name} must be float32, float16 or bfloat16, not {x.dtype}")
+    check_tensor(name, x, (length,), x.dtype, device)
+
+
+def check_cache(name: str, cache: torch.Tensor) -> None:
+    """[block, layer, k|v, kv head, slot, head_dim]; only blocks and layers may lie apart."""
+    if cache.dtype not in FLOATS:
+        raise ValueError(f"{name} must be float32, float16 or bfloat16, not {cache.dtype}")
+    if cache.dim() != 6 or cache.shape[2] != 2:
+        raise ValueError(
+            f"{name} must be [block, layer, 2, kv head, slot, head_dim], not {tuple(cache.shape)}"
+        )
+    _, _, _, num_kv_heads, block_size, head_dim = cache.shape
+    head_stride = block_size * head_dim
+    if cache.stride()[2:] != (num_kv_heads * head_stride, head_stride, head_dim, 1):
+        raise ValueError(f"{name} must be contiguous within a layer of a block, not {describe(cache)}")
+    if head_dim % 2:
+        raise ValueError(f"{name} must have an even head_dim, not {head_dim}")
+
+
+def check_layer(layer: int, cache: torch.Tensor) -> None:
+    if not 0 <= layer < cache.shape[1]:
+        raise ValueError(f"layer must be one of the cache's {cache.shape[1]}, not {layer}")
+
+
+def describe(x: torch.Tensor) -> str:
+    return f"{tuple(x.shape)} with strides {x.stride()}"

@@ -1,0 +1,553 @@
+"""Attention of one new token per sequence over its paged KV: bound by how fast keys and values can be read.
+
+Blocks are [kv_head, slot, head_dim] for K and the same for V, somewhere in a cache of [block, layer, k|v, ...]: a
+head's slots are one piece of memory. All query heads of one KV head share a tile of keys, so that each is read once.
+
+- `balanced` (grid: num_programs, fixed): each program takes an equal piece of all tiles (decode_plan.py), whatever
+  sequences they belong to. Where a head's tiles were cut between programs, each leaves its part in float32, and
+  whoever comes last adds the parts up, in the order of the keys. One launch, and nothing to be zeroed between steps.
+- `plain` (grid: sequences, KV heads): one program reads all keys of its head. What others do, and what the balanced
+  form is measured against.
+
+q, out [tokens, num_heads, head_dim]; sequence s's token is query_start[s]. Sequences that compute more than one token
+are left alone, and so are padding's rows. float32, float16 or bfloat16; arithmetic in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.decode_plan import make_plan, plan_size
+from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a kernel is cut to the device. Measured on an H200: see benchmarks/gpu/attention.py."""
+
+    tile: int = 64
+    num_warps: int = 4
+    num_stages: int = 3
+    programs_per_sm: int = 2
+
+
+def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int) -> Tuning:
+    """What an H200 was fastest with."""
+    if element_bytes > 2:
+        return Tuning(tile=32, num_warps=4, num_stages=2, programs_per_sm=2)
+    if heads_per_kv == 1:
+        return Tuning(tile=64, num_warps=4, num_stages=2, programs_per_sm=3)
+    return Tuning(tile=64, num_warps=4, num_stages=3, programs_per_sm=2)
+
+
+@dataclass(frozen=True)
+class PagedStep:
+    """What all layers of a step share."""
+
+    query_start: torch.Tensor
+    context_len: torch.Tensor
+    # flat; sequence s's blocks begin at s * table_stride[0]
+    block_table: torch.Tensor
+    table_stride: torch.Tensor
+    # with padding
+    num_seqs: int
+
+
+class DecodeScratch:
+    """Buffers of the balanced form, for one shape of attention."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_seqs: int,
+        num_sms: int,
+        device: torch.device,
+        tuning: Tuning,
+    ) -> None:
+        self.tuning = tuning
+        self.num_programs = num_sms * tuning.programs_per_sm
+        rows, width = _rows(num_heads, num_kv_heads), triton.next_power_of_2(head_dim)
+        self.parts = torch.empty(2 * self.num_programs, rows, width, dtype=torch.float32, device=device)
+        # per part and row: maximum, then sum
+        self.weights = torch.empty(2 * self.num_programs, 2, rows, dtype=torch.float32, device=device)
+        # parts of a head that are there; back at zero when all are
+        self.num_done = torch.zeros(max_seqs * num_kv_heads, dtype=torch.int32, device=device)
+        self.max_plan = plan_size(max_seqs, self.num_programs)
+
+    def new_plan(self) -> torch.Tensor:
+        return torch.zeros(self.max_plan, dtype=torch.int32, device=self.parts.device)
+
+    def make_plan(self, plan: torch.Tensor, step: PagedStep, num_kv_heads: int, window: int | None) -> None:
+        make_plan(
+            plan,
+            step.query_start,
+            step.context_len,
+            step.num_seqs,
+            num_kv_heads,
+            self.num_programs,
+            self.tuning.tile,
+            window,
+        )
+
+
+def balanced_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    step: PagedStep,
+    plan: torch.Tensor,
+    scratch: DecodeScratch,
+    scale: float,
+    window: int | None,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """`cache`: one layer's [block, 2, kv_head, slot, head_dim], a view of all. `plan`: of this step and window.
+
+    The plan, the block table and the lengths are read before the kernel before this one has ended: there must be at
+    least one between what made them and this.
+    """
+    num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out)
+    tuning = scratch.tuning
+    _balanced_kernel[(scratch.num_programs,)](
+        q,
+        cache,
+        out,
+        plan,
+        scratch.parts,
+        scratch.weights,
+        scratch.num_done,
+        step.block_table,
+        step.table_stride,
+        step.num_seqs,
+        scale * LOG2_E,
+        cache.stride(0),
+        cache.stride(1),
+        Q_STRIDE=q.stride(0),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=window or 0,
+        ROWS=_rows(num_heads, num_kv_heads),
+        WIDTH=triton.next_power_of_2(head_dim),
+        TILE=tuning.tile,
+        HEADS_UP=triton.next_power_of_2(num_heads // num_kv_heads),
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+        **dependent_launch(),
+    )
+    return out
+
+
+def plain_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    step: PagedStep,
+    scale: float,
+    window: int | None,
+    out: torch.Tensor,
+    tuning: Tuning,
+) -> torch.Tensor:
+    num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out)
+    _plain_kernel[(step.num_seqs, num_kv_heads)](
+        q,
+        cache,
+        out,
+        step.query_start,
+        step.context_len,
+        step.block_table,
+        step.table_stride,
+        scale * LOG2_E,
+        cache.stride(0),
+        cache.stride(1),
+        Q_STRIDE=q.stride(0),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=window or 0,
+        ROWS=_rows(num_heads, num_kv_heads),
+        WIDTH=triton.next_power_of_2(head_dim),
+        TILE=tuning.tile,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+        **dependent_launch(),
+    )
+    return out
+
+
+def _rows(num_heads: int, num_kv_heads: int) -> int:
+    # what a matrix instruction takes at least
+    return max(16, triton.next_power_of_2(num_heads // num_kv_heads))
+
+
+def _check(q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> tuple[int, int, int, int]:
+    if cache.dim() != 5 or cache.shape[1] != 2 or cache[0, 0].is_contiguous() is False:
+        raise ValueError(f"cache must be [block, 2, kv_head, slot, head_dim], not {tuple(cache.shape)}")
+    num_kv_heads, block_size, head_dim = cache.shape[2:]
+    if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads or q.stride()[1:] != (head_dim, 1):
+        raise ValueError(
+            f"q must be [tokens, n * {num_kv_heads}, {head_dim}] with contiguous rows, not {tuple(q.shape)}"
+        )
+    if not q.dtype == cache.dtype == out.dtype:
+        raise ValueError(f"q, cache and out must have one dtype, not {q.dtype}, {cache.dtype}, {out.dtype}")
+    if out.shape != q.shape or not out.is_contiguous():
+        raise ValueError(f"out must be contiguous {tuple(q.shape)}, not {tuple(out.shape)}")
+    return q.shape[1], num_kv_heads, head_dim, block_size
+
+
+@triton.jit
+def _load_q(
+    q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, WIDTH)
+    at = q + token.to(tl.int64) * Q_STRIDE + (kv_head * HEADS + row)[:, None] * HEAD_DIM + dim[None, :]
+    return tl.load(at, mask=(row < HEADS)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def _look_up(table, tile, length, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """The block of each key of a tile."""
+    position = tile * TILE + tl.arange(0, TILE)
+    return tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
+
+
+@triton.jit
+def _skipped(length, WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """Tiles before the window."""
+    return tl.maximum(length - WINDOW, 0) // TILE if WINDOW > 0 else 0
+
+
+@triton.jit
+def _attend_to_tile(
+    query,
+    keys,
+    block,
+    tile,
+    length,
+    highest,
+    total,
+    acc,
+    scale,
+    block_stride,
+    value_offset,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Adds one tile to weighted values that are not yet divided, their maximum and sum.
+
+    `block`: where the tile's keys are, looked up long before: the loads of keys, several tiles ahead, would wait for it.
+    """
+    dim = tl.arange(0, WIDTH)
+    position = tile * TILE + tl.arange(0, TILE)
+    is_key = position < length
+    if WINDOW > 0:
+        is_key = is_key & (position >= length - WINDOW)
+    row = block.to(tl.int64) * block_stride + (position % BLOCK_SIZE) * HEAD_DIM
+    at = keys + row[:, None] + dim[None, :]
+    mask = is_key[:, None] & (dim < HEAD_DIM)[None, :]
+    key = tl.load(at, mask=mask, other=0.0)
+    value = tl.load(at + value_offset, mask=mask, other=0.0)
+    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    score = tl.where(is_key[None, :], score, float("-inf"))
+    # a tile has at least one key, so this is a number
+    higher = tl.maximum(highest, tl.max(score, 1))
+    weight = tl.exp2(score - higher[:, None])
+    shrink = tl.exp2(highest - higher)
+    total = total * shrink + tl.sum(weight, 1)
+    acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+    return higher, total, acc
+
+
+@triton.jit
+def _store_out(
+    out, acc, total, token, kv_head, NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, WIDTH)
+    at = out + token.to(tl.int64) * NUM_HEADS * HEAD_DIM + (kv_head * HEADS + row)[:, None] * HEAD_DIM
+    mask = (row < HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(at + dim[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_seqs"])
+def _balanced_kernel(
+    q,
+    cache,
+    out,
+    plan,
+    parts,
+    weights,
+    num_done,
+    block_table,
+    table_stride,
+    num_seqs,
+    scale,
+    block_stride,
+    value_offset,
+    Q_STRIDE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    HEADS_UP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    # Of what is read before the wait nothing was made by the kernel before this one: see balanced_attention.
+    program = tl.program_id(0)
+    per_program = tl.load(plan)
+    first_unit = program * per_program
+    end_unit = tl.minimum(first_unit + per_program, tl.load(plan + 1))
+    row_stride = tl.load(table_stride).to(tl.int64)
+    is_used = first_unit < end_unit
+    record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + program)
+    seq, seq_start, num_tiles, length, token = _load_record(record, is_used)
+    kv_head = (first_unit - seq_start * NUM_KV_HEADS) // tl.maximum(num_tiles, 1)
+    tile = (first_unit - seq_start * NUM_KV_HEADS) % tl.maximum(num_tiles, 1)
+    skipped = _skipped(length, WINDOW, TILE)
+    block = _look_up(block_table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
+    wait_for_dependency(PDL)
+    start_dependents(PDL)
+    first_seq, first_head, first_tiles, first_token, first_start = seq, kv_head, num_tiles, token, first_unit - tile
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    # One loop over tiles of whatever head: keys of the next head are on their way while this one ends.
+    for unit in range(first_unit, end_unit):
+        highest, total, acc = _attend_to_tile(
+            _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH),
+            cache + kv_head * BLOCK_SIZE * HEAD_DIM,
+            block,
+            skipped + tile,
+            length,
+            highest,
+            total,
+            acc,
+            scale,
+            block_stride,
+            value_offset,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            WINDOW,
+            WIDTH,
+            TILE,
+        )
+        head_start = unit - tile
+        is_last = tile + 1 == num_tiles
+        is_over = is_last | (unit + 1 == end_unit)
+        if is_over:
+            if is_last & (head_start >= first_unit):
+                _store_out(out, acc, total, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH)
+            else:
+                slot = 2 * program + (head_start > first_unit)
+                _leave_part(parts, weights, slot, acc, highest, total, HEADS, ROWS, WIDTH)
+        highest = tl.where(is_over, float("-inf"), highest)
+        total = tl.where(is_over, 0.0, total)
+        acc = tl.where(is_over, 0.0, acc)
+        tile = tl.where(is_last, 0, tile + 1)
+        kv_head += is_last.to(tl.int32)
+        is_seq_over = kv_head == NUM_KV_HEADS
+        kv_head = tl.where(is_seq_over, 0, kv_head)
+        record += tl.where(is_seq_over, 8, 0)
+        seq, seq_start, num_tiles, length, token = _load_record(record, unit + 1 < end_unit)
+        skipped = _skipped(length, WINDOW, TILE)
+        block = _look_up(block_table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
+    if is_used:
+        # what this program left is there before it says so
+        tl.debug_barrier()
+        if (first_start < first_unit) | (first_start + first_tiles > end_unit):
+            _add_up(
+                out, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
+                per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
+            )  # fmt: skip
+        # Of the last head nothing is taken from the loop: its addresses were computed ahead, past the end.
+        record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + tl.num_programs(0) + program)
+        last_seq, seq_start, last_tiles, length, last_token = _load_record(record, is_used)
+        into = end_unit - 1 - seq_start * NUM_KV_HEADS
+        last_start = end_unit - 1 - into % last_tiles
+        if (last_start > first_start) & (last_start + last_tiles > end_unit):
+            _add_up(
+                out, parts, weights, num_done, last_seq, into // last_tiles, last_tiles, last_token, last_start,
+                per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _add_up(
+    out, parts, weights, num_done, seq, kv_head, num_tiles, token, head_start, per_program,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
+):  # fmt: skip
+    """A part of this head is there; whoever brings the last one adds them up."""
+    HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    first_program = head_start // per_program
+    last_program = (head_start + num_tiles - 1) // per_program
+    done = num_done + seq * NUM_KV_HEADS + kv_head
+    if tl.atomic_add(done, 1, sem="acq_rel") == last_program - first_program:
+        tl.store(done, 0)
+        acc, total = _add_parts(
+            parts, weights, first_program, last_program, head_start, per_program, HEADS, ROWS, WIDTH, HEADS_UP
+        )
+        _store_out(out, acc, total, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, HEADS_UP, WIDTH)
+
+
+@triton.jit
+def _load_record(record, is_there):
+    """A sequence of the plan: its number, tiles before it, its tiles, its length, its token."""
+    return (
+        tl.load(record, mask=is_there, other=0),
+        tl.load(record + 1, mask=is_there, other=0),
+        tl.load(record + 2, mask=is_there, other=0),
+        tl.load(record + 3, mask=is_there, other=0),
+        tl.load(record + 4, mask=is_there, other=0),
+    )
+
+
+@triton.jit
+def _leave_part(
+    parts, weights, slot, acc, highest, total, HEADS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """A program leaves at most two: of the head that it began within (slot 0), and of the one that it did not end."""
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, WIDTH)
+    is_head = row < HEADS
+    at = parts + slot * ROWS * WIDTH + row[:, None] * WIDTH + dim[None, :]
+    tl.store(at, acc, mask=is_head[:, None])
+    tl.store(weights + slot * 2 * ROWS + row, highest, mask=is_head)
+    tl.store(weights + slot * 2 * ROWS + ROWS + row, total, mask=is_head)
+
+
+@triton.jit
+def _add_parts(
+    parts, weights, first_program, last_program, head_start, per_program, HEADS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
+):  # fmt: skip
+    """Eight parts at a time, so that their loads are under way together."""
+    row = tl.arange(0, HEADS_UP)
+    dim = tl.arange(0, WIDTH)
+    is_head = row < HEADS
+    highest = tl.full([HEADS_UP], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS_UP], tl.float32)
+    acc = tl.zeros([HEADS_UP, WIDTH], tl.float32)
+    for first in range(first_program, last_program + 1, 8):
+        program = first + tl.arange(0, 8)
+        slot = 2 * program + (program * per_program < head_start)
+        mask = (program <= last_program)[:, None] & is_head[None, :]
+        at = weights + slot[:, None] * 2 * ROWS + row[None, :]
+        # past this multiprocessor's own cache: others wrote them
+        part_highest = tl.load(at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        part_total = tl.load(at + ROWS, mask=mask, other=0.0, cache_modifier=".cg")
+        at = parts + slot[:, None, None] * ROWS * WIDTH + row[None, :, None] * WIDTH + dim[None, None, :]
+        part = tl.load(at, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(highest, tl.max(part_highest, 0))
+        # padding rows have no maximum
+        higher = tl.where(is_head, higher, 0.0)
+        shrink = tl.exp2(highest - higher)
+        part_shrink = tl.exp2(part_highest - higher[None, :])
+        total = total * shrink + tl.sum(part_total * part_shrink, 0)
+        acc = acc * shrink[:, None] + tl.sum(part * part_shrink[:, :, None], 0)
+        highest = higher
+    return acc, total
+
+
+@triton.jit
+def _plain_kernel(
+    q,
+    cache,
+    out,
+    query_start,
+    context_len,
+    block_table,
+    table_stride,
+    scale,
+    block_stride,
+    value_offset,
+    Q_STRIDE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    seq = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    length = tl.load(context_len + seq)
+    token = tl.load(query_start + seq)
+    num_queries = tl.load(query_start + seq + 1) - token
+    table = block_table + seq * tl.load(table_stride).to(tl.int64)
+    first_tile = _skipped(length, WINDOW, TILE)
+    block = _look_up(table, first_tile, length, BLOCK_SIZE, TILE)
+    wait_for_dependency(PDL)
+    start_dependents(PDL)
+    if (length > 0) & (num_queries == 1):
+        query = _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH)
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, WIDTH], tl.float32)
+        for tile in range(first_tile, (length + TILE - 1) // TILE):
+            highest, total, acc = _attend_to_tile(
+                query,
+                cache + kv_head * BLOCK_SIZE * HEAD_DIM,
+                block,
+                tile,
+                length,
+                highest,
+                total,
+                acc,
+                scale,
+                block_stride,
+                value_offset,
+                HEAD_DIM,
+                BLOCK_SIZE,
+                WINDOW,
+                WIDTH,
+                TILE,
+            )
+            block = _look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
+        _store_out(out, acc, total, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH)
+
+
+def decode_attention_torch(
+    q: torch.Tensor, cache: torch.Tensor, step: PagedStep, scale: float, window: int | None
+) -> torch.Tensor:
+    """In float64. Rows of other tokens are zero."""
+    num_kv_heads, block_size = cache.shape[2], cache.shape[3]
+    heads = q.shape[1] // num_kv_heads
+    stride = int(step.table_stride[0])
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    starts, lengths = step.query_start.tolist(), step.context_len.tolist()
+    for seq in range(step.num_seqs):
+        length = lengths[seq]
+        if length == 0 or starts[seq + 1] - starts[seq] != 1:
+            continue
+        blocks = step.block_table.flatten()[seq * stride :][: -(-length // block_size)].long()
+        # [2, kv_head, tokens, head_dim]
+        kv = cache[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length].double()
+        if window:
+            kv = kv[:, :, max(0, length - window) :]
+        keys, values = kv.repeat_interleave(heads, dim=1)
+        scores = torch.einsum("hd,htd->ht", q[starts[seq]].double(), keys) * scale
+        out[starts[seq]] = torch.einsum("ht,htd->hd", scores.softmax(-1), values)
+    return out

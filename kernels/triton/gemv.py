@@ -1,0 +1,198 @@
+"""One row through a linear layer: as fast as its weights can be read, with everything around it in the same pass.
+
+    out = activation(norm(x) @ weight.T + bias) + residual
+
+norm: RMS norm with weight `norm`, if given. Gated activation: the weight's upper half is the gate, its lower half up,
+out = silu(gate) * up. x [in], weight [out, in] (contiguous), out [out]. Sums in float32.
+
+Grid: (outputs / ROWS,). The first piece of a program's weights is on its way before the kernel before this one has
+ended: weights depend on nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
+
+NONE, RELU, GELU, GELU_TANH, SILU_GATED = range(5)
+ACTIVATIONS = {"none": NONE, "relu": RELU, "gelu": GELU, "gelu_tanh": GELU_TANH, "silu": SILU_GATED}
+
+
+@dataclass(frozen=True)
+class GemvTuning:
+    """Outputs of a program, how much of their weights it reads at a time, and by how many warps."""
+
+    rows: int
+    chunk: int
+    num_warps: int
+    num_stages: int
+
+
+def gemv_tuning(num_in: int, num_out: int, is_gated: bool) -> GemvTuning:
+    """What an H200 was fastest with."""
+    if is_gated:
+        return GemvTuning(rows=2, chunk=4096, num_warps=8, num_stages=1)
+    if num_in > 8192 or num_out > 32768:
+        return GemvTuning(rows=4, chunk=1024, num_warps=4, num_stages=3)
+    if num_out > 4096:
+        return GemvTuning(rows=4, chunk=1024, num_warps=8, num_stages=1)
+    return GemvTuning(rows=8, chunk=512, num_warps=8, num_stages=1)
+
+
+def gemv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    tuning: GemvTuning,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    activation: int = NONE,
+) -> torch.Tensor:
+    num_in = x.numel()
+    num_out = weight.shape[0] // 2 if activation == SILU_GATED else weight.shape[0]
+    if weight.dim() != 2 or weight.shape[1] != num_in or not weight.is_contiguous():
+        raise ValueError(f"weight must be contiguous [outputs, {num_in}], not {tuple(weight.shape)}")
+    for name, tensor, size in (
+        ("out", out, num_out),
+        ("residual", residual, num_out),
+        ("norm", norm, num_in),
+    ):
+        if tensor is not None and tensor.numel() != size:
+            raise ValueError(f"{name} must hold {size} numbers, not {tensor.numel()}")
+    if activation == SILU_GATED and bias is not None:
+        raise ValueError("a gated layer has no bias")
+    _gemv_kernel[(triton.cdiv(num_out, tuning.rows),)](
+        x,
+        weight,
+        bias,
+        residual,
+        norm,
+        out,
+        norm_eps,
+        NUM_IN=num_in,
+        NUM_OUT=num_out,
+        ACTIVATION=activation,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        HAS_NORM=norm is not None,
+        ROWS=tuning.rows,
+        CHUNK=tuning.chunk,
+        STAGES=tuning.num_stages,
+        num_warps=tuning.num_warps,
+        **dependent_launch(),
+    )
+    return out
+
+
+@triton.jit
+def _gemv_kernel(
+    x,
+    weight,
+    bias,
+    residual,
+    norm,
+    out,
+    norm_eps,
+    NUM_IN: tl.constexpr,
+    NUM_OUT: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    GATED: tl.constexpr = ACTIVATION == 4
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, CHUNK)
+    at = weight + row.to(tl.int64)[:, None] * NUM_IN + column[None, :]
+    is_row = row < NUM_OUT
+    mask = is_row[:, None] & (column < NUM_IN)[None, :]
+    first = tl.load(at, mask=mask, other=0.0)
+    if GATED:
+        second = tl.load(at + NUM_OUT * NUM_IN, mask=mask, other=0.0)
+    wait_for_dependency(PDL)
+    start_dependents(PDL)
+    value, squares = _load_x(x, norm, column, NUM_IN, HAS_NORM)
+    acc = first.to(tl.float32) * value[None, :]
+    if GATED:
+        acc_up = second.to(tl.float32) * value[None, :]
+    for start in tl.range(CHUNK, NUM_IN, CHUNK, num_stages=STAGES):
+        column = start + tl.arange(0, CHUNK)
+        mask = is_row[:, None] & (column < NUM_IN)[None, :]
+        piece = tl.load(at + start, mask=mask, other=0.0)
+        value, more_squares = _load_x(x, norm, column, NUM_IN, HAS_NORM)
+        squares += more_squares
+        acc += piece.to(tl.float32) * value[None, :]
+        if GATED:
+            piece_up = tl.load(at + NUM_OUT * NUM_IN + start, mask=mask, other=0.0)
+            acc_up += piece_up.to(tl.float32) * value[None, :]
+    result = tl.sum(acc, 1)
+    if HAS_NORM:
+        shrink = tl.rsqrt(tl.sum(squares, 0) / NUM_IN + norm_eps)
+        result *= shrink
+    if GATED:
+        up = tl.sum(acc_up, 1)
+        if HAS_NORM:
+            up *= shrink
+        result = result * tl.sigmoid(result) * up
+    if HAS_BIAS:
+        result += tl.load(bias + row, mask=is_row, other=0.0).to(tl.float32)
+    if ACTIVATION == 1:
+        result = tl.maximum(result, 0.0)
+    if ACTIVATION == 2:
+        result = 0.5 * result * (1.0 + tl.erf(result * 0.7071067811865476))
+    if ACTIVATION == 3:
+        # tanh(z) = 2 sigmoid(2z) - 1
+        result = result * tl.sigmoid(1.5957691216057308 * (result + 0.044715 * result * result * result))
+    if HAS_RESIDUAL:
+        result += tl.load(residual + row, mask=is_row, other=0.0).to(tl.float32)
+    tl.store(out + row, result.to(out.dtype.element_ty), mask=is_row)
+
+
+@triton.jit
+def _load_x(x, norm, column, NUM_IN: tl.constexpr, HAS_NORM: tl.constexpr):
+    """Part of x, times the norm's weights, and its squares."""
+    is_in = column < NUM_IN
+    value = tl.load(x + column, mask=is_in, other=0.0).to(tl.float32)
+    squares = value * value
+    if HAS_NORM:
+        value *= tl.load(norm + column, mask=is_in, other=0.0).to(tl.float32)
+    return value, squares
+
+
+def gemv_torch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    activation: int = NONE,
+) -> torch.Tensor:
+    """In float64."""
+    value = x.double()
+    if norm is not None:
+        value = value * torch.rsqrt(value.square().mean() + norm_eps) * norm.double()
+    result = weight.double() @ value
+    if bias is not None:
+        result = result + bias.double()
+    if activation == RELU:
+        result = result.relu()
+    elif activation == GELU:
+        result = torch.nn.functional.gelu(result)
+    elif activation == GELU_TANH:
+        result = torch.nn.functional.gelu(result, approximate="tanh")
+    elif activation == SILU_GATED:
+        gate, up = result.chunk(2)
+        result = torch.nn.functional.silu(gate) * up
+    return result if residual is None else result + residual.double()

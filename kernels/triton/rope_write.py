@@ -1,0 +1,282 @@
+"""What happens to q, k and v between the qkv projection and attention, in one pass over them.
+
+q and k heads are normed (if weights are given) and rotated; k and v go into the paged cache, q to `q_out`,
+and for prefill, which attends to the chunk itself, k and v to `k_out` and `v_out` as well.
+
+Grid: (tokens, groups of q heads + groups of k heads + groups of v heads).
+Shapes: qkv [tokens, (heads + 2 * kv_heads) * head_dim], rows may lie apart; positions, slots [tokens] int32;
+rope [max_position, head_dim] float32, cos of head_dim/2 angles and then their sin; q_norm, k_norm [head_dim];
+cache [block, layer, k|v, kv_head, slot, head_dim]; q_out [tokens, heads, head_dim];
+k_out, v_out [tokens, kv_heads, head_dim].
+dtypes: float32, float16, bfloat16; arithmetic in float32. What a norm gives is rounded to the dtype before it is
+rotated, as it is where these are operations of their own.
+A token of slot -1 is padding: it writes nothing to the cache, and its position is not looked at.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.checks import check_cache, check_layer, check_like, check_rows, check_tensor, check_vector
+from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
+
+# Up to so many tokens, small programs: all of them fit the GPU at once, and each is as short as can be.
+FEW_TOKENS = 256
+
+
+@triton.jit(do_not_specialize=["layer"])
+def rope_write_kernel(
+    qkv,
+    positions,
+    slots,
+    rope,
+    q_norm,
+    k_norm,
+    cache,
+    q_out,
+    k_out,
+    v_out,
+    layer,
+    eps,
+    qkv_stride,
+    block_stride,
+    layer_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    Q_GROUPS: tl.constexpr = (NUM_HEADS + GROUP - 1) // GROUP
+    KV_GROUPS: tl.constexpr = (NUM_KV_HEADS + GROUP - 1) // GROUP
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    slot = tl.load(slots + token)
+    position = tl.where(slot < 0, 0, tl.load(positions + token)).to(tl.int64)
+    wait_for_dependency(PDL)
+    start_dependents(PDL)
+    row = qkv + token * qkv_stride
+    if group < Q_GROUPS:
+        low, high = load_heads(row, group, NUM_HEADS, HEAD_DIM, HALF, GROUP)
+        low, high = norm_heads(low, high, q_norm, eps, HEAD_DIM, HALF, qkv.dtype.element_ty)
+        low, high = rotate_heads(low, high, rope, position, HEAD_DIM, HALF)
+        out = q_out + token * (NUM_HEADS * HEAD_DIM)
+        store_heads(out, HEAD_DIM, True, low, high, group, NUM_HEADS, HEAD_DIM, HALF, GROUP)
+    else:
+        block = (slot // BLOCK_SIZE).to(tl.int64)
+        place = cache + block * block_stride + tl.cast(layer, tl.int64) * layer_stride
+        place += (slot % BLOCK_SIZE) * HEAD_DIM
+        head_stride: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+        wanted = slot >= 0
+        out_row = token * (NUM_KV_HEADS * HEAD_DIM)
+        if group < Q_GROUPS + KV_GROUPS:
+            group -= Q_GROUPS
+            row += NUM_HEADS * HEAD_DIM
+            low, high = load_heads(row, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
+            low, high = norm_heads(low, high, k_norm, eps, HEAD_DIM, HALF, qkv.dtype.element_ty)
+            low, high = rotate_heads(low, high, rope, position, HEAD_DIM, HALF)
+            store_heads(place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
+            if k_out is not None:
+                out = k_out + out_row
+                store_heads(out, HEAD_DIM, True, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
+        else:
+            group -= Q_GROUPS + KV_GROUPS
+            row += (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM
+            place += NUM_KV_HEADS * head_stride
+            low, high = load_heads(row, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
+            store_heads(place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
+            if v_out is not None:
+                out = v_out + out_row
+                store_heads(out, HEAD_DIM, True, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
+
+
+@triton.jit
+def places(group, head_stride, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr):
+    """Offsets of the first halves of a group of heads, and which of them exist."""
+    heads = group * GROUP + tl.arange(0, GROUP)
+    columns = tl.arange(0, HALF)
+    exists = (heads < num_heads)[:, None] & (columns < HEAD_DIM // 2)[None, :]
+    return heads[:, None] * head_stride + columns[None, :], exists
+
+
+@triton.jit
+def load_heads(row, group, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr):
+    at, exists = places(group, HEAD_DIM, num_heads, HEAD_DIM, HALF, GROUP)
+    low = tl.load(row + at, exists, other=0.0)
+    high = tl.load(row + HEAD_DIM // 2 + at, exists, other=0.0)
+    return low.to(tl.float32), high.to(tl.float32)
+
+
+@triton.jit
+def store_heads(
+    out,
+    head_stride,
+    wanted,
+    low,
+    high,
+    group,
+    num_heads,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    at, exists = places(group, head_stride, num_heads, HEAD_DIM, HALF, GROUP)
+    tl.store(out + at, low.to(out.dtype.element_ty), exists & wanted)
+    tl.store(out + HEAD_DIM // 2 + at, high.to(out.dtype.element_ty), exists & wanted)
+
+
+@triton.jit
+def norm_heads(low, high, weight, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr):
+    if weight is not None:
+        columns = tl.arange(0, HALF)
+        exists = columns < HEAD_DIM // 2
+        squares = tl.sum(low * low + high * high, axis=1) / HEAD_DIM
+        scale = tl.rsqrt(squares + eps)[:, None]
+        low_weight = tl.load(weight + columns, exists, other=0.0).to(tl.float32)
+        high_weight = tl.load(weight + HEAD_DIM // 2 + columns, exists, other=0.0).to(tl.float32)
+        low = (low * scale * low_weight[None, :]).to(dtype).to(tl.float32)
+        high = (high * scale * high_weight[None, :]).to(dtype).to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def rotate_heads(low, high, rope, position, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
+    if rope is not None:
+        columns = tl.arange(0, HALF)
+        exists = columns < HEAD_DIM // 2
+        angles = rope + position * HEAD_DIM
+        cos = tl.load(angles + columns, exists, other=0.0)[None, :]
+        sin = tl.load(angles + HEAD_DIM // 2 + columns, exists, other=0.0)[None, :]
+        low, high = low * cos - high * sin, high * cos + low * sin
+    return low, high
+
+
+def rope_write(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    layer: int,
+    num_heads: int,
+    rope: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    q_out: torch.Tensor | None = None,
+    k_out: torch.Tensor | None = None,
+    v_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns `q_out`, made if not given. `k_out` and `v_out` are written if given."""
+    _check(qkv, positions, slots, cache, layer, num_heads, rope, q_norm, k_norm)
+    num_tokens = qkv.shape[0]
+    _, _, _, num_kv_heads, block_size, head_dim = cache.shape
+    if q_out is None:
+        q_out = qkv.new_empty(num_tokens, num_heads, head_dim)
+    check_like("q_out", q_out, (num_tokens, num_heads, head_dim), qkv)
+    for name, out in (("k_out", k_out), ("v_out", v_out)):
+        if out is not None:
+            check_like(name, out, (num_tokens, num_kv_heads, head_dim), qkv)
+    if num_tokens == 0:
+        return q_out
+    group, num_warps = (4, 1) if num_tokens <= FEW_TOKENS else (16, 4)
+    num_groups = triton.cdiv(num_heads, group) + 2 * triton.cdiv(num_kv_heads, group)
+    rope_write_kernel[(num_tokens, num_groups)](
+        qkv,
+        positions,
+        slots,
+        rope,
+        q_norm,
+        k_norm,
+        cache,
+        q_out,
+        k_out,
+        v_out,
+        layer,
+        eps,
+        qkv.stride(0),
+        cache.stride(0),
+        cache.stride(1),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        HALF=triton.next_power_of_2(head_dim // 2),
+        GROUP=group,
+        num_warps=num_warps,
+        **dependent_launch(),
+    )
+    return q_out
+
+
+def _check(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    layer: int,
+    num_heads: int,
+    rope: torch.Tensor | None,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+) -> None:
+    check_rows("qkv", qkv)
+    check_cache("cache", cache)
+    check_layer(layer, cache)
+    if cache.dtype != qkv.dtype or cache.device != qkv.device:
+        raise ValueError(f"cache must be {qkv.dtype} on {qkv.device}, not {cache.dtype} on {cache.device}")
+    num_kv_heads, head_dim = cache.shape[3], cache.shape[5]
+    if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim:
+        raise ValueError(
+            f"qkv must hold {num_heads} + 2 * {num_kv_heads} heads of {head_dim}, not {qkv.shape[1]} columns"
+        )
+    for name, ints in (("positions", positions), ("slots", slots)):
+        check_tensor(name, ints, (qkv.shape[0],), torch.int32, qkv.device)
+    if rope is not None:
+        check_tensor("rope", rope, (rope.shape[0], head_dim), torch.float32, qkv.device)
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            check_vector(name, weight, head_dim, qkv.device)
+
+
+def rope_write_reference(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    layer: int,
+    num_heads: int,
+    rope: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Writes k and v into `cache`; returns q, k and v [tokens, heads, head_dim]. All positions must be in the table."""
+    num_kv_heads, block_size, head_dim = cache.shape[3:]
+    heads = qkv.unflatten(1, (-1, head_dim))
+    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q = _rotated(_normed(q, q_norm, eps), positions, rope)
+    k = _rotated(_normed(k, k_norm, eps), positions, rope)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            cache[slot // block_size, layer, 0, :, slot % block_size] = k[token]
+            cache[slot // block_size, layer, 1, :, slot % block_size] = v[token]
+    return q, k, v
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    if weight is None:
+        return x
+    scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    return (x.float() * scale * weight.float()).to(x.dtype)
+
+
+def _rotated(x: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
+    if rope is None:
+        return x
+    cos, sin = rope[positions.long()].unsqueeze(1).chunk(2, dim=-1)
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from alignedserve.models.presets import PRESETS
+from benchmarks.gpu.ceilings import matmul_flops
+from benchmarks.gpu.profile import Activity, activities_of, busy_seconds, table
+from benchmarks.gpu.roofline import Work, decode_work, kv_values_per_token, matrix_values, vector_values
+
+
+@pytest.mark.parametrize(
+    ("preset", "billions"), [("llama-3.1-8b", 8.030), ("llama-2-7b", 6.738), ("qwen3-8b", 8.191)]
+)
+def test_weights_add_up_to_what_the_authors_say(preset: str, billions: float) -> None:
+    config = PRESETS[preset]
+    embedding = config.vocab_size * config.hidden_size
+    assert (matrix_values(config) + vector_values(config) + embedding) / 1e9 == pytest.approx(
+        billions, abs=5e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("preset", "billions"), [("opt-13b", 12.853), ("opt-6.7b", 6.658), ("qwen3-0.6b", 0.596)]
+)
+def test_tied_weights_count_once(preset: str, billions: float) -> None:
+    config = PRESETS[preset]
+    positions = (config.max_position + 2) * config.hidden_size if config.architecture == "opt" else 0
+    assert (matrix_values(config) + vector_values(config) + positions) / 1e9 == pytest.approx(
+        billions, abs=5e-4
+    )
+
+
+def test_a_step_reads_weights_once_and_the_kv_of_all_prefixes() -> None:
+    config = PRESETS["llama-3.1-8b"]
+    kv_bytes = 2 * kv_values_per_token(config)
+    assert kv_bytes == 128 << 10
+    one, two = decode_work(config, [1024], 2), decode_work(config, [1024, 512], 2)
+    assert two.num_bytes - one.num_bytes == 513 * kv_bytes + 2 * config.hidden_size
+    assert one.num_bytes == pytest.approx(15.01e9 + 1025 * kv_bytes, rel=1e-3)
+    attention = 4 * 32 * 128 * 32
+    assert one.num_flops == 2 * matrix_values(config) + attention * 1024
+    assert two.num_flops == 2 * 2 * matrix_values(config) + attention * 1536
+
+
+def test_the_roofline_is_the_longer_of_both_times() -> None:
+    assert Work(num_bytes=10, num_flops=10).seconds(bytes_per_s=5, flops_per_s=10) == 2
+    assert Work(num_bytes=10, num_flops=100).seconds(bytes_per_s=5, flops_per_s=10) == 10
+
+
+def test_a_product_has_two_operations_per_pair() -> None:
+    assert matmul_flops(2, 3, 4) == 48
+
+
+def test_busy_is_the_union_of_what_ran() -> None:
+    activities = [
+        Activity("a", 0.0, 2.0),
+        Activity("b", 1.0, 1.5),
+        Activity("c", 1.5, 3.0),
+        Activity("d", 5.0, 6.0),
+    ]
+    assert busy_seconds(activities) == 4.0
+    assert busy_seconds([]) == 0.0
+
+
+def test_activities_are_read_off_a_trace_and_summed_by_name() -> None:
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "attention", "ts": 2000.0, "dur": 500.0},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoH", "ts": 1000.0, "dur": 250.0},
+        {"ph": "X", "cat": "kernel", "name": "attention", "ts": 3000.0, "dur": 1500.0},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 900.0, "dur": 50.0},
+        {"ph": "i", "cat": "kernel", "name": "no duration", "ts": 900.0},
+    ]
+    activities = activities_of({"traceEvents": events})
+    assert [activity.name for activity in activities] == ["Memcpy DtoH", "attention", "attention"]
+    assert busy_seconds(activities) == pytest.approx(2.25e-3)
+    lines = table(activities, repeats=2).splitlines()
+    assert "1.125 ms in all" in lines[0]
+    assert lines[1].split() == ["1.0000", "88.9%", "1.0", "attention"]

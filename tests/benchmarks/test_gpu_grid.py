@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import random
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignedserve.cost import CostModel, Line
+from benchmarks.gpu import alignment, correct, cost_fit, cost_grid
+from tests.benchmarks.test_gpu_run import rows, tiny_bench
+
+
+def test_aligned_and_mixed_groups_are_the_same_requests() -> None:
+    lengths = alignment.heavy_tailed(64 * 8, longest=4000)
+    aligned, mixed = alignment.aligned_groups(lengths, 8), alignment.mixed_groups(lengths, 8)
+    assert sorted(chain(*aligned)) == sorted(chain(*mixed)) == sorted(lengths)
+    assert {len(group) for group in [*aligned, *mixed]} == {64}
+    spreads = [[max(group) - min(group) for group in groups] for groups in (aligned, mixed)]
+    assert sum(spreads[0]) < sum(spreads[1]) / 4
+    assert all(max(a) <= min(b) for a, b in pairwise(aligned))
+
+
+def test_the_longest_group_of_each_model_fits_beside_its_weights() -> None:
+    """The heaviest case: 128 requests of 512 KiB a token, in 141 GB less 14 GB of weights."""
+    heaviest = max(map(sum, alignment.aligned_groups(alignment.heavy_tailed(128 * 8, 4087), 8)))
+    assert heaviest * 512 * 1024 < 115e9
+
+
+def test_mixes_hold_as_many_long_ones_as_they_say() -> None:
+    found = alignment.mixes(64, 4000)
+    assert {num: lengths.count(4000) for num, lengths in found.items()} == {0: 0, 1: 1, 2: 2, 4: 4}
+    assert all(len(lengths) == 64 for lengths in found.values())
+
+
+def test_alignment_is_measured_in_every_cell(tmp_path: Path) -> None:
+    bench = tiny_bench(tmp_path, models=("llama-3.1-8b",), decode_kernels=("balanced",))
+    alignment.run(bench)
+    long_ones, *groups = rows(tmp_path)
+    assert long_ones["step_s"].keys() == {"0", "1", "2", "4"}
+    assert sorted(row["batch"] for row in groups) == [2, 4, 8, 16]
+    for row in groups:
+        assert sum(row["sums"]["aligned"]) == sum(row["sums"]["mixed"])
+        assert row["gain"] == pytest.approx(sum(row["step_s"]["mixed"]) / sum(row["step_s"]["aligned"]))
+
+
+def test_the_first_difference_is_named() -> None:
+    assert correct.first_difference([[1, 2], [3]], [[1, 2], [3]]) is None
+    assert correct.first_difference([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == "prompt 1, token 1: 4 instead of 5"
+    assert correct.first_difference([[1]], [[1, 2]]) == "prompt 0: 1 tokens instead of 2"
+
+
+def test_tokens_are_compared_in_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correct, "FAMILIES", ("llama-3.1-8b",))
+    bench = tiny_bench(tmp_path, decode_kernels=("balanced",))
+    correct.run(bench)
+    found = {row["case"].rpartition(" balanced ")[2]: row for row in rows(tmp_path)}
+    assert found.keys() == {"in one go", "in chunks", "preempted"}
+    assert all(row["is_equal"] and row["num_tokens"] == 9 * 48 for row in found.values())
+    assert found["preempted"]["num_evictions"] > 0
+    # an oracle that says the same whatever it is asked could not tell a wrong answer
+    expected = correct.reference(tmp_path / "checkpoints" / "llama-3.1-8b")
+    assert len({tuple(tokens[:4]) for tokens in expected}) == len(expected)
+
+
+def measured_by(model: CostModel, noise: float) -> list[dict[str, Any]]:
+    choose = random.Random(0)
+    found = []
+    for point in cost_grid.points(max_len=32768, max_kv_tokens=600_000):
+        seconds = model.iteration(point.chunks, point.lengths) * choose.uniform(1 - noise, 1 + noise)
+        chunks = [list(chunk) for chunk in point.chunks]
+        found.append({"chunks": chunks, "lengths": list(point.lengths), "seconds": seconds})
+    return found
+
+
+def known_model() -> CostModel:
+    return cost_fit.fit_model(
+        [Line(5e-3, 2e-6), Line(3e-3, 4e-5)],
+        attention_s=3e-8,
+        chunk=(4e-3, 2.2e-5, 2.6e-10),
+        kv_bytes_per_token=131072,
+        source="made up",
+    )
+
+
+@pytest.mark.parametrize(("noise", "worst"), [(0.0, 1e-6), (0.02, 0.04)])
+def test_a_fit_predicts_points_that_it_has_not_seen(noise: float, worst: float) -> None:
+    points = measured_by(known_model(), noise)
+    row = {"points": points, "kv_bytes_per_token": 131072}
+    found = cost_fit.fit_row(row, "made up")
+    error = found["error_on_held_out"]
+    assert error["decode_points"] + error["chunk_points"] + error.get("both_points", 0) == -(
+        -len(points) // 5
+    )
+    assert max(error["decode_p95"], error["chunk_p95"]) < worst
+    assert found["decode_attention_s"] == pytest.approx(3e-8, rel=max(10 * noise, 1e-4))
+    assert found["prefill_attention_s"] == pytest.approx(2.6e-10, rel=max(10 * noise, 1e-4))
+
+
+def test_no_coefficient_is_negative() -> None:
+    columns = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert cost_fit.least_squares(columns, np.array([3.0, 2.0, 1.0])).min() >= 0
+    assert cost_fit.least_squares(columns, np.array([3.0, 5.0, 7.0])) == pytest.approx([1.0, 2.0])
+
+
+def test_the_grid_holds_what_fits_and_every_kind() -> None:
+    points = cost_grid.points(max_len=2048, max_kv_tokens=110_000)
+    assert all(point.num_kv_tokens <= 110_000 for point in points)
+    assert all(max(point.lengths, default=0) < 2048 for point in points)
+    assert all(before + count <= 2048 for point in points for before, count in point.chunks)
+    kinds = {(bool(point.chunks), bool(point.lengths)) for point in points}
+    assert kinds == {(True, False), (False, True), (True, True)}
+
+
+def test_the_grid_is_measured(tmp_path: Path) -> None:
+    bench = tiny_bench(tmp_path, models=("llama-3.1-8b",))
+    cost_grid.run(bench)
+    (row,) = rows(tmp_path)
+    assert row["points"] and all(point["seconds"] > 0 for point in row["points"])
+    assert row["kv_bytes_per_token"] == 2 * 2 * 64 * 4
+    assert cost_fit.fit_row(row, "here")["num_points"] == len(row["points"])

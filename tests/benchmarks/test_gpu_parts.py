@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from alignedserve.transport.completions import Done, TransferId
+from benchmarks.gpu import host_cost, moves, throughput, workload
+from tests.benchmarks.test_gpu_run import rows, tiny_bench
+
+
+def test_what_is_exposed_is_what_the_gpu_does_not_cover() -> None:
+    assert host_cost.exposed_seconds(5e-3, 4.5e-3) == pytest.approx(0.5e-3)
+    assert host_cost.exposed_seconds(5e-3, None) == 5e-3
+
+
+def test_lengths_are_uniform_and_the_same_for_a_seed() -> None:
+    asked = workload.uniform(500, 100, 1024, vocab_size=1000)
+    assert asked == workload.uniform(500, 100, 1024, vocab_size=1000)
+    assert asked != workload.uniform(500, 100, 1024, vocab_size=1000, seed=1)
+    for lengths in (list(map(len, asked.prompts)), asked.num_outputs):
+        assert min(lengths) >= 100 and max(lengths) <= 1024
+        assert sum(lengths) / 500 == pytest.approx(562, rel=0.06)
+
+
+def test_rates_count_outputs_and_all_tokens() -> None:
+    asked = workload.Asked([[1, 2, 3], [4]], [10, 20])
+    found = throughput.rates(asked, 2.0)
+    assert (found["output_tokens_per_s"], found["tokens_per_s"]) == (15.0, 17.0)
+
+
+def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
+    """So their weights are the same, and their rates can be compared."""
+    bench = tiny_bench(tmp_path, models=("qwen3-0.6b",))
+    throughput.run(bench)
+    ours, theirs, sampled = bench.record.rows
+    assert ours["first_tokens"] == theirs["first_tokens"] != []
+    assert ours["num_output_tokens"] == theirs["num_output_tokens"] == sampled["num_output_tokens"]
+    assert all(row["output_tokens_per_s"] > 0 for row in (ours, sampled, theirs))
+
+
+def test_scattered_blocks_never_follow_each_other() -> None:
+    pairs = moves.scattered(256, seed=0)
+    assert {here for here, _ in pairs} == {there for _, there in pairs} == set(range(256))
+    merged = sum(b == (a[0] + 1, a[1] + 1) for a, b in pairwise(pairs))
+    assert merged <= 1
+
+
+def test_slow_down_is_of_medians() -> None:
+    assert moves.slow_down([1.0, 2.0, 3.0], [2.0, 2.2, 9.0]) == pytest.approx(0.1)
+
+
+def test_moves_are_checked_and_measured_beside_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {1: moves.BlockFormat(1, 16, 1, 64, "float32")}
+    monkeypatch.setattr(moves, "FORMATS", small)
+    bench = tiny_bench(tmp_path)
+    bench.part = "moves"
+    moves.run(bench)
+    plain, beside = rows(tmp_path)
+    assert plain["memory"] == "segment" and plain["save_per_s"] > 0 and plain["load_per_s"] > 0
+    assert len(beside["with_s"]) == len(beside["without_s"]) == beside["rounds"] * beside["steps_a_round"]
+    assert beside["moved_per_s"] > 0
+
+
+def test_what_did_not_arrive_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = moves.Mover.save
+
+    def misplaced(mover: moves.Mover, key: moves.RequestKey, pairs: moves.Pairs, done: Done) -> TransferId:
+        there = [there for _, there in pairs]
+        return save(
+            mover, key, list(zip([here for here, _ in pairs], there[1:] + there[:1], strict=True)), done
+        )
+
+    monkeypatch.setattr(moves.Mover, "save", misplaced)
+    bench = tiny_bench(tmp_path)
+    assert bench.case("broken", moves.plain, bench, moves.BlockFormat(1, 16, 1, 64, "float32")) is None
+    assert "what arrived is not what was sent" in json.dumps(rows(tmp_path)[0])

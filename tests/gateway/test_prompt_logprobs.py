@@ -1,0 +1,198 @@
+"""A prompt's log-probabilities in answers: in an echo as OpenAI had them, and in vLLM's `prompt_logprobs`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from alignedserve.messages import NewTokens, Request
+from alignedserve.prompt_logprobs import MAX_PROMPT_LOGPROBS, TokenLogprobs, pack
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.test_gateway import QUESTION, Served, play, served
+
+PROMPT = TOKENIZER.encode("How far is it?")
+TEXTS = [MODEL.token_text(token) for token in PROMPT]
+SAID = [MODEL.token_text(token) for token in answer_of("one two three")]
+# likeliest everywhere, in this order
+LIKELIEST = [PROMPT[1], 7, 9]
+
+
+class Telling(ScriptedRouter):
+    """With the first token, as a prefill instance tells it."""
+
+    def _tokens(self, request: Request, news: NewTokens) -> NewTokens:
+        count = request.params.prompt_logprobs
+        if count is not None and not news.first:
+            news.prompt_logprobs = pack([told(place, count) for place in range(1, len(request.prompt))])
+        return news
+
+
+def told(place: int, count: int) -> TokenLogprobs:
+    likeliest = {token: -0.5 * rank for rank, token in enumerate(LIKELIEST[:count], 1)}
+    return -1.0 - place, 4 if place > 1 else 1, likeliest
+
+
+def top(place: int, count: int) -> dict[str, float]:
+    _, _, likeliest = told(place, count)
+    return {MODEL.token_text(token): logprob for token, logprob in likeliest.items()} | {
+        TEXTS[place]: -1.0 - place
+    }
+
+
+async def completion(at: Served, **options: Any) -> dict[str, Any]:
+    response = await at.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 50} | options)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def check_echoed(logprobs: dict[str, Any], count: int, num_said: int) -> None:
+    texts = [*TEXTS, *SAID[:num_said]]
+    assert logprobs["tokens"][: len(texts)] == texts
+    assert logprobs["text_offset"] == [sum(map(len, texts[:place])) for place in range(len(texts))]
+    assert logprobs["token_logprobs"][: len(TEXTS)] == [None, *(-1.0 - i for i in range(1, len(TEXTS)))]
+    assert logprobs["top_logprobs"][: len(TEXTS)] == [None, *(top(i, count) for i in range(1, len(TEXTS)))]
+    assert all(len(each) == len(texts) for each in logprobs.values())
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_an_echo_has_the_prompts_logprobs_before_the_answers(count: int) -> None:
+    async def scenario() -> None:
+        async with served(Telling()) as at:
+            answer = await completion(at, echo=True, logprobs=count, n=2)
+            for choice in answer["choices"]:
+                assert choice["text"] == "How far is it?one two three"
+                check_echoed(choice["logprobs"], count, len(SAID))
+                assert "prompt_logprobs" not in choice
+            assert {each.request.params.prompt_logprobs for each in at.router.submitted} == {count}
+
+    play(scenario)
+
+
+def test_a_streamed_echo_begins_with_the_prompts() -> None:
+    async def scenario() -> None:
+        async with served(Telling()) as at:
+            body = {"prompt": PROMPT, "max_tokens": 50, "echo": True, "logprobs": 2, "stream": True}
+            response = await at.post("/v1/completions", body)
+            chunks = [
+                json.loads(event.removeprefix("data: ")) for event in response.text.strip().split("\n\n")[:-1]
+            ]
+            choices = [chunk["choices"][0] for chunk in chunks]
+            assert choices[0]["text"] == "How far is it?"
+            check_echoed(choices[0]["logprobs"], 2, 0)
+            lists = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+            joined = {name: [each for some in lists for each in some[name]] for name in lists[0]}
+            check_echoed(joined, 2, len(SAID))
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_echo_of_no_tokens_is_the_prompt_alone(is_stream: bool) -> None:
+    async def scenario() -> None:
+        async with served(Telling()) as at:
+            body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1, "stream": is_stream}
+            response = await at.post("/v1/completions", body)
+            if is_stream:
+                events = response.text.strip().split("\n\n")[:-1]
+                first, last = (json.loads(event.removeprefix("data: "))["choices"][0] for event in events)
+                assert (last["text"], last["finish_reason"]) == ("", "length")
+                check_echoed(first["logprobs"], 1, 0)
+                return
+            answer = response.json()
+            (choice,) = answer["choices"]
+            assert (choice["text"], choice["finish_reason"]) == ("How far is it?", "length")
+            check_echoed(choice["logprobs"], 1, 0)
+            assert answer["usage"]["completion_tokens"] == 0
+            assert answer["usage"]["total_tokens"] == len(PROMPT)
+            # the engine can't do without one
+            assert {each.request.params.max_tokens for each in at.router.submitted} == {1}
+
+    play(scenario)
+
+
+def vllms(count: int) -> list[dict[str, Any] | None]:
+    found: list[dict[str, Any] | None] = [None]
+    for place in range(1, len(PROMPT)):
+        logprob, rank, likeliest = told(place, count)
+        position = {PROMPT[place]: (logprob, rank)}
+        for its_rank, (token, its_logprob) in enumerate(likeliest.items(), 1):
+            position.setdefault(token, (its_logprob, its_rank))
+        found.append(
+            {
+                str(token): {"logprob": each, "rank": its, "decoded_token": MODEL.token_text(token)}
+                for token, (each, its) in position.items()
+            }
+        )
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_prompt_logprobs_are_shaped_as_vllms(count: int) -> None:
+    async def scenario() -> None:
+        async with served(Telling()) as at:
+            answer = await completion(at, prompt=[PROMPT, PROMPT], prompt_logprobs=count)
+            assert [each["prompt_logprobs"] for each in answer["choices"]] == [vllms(count)] * 2
+            assert [each["logprobs"] for each in answer["choices"]] == [None] * 2
+            chat = await at.post(
+                "/v1/chat/completions", {"messages": QUESTION, "prompt_logprobs": count, "n": 2}
+            )
+            found = chat.json()["prompt_logprobs"]
+            assert len(found) == len(TOKENIZER.chat_ids(QUESTION)) and found[0] is None
+            assert "prompt_logprobs" not in chat.json()["choices"][0]
+
+    play(scenario)
+
+
+def test_both_are_given_as_many_as_each_was_asked_for() -> None:
+    async def scenario() -> None:
+        async with served(Telling()) as at:
+            answer = await completion(at, echo=True, logprobs=1, prompt_logprobs=3)
+            (choice,) = answer["choices"]
+            assert choice["prompt_logprobs"] == vllms(3)
+            check_echoed(choice["logprobs"], 1, len(SAID))
+            alone = await completion(at, prompt=PROMPT[:1], echo=True, logprobs=1, prompt_logprobs=1)
+            assert alone["choices"][0]["prompt_logprobs"] == [None]
+
+    play(scenario)
+
+
+LONG = [7] * 2000
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "must be an integer from 0 to 20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "must be an integer from 0 to 20"),
+        ({"echo": True, "logprobs": 21}, "logprobs", "must be an integer from 0 to 20"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available with stream=true"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens=0: must be an integer, at least 1"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens", "max_tokens=-1: must be an integer, at least 1"),
+    ],
+)
+def test_what_can_not_be_asked_for_is_named(body: dict[str, Any], param: str, message: str) -> None:
+    async def scenario() -> None:
+        async with served(Telling()) as at:
+            response = await at.post("/v1/completions", {"prompt": LONG} | body)
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, param)
+            assert message in error["message"]
+
+    play(scenario)
+
+
+def test_more_than_a_message_should_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with served(Telling()) as at:
+            response = await at.post("/v1/completions", {"prompt": LONG, "prompt_logprobs": 20})
+            assert response.status_code == 200
+            monkeypatch.setattr("alignedserve.prompt_logprobs.MAX_PROMPT_LOGPROBS", 21 * len(LONG) - 1)
+            response = await at.post("/v1/completions", {"prompt": LONG, "prompt_logprobs": 20})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+    play(scenario)
+    largest = [(-1.2345, 150_000, dict.fromkeys(range(1 << 20, (1 << 20) + 20), -1.2345))]
+    assert len(pack(largest * (MAX_PROMPT_LOGPROBS // 21))) < 4 << 20

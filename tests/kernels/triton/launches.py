@@ -1,0 +1,117 @@
+"""One launch of every kernel in every way it is used, on tensors without memory: what is compiled ahead of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.triton.gather_kv import gather_kv
+from kernels.triton.layer_norm import layer_norm
+from kernels.triton.move_blocks import gather_blocks, scatter_blocks
+from kernels.triton.rms_norm import add_rms_norm, rms_norm
+from kernels.triton.rope_write import rope_write
+from kernels.triton.sampling import argmax, gumbel_argmax, sample
+from kernels.triton.silu_mul import silu_mul
+from kernels.triton.truncate import truncate
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def meta(*size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device="meta")
+
+
+def rope_launch(
+    dtype: torch.dtype,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    has_norm: bool,
+    is_prefill: bool,
+) -> None:
+    weight = meta(head_dim, dtype=dtype) if has_norm else None
+    kv = [meta(tokens, kv_heads, head_dim, dtype=dtype) if is_prefill else None for _ in range(2)]
+    rope_write(
+        meta(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype),
+        meta(tokens, dtype=torch.int32),
+        meta(tokens, dtype=torch.int32),
+        meta(1000, 32, 2, kv_heads, 16, head_dim, dtype=dtype),
+        layer=3,
+        num_heads=heads,
+        rope=meta(4096, head_dim, dtype=torch.float32),
+        q_norm=weight,
+        k_norm=weight,
+        k_out=kv[0],
+        v_out=kv[1],
+    )
+
+
+def norm_launches(dtype: torch.dtype, width: int) -> dict[str, Callable[[], Any]]:
+    x, weight = meta(32, width, dtype=dtype), meta(width, dtype=dtype)
+    return {
+        f"rms_norm {width}": partial(rms_norm, x, weight, 1e-5),
+        f"add_rms_norm {width}": partial(add_rms_norm, x, x, weight, 1e-5),
+        f"layer_norm {width}": partial(layer_norm, x, weight, weight, 1e-5),
+        f"layer_norm plain {width}": partial(layer_norm, x, None, None, 1e-5),
+    }
+
+
+def rope_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    launches: dict[str, Callable[[], Any]] = {
+        f"rope_write decode {head_dim}": partial(
+            rope_launch, dtype, 32, 32, 8, head_dim, has_norm=False, is_prefill=False
+        )
+        for head_dim in (64, 80, 96, 128)
+    }
+    launches["rope_write prefill 128 normed"] = partial(
+        rope_launch, dtype, 2048, 40, 8, 128, has_norm=True, is_prefill=True
+    )
+    return launches
+
+
+def move_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    cache, ids = meta(1000, 32, 2, 8, 16, 128, dtype=dtype), meta(7, dtype=torch.int32)
+    buffer, context = meta(7, *cache.shape[1:], dtype=dtype), meta(9000, 8, 128, dtype=dtype)
+    odd_cache, odd_context = meta(1000, 32, 2, 8, 16, 80, dtype=dtype), meta(9000, 8, 80, dtype=dtype)
+    table = meta(6, 256, dtype=torch.int32)
+    return {
+        "gather_kv 128": partial(gather_kv, cache, 3, table, ids, 4096, context, context),
+        "gather_kv 80": partial(gather_kv, odd_cache, 3, table, ids, 4096, odd_context, odd_context),
+        "gather_blocks": partial(gather_blocks, cache, ids, buffer),
+        "scatter_blocks": partial(scatter_blocks, buffer, ids, cache),
+    }
+
+
+def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    return {
+        **rope_launches(dtype),
+        **move_launches(dtype),
+        **norm_launches(dtype, 4096),
+        **norm_launches(dtype, 5120),
+        "silu_mul": partial(silu_mul, meta(32, 2 * 14336, dtype=dtype)),
+    }
+
+
+def sampling_launches() -> dict[str, Callable[[], Any]]:
+    launches: dict[str, Callable[[], Any]] = {}
+    for rows in (1, 256):
+        logits, ones = meta(rows, 128256, dtype=torch.float32), meta(rows, dtype=torch.float32)
+        launches[f"argmax {rows}"] = partial(argmax, logits)
+        launches[f"gumbel {rows}"] = partial(gumbel_argmax, logits, meta(rows, dtype=torch.int64))
+        launches[f"sample {rows}"] = partial(sample, logits, meta(rows, dtype=torch.int64), ones)
+        launches[f"truncate {rows}"] = partial(
+            truncate, logits, ones, meta(rows, dtype=torch.int32), ones, ones
+        )
+    launches["argmax bf16"] = partial(argmax, meta(1, 128256, dtype=torch.bfloat16))
+    return launches
+
+
+LAUNCHES = sampling_launches() | {
+    f"{name} {short}": launch
+    for short, dtype in DTYPES.items()
+    for name, launch in launches_in(dtype).items()
+}

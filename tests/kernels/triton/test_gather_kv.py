@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.triton.gather_kv import TILE, gather_kv, gather_kv_reference
+from tests.kernels.triton.harness import DEVICE, DTYPES, ints, poison
+
+LAYERS = 2
+
+
+def cached(
+    lens: list[int], kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache that holds these contexts in shuffled blocks, NaN wherever no token is, and the block table."""
+    needed = [-(-length // block_size) for length in lens]
+    cache = poison(sum(needed) + 3, LAYERS, 2, kv_heads, block_size, head_dim, dtype=dtype)
+    # what is in the table past a sequence's blocks must not be read
+    table = torch.full((len(lens), max(needed) + 2), -(2**30), dtype=torch.int32, device=DEVICE)
+    free = torch.randperm(len(cache), dtype=torch.int32, device=DEVICE)
+    for seq, (length, count) in enumerate(zip(lens, needed, strict=True)):
+        table[seq, :count], free = free[:count], free[count:]
+        for token in range(length):
+            place = cache[table[seq, token // block_size], :, :, :, token % block_size]
+            place.copy_(torch.randn(place.shape))
+    return cache, table
+
+
+def cumulated(lens: list[int]) -> torch.Tensor:
+    return ints(0, *torch.tensor(lens).cumsum(0).tolist())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("kv_heads", "block_size", "head_dim"), [(1, 16, 128), (3, 4, 80), (2, 1, 2)])
+def test_gathers_every_token_and_nothing_else(
+    dtype: torch.dtype, kv_heads: int, block_size: int, head_dim: int
+) -> None:
+    lens = [1, TILE, 0, TILE + block_size + 1, 17]
+    cache, table = cached(lens, kv_heads, block_size, head_dim, dtype)
+    # a bound may be larger than what it bounds
+    k, v = (poison(sum(lens) + 5, kv_heads, head_dim, dtype=dtype) for _ in range(2))
+    gather_kv(cache, 1, table, cumulated(lens), max(lens) + 1, k, v)
+    for actual, expected in zip((k, v), gather_kv_reference(cache, 1, table, lens), strict=True):
+        assert not expected.isnan().any()
+        assert torch.equal(actual[: sum(lens)], expected)
+        assert actual[sum(lens) :].isnan().all()
+
+
+def test_blocks_layers_and_table_rows_may_lie_apart() -> None:
+    cache, table = cached([5, 9], 2, 4, 8, torch.float32)
+    wide = poison(len(cache), LAYERS + 3, *cache.shape[2:])
+    wide[:, 2:4] = cache
+    wide_table = ints(*range(40)).view(2, 20)
+    wide_table[:, : table.shape[1]] = table
+    k, v = (poison(14, 2, 8) for _ in range(2))
+    gather_kv(wide[:, 2:4], 0, wide_table[:, : table.shape[1]], cumulated([5, 9]), 9, k, v)
+    expected = gather_kv_reference(cache, 0, table, [5, 9])
+    assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
+
+
+def test_nothing_to_gather() -> None:
+    cache, table = cached([3], 1, 4, 8, torch.float32)
+    gather_kv(cache, 0, table, ints(0), 0, poison(0, 1, 8), poison(0, 1, 8))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("cache", dict(cache=torch.zeros(3, 2, 2, 4, 8))),
+        ("layer", dict(layer=-1)),
+        ("block_table", dict(block_table=torch.zeros(1, 4))),
+        ("block_table", dict(block_table=torch.zeros(0, 4, dtype=torch.int32))),
+        ("cu_context", dict(cu_context=torch.zeros(2, dtype=torch.int64))),
+        ("max_context", dict(max_context=17)),
+        ("k_out", dict(k_out=torch.zeros(6, 1, 8, dtype=torch.float16))),
+        ("v_out", dict(v_out=torch.zeros(5, 1, 8))),
+    ],
+)
+def test_wrong_arguments_are_named(name: str, change: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = dict(
+        cache=torch.zeros(3, 2, 2, 1, 4, 8),
+        layer=0,
+        block_table=torch.zeros(1, 4, dtype=torch.int32),
+        cu_context=torch.zeros(2, dtype=torch.int32),
+        max_context=6,
+        k_out=torch.zeros(6, 1, 8),
+        v_out=torch.zeros(6, 1, 8),
+    )
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        gather_kv(**{**arguments, **change})
