@@ -101,16 +101,23 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def edits_logits(self) -> bool:
+        """Some tokens are made more or less likely, or impossible, before temperature has its say."""
+        return (
+            self.has_penalties
+            or bool(self.logit_bias)
+            or self.min_tokens > 0
+            or self.structured_outputs is not None
+        )
+
+    @property
     def is_plain_greedy(self) -> bool:
         """Nothing but the likeliest token is asked for: no pass over the logits besides the argmax."""
-        return (
-            self.is_greedy
-            and not self.has_penalties
-            and not self.logit_bias
-            and self.min_tokens == 0
-            and self.logprobs is None
-            and self.structured_outputs is None
-        )
+        return self.is_greedy and not self.edits_logits and self.logprobs is None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SamplingParams:

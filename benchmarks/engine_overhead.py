@@ -1,6 +1,11 @@
-"""What the engine loop costs per step, without the model's forward call and without sampling.
+"""What the host does around the model's forward call in a step of decodes, greedy ones, all requests running.
 
-The engine is the real one; its model returns at once and its sampler answers with a constant. All requests decode.
+Engine, sampler and decode worker are the real ones; the model returns at once and answers with a constant. Printed are
+
+    a step    all of it, from call to return;
+    exposed   from the tokens' arrival to the next launch: a GPU has nothing to do meanwhile. Also in between:
+              `execute`'s caller, which here does nothing, and a decode worker's schedule and report
+    hidden    from the launch to the wait for the tokens: a GPU computes meanwhile
 
     python benchmarks/engine_overhead.py [--batch 64] [--context 1000] [--steps 400]
 """
@@ -10,33 +15,133 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
-from alignedserve.engine.sampler import Sampled
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.ops.base import CompiledModel
+from alignedserve.messages import DecodeReport, Offer, Request, Work
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.types import RequestId
+from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
+from decode_worker.worker import DecodeWorker
 
-CONFIG = """{"architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64,
-"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 4096,
-"rms_norm_eps": 1e-5, "torch_dtype": "float32"}"""
+CONFIG = """{{"architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64,
+"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": {max_len},
+"rms_norm_eps": 1e-5, "torch_dtype": "float32"}}"""
+TOKEN = 7
 
 
-class NoModel:
-    def forward(self) -> None:
-        return None
+class InstantModel(CompiledModel):
+    """Takes note of when it is launched, and of when its tokens are waited for."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._tokens = np.full(max_rows, TOKEN, dtype=np.int32)
+        self._launched_s = self._arrived_s = time.perf_counter()
+        self.exposed_s: list[float] = []
+        self.hidden_s: list[float] = []
+
+    def forward(self) -> torch.Tensor:
+        self._launched_s = time.perf_counter()
+        self.exposed_s.append(self._launched_s - self._arrived_s)
+        return torch.empty(0)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows
+        raise RuntimeError("greedy tokens come with the step")
+
+    def likeliest(self, num_rows: int) -> np.ndarray:
+        self.hidden_s.append(time.perf_counter() - self._launched_s)
+        self._arrived_s = time.perf_counter()
+        return self._tokens[:num_rows]
 
 
-class NoSampler:
-    def sample(self, model: NoModel, rows: torch.Tensor, requests: list) -> Sampled:
-        return Sampled([7] * len(requests))
+def build(args: argparse.Namespace) -> tuple[Engine, InstantModel]:
+    # prompts are computed by some steps, in which those that are done decode
+    max_len = args.context + 2 * args.steps + args.batch * args.context // 1024 + 100
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(CONFIG.format(max_len=max_len))
+        config = EngineConfig(directory, load_format="dummy", use_tqdm=False, max_num_seqs=args.batch)
+        engine = build_engine(config).engine
+    model = InstantModel(args.batch)
+    engine._runner._model = model
+    return engine, model
+
+
+def params_of(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+
+
+def stepping(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
+    for index in range(args.batch):
+        engine.add_request(RequestId(str(index)), [1] * args.context, params_of(args), 0)
+    while any(request.num_pending > 1 for request in engine._requests.values()):
+        engine.step()
+    return lambda: len(engine.step())
+
+
+def executing(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
+    work = []
+    for index in range(args.batch):
+        prompt, key = [1] * args.context, RequestId(str(index))
+        request = engine.adopt(key, prompt, params_of(args), 0, output=[TOKEN], num_computed=args.context)
+        assert request is not None
+        engine.join(request)
+        work.append((request, 1))
+    return lambda: len(engine.execute(work))
+
+
+def working(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
+    pulled = threading.Semaphore(0)
+    worker = DecodeWorker(engine, Epoch(1), wake=pulled.release)
+    form = engine.cache.format
+    worker.use_pool(np.zeros((1, form.block_bytes), dtype=np.uint8))
+    worker.on(Offer(offered(args, form.num_blocks(args.context)), is_batch=True))
+    worker.step()
+    for _ in range(args.batch):
+        pulled.acquire()
+    worker.step()
+    # ends the thread that copied
+    worker.leave_pool()
+
+    def step() -> int:
+        messages, _ = worker.step()
+        return sum(len(message.news) for message in messages if isinstance(message, DecodeReport))
+
+    return step
+
+
+def offered(args: argparse.Namespace, num_blocks: int) -> Sequence[Work]:
+    works = []
+    for number in range(1, args.batch + 1):
+        request = Request(RequestKey(number), [1] * args.context, params_of(args), seed=0, arrival_s=0.0)
+        works.append(Work(request, [TOKEN], args.context, [PoolBlockId(0)] * num_blocks))
+    return works
+
+
+def measure(
+    name: str, start: Callable[[Engine, argparse.Namespace], Callable[[], int]], args: argparse.Namespace
+) -> None:
+    engine, model = build(args)
+    step = start(engine, args)
+    times = []
+    for _ in range(args.steps):
+        begin = time.perf_counter()
+        num_tokens = step()
+        times.append(time.perf_counter() - begin)
+        assert num_tokens == args.batch
+    p99 = statistics.quantiles(times, n=100)[98]
+    print(f"{name:8} {in_ms(times)} ms a step, {p99 * 1e3:.3f} ms (p99)", end="; ")
+    print(f"exposed {in_ms(model.exposed_s[-args.steps :])}, hidden {in_ms(model.hidden_s[-args.steps :])}")
+
+
+def in_ms(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds) * 1e3:.3f}"
 
 
 def main() -> None:
@@ -45,23 +150,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=400)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "config.json").write_text(CONFIG)
-        engine = build_engine(EngineConfig(directory, load_format="dummy", use_tqdm=False)).engine
-    engine._runner._model, engine._runner._sampler = NoModel(), NoSampler()
-    params = SamplingParams(temperature=0, max_tokens=args.steps + 50, ignore_eos=True)
-    for index in range(args.batch):
-        engine.add_request(RequestId(str(index)), [1] * args.context, params, 0)
-    while any(request.num_pending > 1 for request in engine._requests.values()) or engine._queues.waiting:
-        engine.step()
-    times = []
-    for _ in range(args.steps):
-        start = time.perf_counter()
-        events = engine.step()
-        times.append((time.perf_counter() - start) * 1e3)
-        assert len(events) == args.batch
-    p50, p99 = statistics.median(times), statistics.quantiles(times, n=100)[98]
-    print(f"batch {args.batch}, context {args.context}: {p50:.3f} ms a step (median), {p99:.3f} ms (p99)")
+    print(f"batch {args.batch}, context {args.context}, medians of {args.steps} steps")
+    for name, start in (("step", stepping), ("execute", executing), ("worker", working)):
+        measure(name, start, args)
 
 
 if __name__ == "__main__":

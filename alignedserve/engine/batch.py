@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -13,24 +14,86 @@ from alignedserve.types import BlockId
 Work = Sequence[tuple[Request, int]]
 
 
+class Due:
+    """Requests that catch up in an iteration, and so get a token: in the order of the batch."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.requests = requests
+        # of the batch table
+        self.rows = np.fromiter((request.row for request in requests), dtype=np.intp, count=len(requests))
+
+    @cached_property
+    def is_plain_greedy(self) -> bool:
+        return all(request.params.is_plain_greedy for request in self.requests)
+
+    @cached_property
+    def edited(self) -> list[int]:
+        """Whose logits are changed before a token is chosen by them."""
+        return [i for i, request in enumerate(self.requests) if request.params.edits_logits]
+
+    @cached_property
+    def logged(self) -> list[int]:
+        """Who asked for log-probabilities."""
+        return [i for i, request in enumerate(self.requests) if request.params.logprobs is not None]
+
+    @cached_property
+    def counted(self) -> list[int]:
+        """Whose output tokens are counted."""
+        return [i for i, request in enumerate(self.requests) if request.params.has_penalties]
+
+
+class Batch:
+    """The work of one iteration: decodes, which compute the token that was sampled last, and chunks after them.
+
+    Chunks of one token come before longer ones: a GPU's kernels want what computes one token in one piece.
+    """
+
+    def __init__(self, work: Work) -> None:
+        is_decode = [count == 1 == request.num_pending and bool(request.output) for request, count in work]
+        decodes = [item for item, fits in zip(work, is_decode, strict=True) if fits]
+        chunks = [item for item, fits in zip(work, is_decode, strict=True) if not fits]
+        chunks.sort(key=lambda item: item[1] != 1)
+        self.num_decodes = len(decodes)
+        self.work = decodes + chunks
+        self.rows = np.array([request.row for request, _ in self.work], dtype=np.intp)
+        self.counts = np.array([count for _, count in self.work], dtype=np.int32)
+        # entries of `work` that catch up
+        self.due_entries = [i for i, (request, count) in enumerate(self.work) if count == request.num_pending]
+        self.due = Due([self.work[i][0] for i in self.due_entries])
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_decodes == len(self.work)
+
+
 class BatchTable:
     def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int) -> None:
         self._block_size = block_size
         self._blocks = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
+        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self._last_token = np.zeros(max_num_seqs, dtype=np.int32)
+        # tokens until max_output_len
+        self._num_left = np.zeros(max_num_seqs, dtype=np.int64)
+        self._counting = np.arange(max_num_seqs + 1, dtype=np.int32)
         self.reset()
 
     def reset(self) -> None:
         """Every row is free, whoever had it."""
         self._free_rows = list(reversed(range(len(self._last_token))))
+        # the batch of the last iteration, if it was of decodes only and nobody has entered or left since
+        self._decodes: Batch | None = None
 
     def enter(self, request: Request) -> None:
+        self._decodes = None
         row = request.row = self._free_rows.pop()
+        self._num_blocks[row] = request.num_blocks
         self._num_computed[row] = request.num_computed
         self._last_token[row] = request.output[-1] if request.output else 0
+        self._num_left[row] = request.max_output_len - len(request.output)
 
     def leave(self, request: Request) -> None:
+        self._decodes = None
         self._free_rows.append(request.row)
         request.row = -1
 
@@ -38,65 +101,83 @@ class BatchTable:
         """Appends to the request's row; the request's count of blocks goes with it."""
         end = request.num_blocks + len(blocks)
         self._blocks[request.row, request.num_blocks : end] = blocks
-        request.num_blocks = end
+        request.num_blocks = self._num_blocks[request.row] = end
 
-    def computed(self, work: Work) -> None:
-        for request, count in work:
+    def batch(self, work: Work) -> Batch:
+        """Of what decodes on and on, all but the arrays here stays the same."""
+        if self._decodes is not None and self._decodes.work == work:
+            return self._decodes
+        batch = Batch(work)
+        self._decodes = batch if batch.is_decode else None
+        return batch
+
+    def outgrown(self, batch: Batch) -> list[int]:
+        """Entries of its work that need more blocks than they have."""
+        ends = self._num_computed[batch.rows] + batch.counts
+        entries: list[int] = np.flatnonzero(ends > self._num_blocks[batch.rows] * self._block_size).tolist()
+        return entries
+
+    def computed(self, batch: Batch) -> None:
+        self._num_computed[batch.rows] += batch.counts
+        for request, count in batch.work:
             request.num_computed += count
-            self._num_computed[request.row] = request.num_computed
 
-    def append_token(self, request: Request, token: int) -> None:
-        request.output.append(token)
-        self._last_token[request.row] = token
+    def append_tokens(self, due: Due, tokens: np.ndarray) -> np.ndarray:
+        """One for each; the requests' own outputs are the caller's. Returns how many each may still get."""
+        self._last_token[due.rows] = tokens
+        self._num_left[due.rows] -= 1
+        num_left: np.ndarray = self._num_left[due.rows]
+        return num_left
 
-    def fill(self, step: StepInputs, work: Work) -> np.ndarray:
-        """Writes the step that computes `work`, one sequence for each entry, in order.
+    def fill(self, step: StepInputs, batch: Batch) -> np.ndarray:
+        """Writes the step that computes the batch, one sequence for each entry, in order.
 
         Returns where each entry's outputs end among the step's.
         """
         step.wait_until_sent()
-        if all(count == 1 and request.output for request, count in work):
-            return self._fill_decodes(step, work)
-        return self._fill_chunks(step, work)
+        num_columns = int(self._num_blocks[batch.rows].max())
+        table = step.host_block_table(len(batch.work), num_columns)
+        table[:] = self._blocks[batch.rows, :num_columns]
+        step.host.query_start[0] = 0
+        self._fill_decodes(step, batch)
+        output_ends = np.empty(len(batch.work), dtype=np.int32)
+        output_ends[: batch.num_decodes] = self._counting[1 : batch.num_decodes + 1]
+        start = num_outputs = batch.num_decodes
+        for entry in range(batch.num_decodes, len(batch.work)):
+            start, num_outputs = self._fill_chunk(step, batch, entry, start, num_outputs)
+            output_ends[entry] = num_outputs
+        step.commit(start, len(batch.work), num_outputs)
+        return output_ends
 
-    def _fill_decodes(self, step: StepInputs, work: Work) -> np.ndarray:
-        """The common case of `_fill_chunks`: every request computes the token it sampled last."""
-        num, host = len(work), step.host
-        rows = np.fromiter((request.row for request, _ in work), dtype=np.intp, count=num)
+    def _fill_decodes(self, step: StepInputs, batch: Batch) -> None:
+        """The same as `_fill_chunk` for each of them."""
+        num, host = batch.num_decodes, step.host
+        rows = batch.rows[:num]
         positions = self._num_computed[rows]
         host.token_ids[:num] = self._last_token[rows]
         host.positions[:num] = positions
-        block, offset = np.divmod(positions, self._block_size)
-        host.slots[:num] = self._blocks[rows, block] * self._block_size + offset
-        host.query_start[: num + 1] = np.arange(num + 1)
+        host.slots[:num] = self._slots(rows, positions)
+        host.query_start[1 : num + 1] = self._counting[1 : num + 1]
         host.context_len[:num] = positions + 1
-        num_columns = int(block.max()) + 1
-        step.host_block_table(num, num_columns)[:] = self._blocks[rows, :num_columns]
-        host.outputs[:num] = np.arange(num)
-        step.commit(num, num, num)
-        return host.query_start[1 : num + 1]
+        host.outputs[:num] = self._counting[:num]
 
-    def _fill_chunks(self, step: StepInputs, work: Work) -> np.ndarray:
-        host, start, num_outputs = step.host, 0, 0
-        output_ends = np.empty(len(work), dtype=np.int32)
-        num_columns = max(request.num_blocks for request, _ in work)
-        table = step.host_block_table(len(work), num_columns)
-        host.query_start[0] = 0
-        for index, (request, count) in enumerate(work):
-            first, end = request.num_computed, start + count
-            positions = np.arange(first, first + count, dtype=np.int32)
-            blocks = self._blocks[request.row, : request.num_blocks]
-            host.token_ids[start:end] = request.tokens(first, first + count)
-            host.positions[start:end] = positions
-            block, offset = np.divmod(positions, self._block_size)
-            host.slots[start:end] = blocks[block] * self._block_size + offset
-            host.query_start[index + 1] = end
-            host.context_len[index] = first + count
-            table[index, : request.num_blocks] = blocks
-            wanted = request.num_outputs(count)
-            host.outputs[num_outputs : num_outputs + wanted] = np.arange(end - wanted, end)
-            num_outputs += wanted
-            output_ends[index] = num_outputs
-            start = end
-        step.commit(start, len(work), num_outputs)
-        return output_ends
+    def _fill_chunk(
+        self, step: StepInputs, batch: Batch, entry: int, start: int, num_outputs: int
+    ) -> tuple[int, int]:
+        """From the step's token and output of these numbers on. Returns the next ones."""
+        host, (request, count) = step.host, batch.work[entry]
+        first, end = request.num_computed, start + count
+        positions = np.arange(first, first + count, dtype=np.int32)
+        host.token_ids[start:end] = request.tokens(first, first + count)
+        host.positions[start:end] = positions
+        host.slots[start:end] = self._slots(request.row, positions)
+        host.query_start[entry + 1] = end
+        host.context_len[entry] = first + count
+        wanted = request.num_outputs(count)
+        host.outputs[num_outputs : num_outputs + wanted] = np.arange(end - wanted, end)
+        return end, num_outputs + wanted
+
+    def _slots(self, rows: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
+        block, offset = np.divmod(positions, self._block_size)
+        slots: np.ndarray = self._blocks[rows, block] * self._block_size + offset
+        return slots

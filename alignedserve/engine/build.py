@@ -44,7 +44,8 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
         return _build(config, policy)
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"{config.model} does not fit the GPU's memory with gpu_memory_utilization={config.gpu_memory_utilization}, "
+            f"{config.model} does not fit the GPU's memory with "
+            f"gpu_memory_utilization={config.gpu_memory_utilization}, "
             f"max_num_batched_tokens={config.max_num_batched_tokens} and max_num_seqs={config.max_num_seqs}: "
             f"a smaller one of these may help. {str(error).splitlines()[0]}"
         ) from error
@@ -143,9 +144,9 @@ def _num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, bud
     needed = form.num_blocks(max_model_len)
     if affordable < needed:
         raise ValueError(
-            f"memory for KV: {budget} bytes are {affordable} blocks of {form.block_bytes} bytes, but one request of "
+            f"kv_cache_memory_bytes={budget}: {affordable} blocks of {form.block_bytes} bytes, but one request of "
             f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {needed * form.block_bytes} bytes "
-            f"(kv_cache_memory_bytes, or a GPU's gpu_memory_utilization), or set max_model_len to at most "
+            f"(on a GPU gpu_memory_utilization does it, too), or set max_model_len to at most "
             f"{affordable * form.block_size}"
         )
     # More than all slots can ever fill would only be reserved, never used.

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alignedserve.engine.batch import BatchTable, Work
+from alignedserve.engine.batch import BatchTable, Due, Work
 from alignedserve.engine.blocks import BlockManager
+from alignedserve.engine.endings import Endings
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.logprobs import TokenLogprobs
 from alignedserve.engine.policy import IterationPolicy, Limits, Plan, Queues
 from alignedserve.engine.request import Request, Status
-from alignedserve.engine.runner import IterationResult, ModelRunner
+from alignedserve.engine.runner import Launched, ModelRunner
+from alignedserve.engine.sampler import Sampled
 from alignedserve.engine.validate import Vocabulary, check_request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import Grammars
@@ -64,6 +66,7 @@ class Engine:
         self._blocks = blocks
         self.cache = cache
         self._table = table
+        self._endings = Endings(vocabulary)
         self._queues = Queues()
         self._requests: dict[RequestId, Request] = {}
 
@@ -181,12 +184,20 @@ class Engine:
 
     def execute(self, work: Work) -> list[TokenOutput]:
         """One iteration: computes so many tokens of these requests, which have joined. There must be blocks."""
-        for request, count in work:
-            self._grow(request, request.num_computed + count)
         return self._run(work)
 
     def _run(self, work: Work) -> list[TokenOutput]:
-        return self._apply(work, self._runner.run(self._table, work))
+        """From launch to tokens a GPU computes; what needs no tokens is done meanwhile."""
+        batch = self._table.batch(work)
+        for entry in self._table.outgrown(batch):
+            request, count = batch.work[entry]
+            self._grow(request, request.num_computed + count)
+        launched = self._runner.launch(self._table, batch)
+        self._queues.is_decoding = batch.is_decode and len(batch.work) == len(self._queues.running)
+        self._table.computed(batch)
+        outputs = self._announce(launched)
+        self._apply(batch.due, outputs, self._runner.finish(launched))
+        return outputs
 
     def check_idle(self) -> None:
         """Nothing is left of finished requests. Raises with both numbers otherwise."""
@@ -222,6 +233,7 @@ class Engine:
             max_output_len=min(room, params.max_tokens or room),
             matcher=None if wanted is None else self.grammars.matcher(wanted),
         )
+        self._endings.watch(request)
         self._requests[request_id] = request
         return request
 
@@ -233,8 +245,6 @@ class Engine:
         for request in plan.admit:
             self._queues.waiting.remove(request)
             self._enter(request, request.num_tokens)
-        for request, count in plan.work:
-            self._grow(request, request.num_computed + count)
 
     def _evict(self, request: Request) -> None:
         held = self._blocks.held(request.request_id)
@@ -253,6 +263,7 @@ class Engine:
     def _enter(self, request: Request, num_tokens: int) -> None:
         request.status = Status.RUNNING
         self._queues.running.append(request)
+        self._queues.is_decoding = False
         self._table.enter(request)
         self._grow(request, num_tokens)
 
@@ -273,43 +284,41 @@ class Engine:
             )
         self._table.add_blocks(request, blocks)
 
-    def _apply(self, work: Work, result: IterationResult) -> list[TokenOutput]:
-        self._table.computed(work)
-        sampled = result.sampled
-        outputs = []
-        for row, request in enumerate(result.requests):
-            if row in sampled.broken:
-                output = TokenOutput(request.request_id, None, "error", error=_broken(request))
-            elif row in sampled.failed:
-                output = TokenOutput(request.request_id, None, "error", error=sampled.failed[row])
-            else:
-                output = self._append(request, sampled.tokens[row])
-                output.logprobs = sampled.logprobs.get(row)
-            output.prompt_logprobs = result.prompt_logprobs.pop(request, None)
-            outputs.append(output)
-            if output.finish_reason:
-                self._finish(request)
-        for request, logprobs in result.prompt_logprobs.items():
-            outputs.append(TokenOutput(request.request_id, None, prompt_logprobs=logprobs))
+    def _announce(self, launched: Launched) -> list[TokenOutput]:
+        """All that is said about an iteration, but for the tokens: those who get one first, in order."""
+        logprobs = launched.prompt_logprobs
+        outputs = [
+            TokenOutput(request.request_id, None, prompt_logprobs=logprobs.pop(request, None))
+            for request in launched.due.requests
+        ]
+        outputs += [
+            TokenOutput(request.request_id, None, prompt_logprobs=found)
+            for request, found in logprobs.items()
+        ]
         return outputs
 
-    def _append(self, request: Request, token: int) -> TokenOutput:
-        self._table.append_token(request, token)
-        if request.params.has_penalties:
-            request.output_counts[token] = request.output_counts.get(token, 0) + 1
-        output = TokenOutput(request.request_id, token)
-        num_output = len(request.output)
-        # a grammar allows the end of sequence at its own end only, and there nothing can follow
-        ends_grammar = request.matcher is not None and token in self.vocabulary.eos_token_ids
-        is_long_enough = num_output >= request.params.min_tokens
-        if ends_grammar or (token in request.stop_token_ids and is_long_enough):
-            is_eos = ends_grammar or (
-                token in self.vocabulary.eos_token_ids and not request.params.ignore_eos
-            )
-            output.finish_reason, output.stop_reason = "stop", None if is_eos else token
-        elif num_output >= request.max_output_len:
-            output.finish_reason = "length"
-        return output
+    def _apply(self, due: Due, outputs: list[TokenOutput], sampled: Sampled) -> None:
+        errors = _errors(due, sampled)
+        for row, error in errors.items():
+            outputs[row].finish_reason, outputs[row].error = "error", error
+        for request, output, token in zip(due.requests, outputs, sampled.tokens.tolist(), strict=False):
+            if output.error is None:
+                output.token_id = token
+                request.output.append(token)
+        for row in due.counted:
+            counts, token = due.requests[row].output_counts, int(sampled.tokens[row])
+            counts[token] = counts.get(token, 0) + 1
+        for row, logprobs in sampled.logprobs.items():
+            outputs[row].logprobs = logprobs
+        num_left = self._table.append_tokens(due, sampled.tokens)
+        for row in sorted({*errors, *self._endings.suspects(sampled.tokens, num_left)}):
+            self._end_if_over(due.requests[row], outputs[row])
+
+    def _end_if_over(self, request: Request, output: TokenOutput) -> None:
+        if output.error is None:
+            output.finish_reason, output.stop_reason = self._endings.reasons(request)
+        if output.finish_reason:
+            self._finish(request)
 
     def _finish(self, request: Request) -> None:
         if request.is_adopted:
@@ -325,6 +334,14 @@ class Engine:
         self.cache.drop(request.request_id)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
+
+
+def _errors(due: Due, sampled: Sampled) -> dict[int, Exception]:
+    """Of rows that get no token."""
+    errors: dict[int, Exception] = dict(sampled.failed)
+    for row in sampled.broken:
+        errors[row] = _broken(due.requests[row])
+    return errors
 
 
 def _broken(request: Request) -> BrokenLogits:

@@ -3,7 +3,7 @@ tokens don't depend on its batch, on preemption, or on the machine that continue
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,12 +11,12 @@ import torch
 from alignedserve.seeds import mix64
 
 
-def noise_key(seed: int, k: int) -> int:
-    """64 bits for the request's k-th output token (from 0)."""
-    return mix64(mix64(seed) + (k + 1) * 0x9E3779B97F4A7C15)
+def noise_keys(seeds: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+    """64 bits for the output token of each request that follows `counts` others.
 
-
-def noise_keys(draws: Iterable[tuple[int, int]]) -> torch.Tensor:
-    """The keys of several (seed, k), as int64: torch has no arithmetic on unsigned ones."""
-    keys = np.array([noise_key(seed, k) for seed, k in draws], dtype=np.uint64)
-    return torch.from_numpy(keys.view(np.int64))
+    As int64: torch has no arithmetic on unsigned numbers.
+    """
+    # a child's seed has 64 bits, a client's may be negative
+    of_request = mix64(np.array([seed % 2**64 for seed in seeds], dtype=np.uint64))
+    of_token = (np.array(counts, dtype=np.uint64) + 1) * 0x9E3779B97F4A7C15
+    return torch.from_numpy(mix64(of_request + of_token).view(np.int64))

@@ -35,6 +35,8 @@ class Queues:
     running: list[Request] = field(default_factory=list)
     # KV in host memory; first to come back first
     preempted: deque[Request] = field(default_factory=deque)
+    # every running request has one token pending
+    is_decoding: bool = False
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running) + len(self.preempted)
@@ -69,7 +71,8 @@ class FcfsPolicy(IterationPolicy):
 
     def plan(self, queues: Queues, num_free_blocks: int) -> Plan:
         draft = _Draft(self.limits, num_free_blocks, list(queues.running))
-        draft.continue_running()
+        if not (queues.is_decoding and draft.continue_decodes()):
+            draft.continue_running()
         if not draft.plan.evict:
             draft.bring_in(queues.preempted, draft.plan.resume)
             if len(draft.plan.resume) == len(queues.preempted):
@@ -87,6 +90,16 @@ class _Draft:
         self._num_tokens_left = limits.max_num_batched_tokens
         self._running = running
 
+    def continue_decodes(self) -> bool:
+        """The common case of `continue_running`: one token of everybody. False, and nothing done, if that is no fit."""
+        running, block_size = self._running, self._limits.block_size
+        num_new_blocks = sum([request.num_computed == request.num_blocks * block_size for request in running])
+        if len(running) > self._num_tokens_left or num_new_blocks > self._num_free:
+            return False
+        self.plan.work = [(request, 1) for request in running]
+        self._take(len(running), num_new_blocks)
+        return True
+
     def continue_running(self) -> None:
         running, limits, work = self._running, self._limits, self.plan.work
         index = 0
@@ -96,7 +109,7 @@ class _Draft:
             num_new_blocks = max(0, limits.blocks_for(request.num_computed + count) - request.num_blocks)
             if num_new_blocks > self._num_free and not self._make_room(num_new_blocks, request):
                 break
-            self._take(request, count, num_new_blocks)
+            self._take(count, num_new_blocks)
             work.append((request, count))
             index += 1
 
@@ -109,12 +122,12 @@ class _Draft:
             if not has_slot or not self._num_tokens_left or num_blocks > self._num_free:
                 break
             count = min(request.num_pending, limits.max_prefill_chunk, self._num_tokens_left)
-            self._take(request, count, num_blocks)
+            self._take(count, num_blocks)
             self._running.append(request)
             chosen.append(request)
             self.plan.work.append((request, count))
 
-    def _take(self, request: Request, num_tokens: int, num_blocks: int) -> None:
+    def _take(self, num_tokens: int, num_blocks: int) -> None:
         self._num_tokens_left -= num_tokens
         self._num_free -= num_blocks
 

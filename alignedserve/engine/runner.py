@@ -1,27 +1,31 @@
-"""Runs one iteration's work: fill the step, forward, logits where a token is due, sample."""
+"""Runs one iteration: fill the step, forward, logits where a token is due, sample.
+
+In two halves. `launch` leaves a GPU with work and returns; `finish` waits for the tokens.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from alignedserve.engine.batch import BatchTable, Work
+from alignedserve.engine.batch import Batch, BatchTable, Due
 from alignedserve.engine.logprobs import TokenLogprobs, token_logprobs
 from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.engine.request import Request
-from alignedserve.engine.sampler import Sampled, Sampler
+from alignedserve.engine.sampler import Draft, Sampled, Sampler
 from alignedserve.engine.step import StepInputs
 
 
 @dataclass
-class IterationResult:
-    # requests that caught up, and so got a token
-    requests: list[Request]
-    sampled: Sampled
+class Launched:
+    due: Due
+    # of the step's hidden states, one for each request that is due
+    rows: torch.Tensor
+    draft: Draft | None
     # for requests that asked for prompt_logprobs: those of the prompt tokens that this iteration predicted
-    prompt_logprobs: dict[Request, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[Request, list[TokenLogprobs]]
 
 
 class ModelRunner:
@@ -32,24 +36,25 @@ class ModelRunner:
         self._max_rows = max_rows
 
     @torch.inference_mode()
-    def run(self, table: BatchTable, work: Work) -> IterationResult:
-        work = decodes_first(work)
-        ends = table.fill(self._step, work)
+    def launch(self, table: BatchTable, batch: Batch) -> Launched:
+        """Comes before `BatchTable.computed`."""
+        ends = table.fill(self._step, batch)
         self._model.forward()
-        prompt_logprobs = self._prompt_logprobs(work, ends)
-        due = [i for i, (request, count) in enumerate(work) if count == request.num_pending]
-        requests = [work[i][0] for i in due]
-        if not due:
-            return IterationResult([], Sampled([]), prompt_logprobs)
-        rows = torch.from_numpy(ends[due] - 1)
-        sampled = self._sampler.sample(self._model, rows, requests)
-        return IterationResult(requests, sampled, prompt_logprobs)
+        prompt_logprobs = self._prompt_logprobs(batch, ends)
+        rows = torch.from_numpy(ends[batch.due_entries] - 1)
+        draft = self._sampler.begin(self._model, rows, batch.due)
+        return Launched(batch.due, rows, draft, prompt_logprobs)
 
-    def _prompt_logprobs(self, work: Work, ends: np.ndarray) -> dict[Request, list[TokenLogprobs]]:
+    @torch.inference_mode()
+    def finish(self, launched: Launched) -> Sampled:
+        return self._sampler.finish(self._model, launched.rows, launched.due, launched.draft)
+
+    def _prompt_logprobs(self, batch: Batch, ends: np.ndarray) -> dict[Request, list[TokenLogprobs]]:
         found: dict[Request, list[TokenLogprobs]] = {}
-        for (request, count), end in zip(work, ends.tolist(), strict=True):
+        for entry in range(batch.num_decodes, len(batch.work)):
+            request, count = batch.work[entry]
             if request.wants_prompt_logprobs:
-                found[request] = self._chunk_logprobs(request, end - count, count)
+                found[request] = self._chunk_logprobs(request, int(ends[entry]) - count, count)
         return found
 
     def _chunk_logprobs(self, request: Request, first_row: int, count: int) -> list[TokenLogprobs]:
@@ -66,8 +71,3 @@ class ModelRunner:
                 token_logprobs(row, token, num_likeliest) for row, token in zip(logprobs, part, strict=True)
             ]
         return found
-
-
-def decodes_first(work: Work) -> Work:
-    """What computes one token before what computes more: a GPU's kernels want each kind in one piece."""
-    return sorted(work, key=lambda item: item[1] != 1)

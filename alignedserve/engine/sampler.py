@@ -1,99 +1,107 @@
-"""Logits to tokens. Every row is handled by itself: what a request gets does not depend on its batch."""
+"""Logits to tokens. Every row is handled by itself: what a request gets does not depend on its batch.
+
+In two halves: `begin` starts all that a device computes, and `finish` waits for the tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from alignedserve.engine.batch import Due
 from alignedserve.engine.constrain import MINUS_INFINITY, constrain
 from alignedserve.engine.logprobs import TokenLogprobs, token_logprobs
 from alignedserve.engine.noise import noise_keys
-from alignedserve.engine.ops.base import CompiledModel, Ops
+from alignedserve.engine.ops.base import BROKEN, CompiledModel, Ops
 from alignedserve.engine.request import Request
-from alignedserve.engine.truncate import truncate
 from alignedserve.text.grammar import GrammarError
 
 
 @dataclass
 class Sampled:
-    # one per request; meaningless where the row is in `broken`
-    tokens: list[int]
-    # rows whose logits hold NaN or infinity
-    broken: set[int] = field(default_factory=set)
+    # one per request; BROKEN where the logits hold NaN or infinity
+    tokens: np.ndarray
     # row -> what was asked for with params.logprobs
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     # row -> why its grammar can't go on; its token is meaningless then
     failed: dict[int, GrammarError] = field(default_factory=dict)
+
+    @property
+    def broken(self) -> list[int]:
+        rows: list[int] = np.flatnonzero(self.tokens == BROKEN).tolist()
+        return rows
+
+
+@dataclass
+class Draft:
+    """Tokens that a device may still be computing."""
+
+    tokens: torch.Tensor
+    # the model's own log-probabilities, of the rows that asked for some
+    logprobs: torch.Tensor | None
+    failed: dict[int, GrammarError]
 
 
 class Sampler:
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
 
-    def sample(self, model: CompiledModel, rows: torch.Tensor, requests: Sequence[Request]) -> Sampled:
-        """rows[i] of the model's latest hidden states is for the next token of requests[i]."""
-        tokens = model.likeliest(len(rows))
-        logits = None
-        if tokens is None:
-            logits = model.logits(rows)
-            sampled = self._from_argmax(logits)
-        else:
-            sampled = _from_tokens(tokens)
-        chosen = [
-            i
-            for i, request in enumerate(requests)
-            if not request.params.is_plain_greedy and i not in sampled.broken
-        ]
-        if chosen:
-            self._sample_rows(model.logits(rows) if logits is None else logits, requests, chosen, sampled)
+    def begin(self, model: CompiledModel, rows: torch.Tensor, due: Due) -> Draft | None:
+        """rows[i] of the model's latest hidden states is for the next token of due.requests[i].
+
+        None where `finish` has the tokens by itself.
+        """
+        if due.is_plain_greedy:
+            return None
+        logits = model.logits(rows)
+        # before anything below changes the logits
+        logprobs = logits[due.logged].log_softmax(dim=-1) if due.logged else None
+        was_broken = self._ops.argmax(logits)[1] if due.edited else None
+        failed = _edit_all(logits, due)
+        params = [request.params for request in due.requests]
+        tokens, is_broken = self._ops.draw(logits, params, _keys(due))
+        tokens.masked_fill_(is_broken if was_broken is None else was_broken, BROKEN)
+        return Draft(tokens, logprobs, failed)
+
+    def finish(self, model: CompiledModel, rows: torch.Tensor, due: Due, draft: Draft | None) -> Sampled:
+        if draft is None:
+            return Sampled(self._likeliest(model, rows))
+        tokens = draft.tokens.cpu().numpy()
+        sampled = Sampled(tokens, failed=draft.failed)
+        for index, row in enumerate(due.logged):
+            if tokens[row] != BROKEN:
+                assert draft.logprobs is not None
+                wanted = due.requests[row].params.logprobs or 0
+                sampled.logprobs[row] = token_logprobs(draft.logprobs[index], int(tokens[row]), wanted)
         return sampled
 
-    def _from_argmax(self, logits: torch.Tensor) -> Sampled:
-        likeliest, is_broken = self._ops.argmax(logits)
-        broken = set(is_broken.nonzero().flatten().tolist()) if bool(is_broken.any()) else set()
-        return Sampled(likeliest.tolist(), broken)
-
-    def _sample_rows(
-        self, logits: torch.Tensor, requests: Sequence[Request], rows: list[int], sampled: Sampled
-    ) -> None:
-        chosen = logits if len(rows) == len(requests) else logits[rows]
-        subset = [requests[row] for row in rows]
-        wanted = [i for i, request in enumerate(subset) if request.params.logprobs is not None]
-        # Log-probabilities are the model's own, before anything below changes the logits.
-        raw = chosen[wanted].log_softmax(dim=-1) if wanted else None
-        for i, request in enumerate(subset):
-            edit(chosen[i], request)
-            try:
-                constrain(chosen[i], request)
-            except GrammarError as error:
-                sampled.failed[rows[i]] = error
-        tokens = self._choose(chosen, subset)
-        for row, token in zip(rows, tokens, strict=True):
-            sampled.tokens[row] = token
-        for raw_row, i in enumerate(wanted):
-            assert raw is not None
-            sampled.logprobs[rows[i]] = token_logprobs(
-                raw[raw_row], tokens[i], subset[i].params.logprobs or 0
-            )
-
-    def _choose(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-        tokens: list[int] = self._ops.argmax(logits)[0].tolist()
-        random = [i for i, request in enumerate(requests) if not request.params.is_greedy]
-        if random:
-            chosen = logits if len(random) == len(requests) else logits[random]
-            keys = noise_keys((requests[i].seed, len(requests[i].output)) for i in random)
-            for row, i in enumerate(random):
-                truncate(chosen[row], requests[i].params)
-            for i, token in zip(random, self._ops.gumbel_argmax(chosen, keys).tolist(), strict=True):
-                tokens[i] = token
+    def _likeliest(self, model: CompiledModel, rows: torch.Tensor) -> np.ndarray:
+        if not len(rows):
+            return np.empty(0, dtype=np.int64)
+        tokens = model.likeliest(len(rows))
+        if tokens is None:
+            likeliest, is_broken = self._ops.argmax(model.logits(rows))
+            tokens = likeliest.masked_fill_(is_broken, BROKEN).cpu().numpy()
         return tokens
 
 
-def _from_tokens(tokens: np.ndarray) -> Sampled:
-    return Sampled(tokens.tolist(), set(np.flatnonzero(tokens < 0).tolist()))
+def _keys(due: Due) -> torch.Tensor:
+    requests = due.requests
+    return noise_keys([request.seed for request in requests], [len(request.output) for request in requests])
+
+
+def _edit_all(logits: torch.Tensor, due: Due) -> dict[int, GrammarError]:
+    failed = {}
+    for row in due.edited:
+        request = due.requests[row]
+        edit(logits[row], request)
+        try:
+            constrain(logits[row], request)
+        except GrammarError as error:
+            failed[row] = error
+    return failed
 
 
 def edit(logits: torch.Tensor, request: Request) -> None:

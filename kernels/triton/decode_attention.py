@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 
 from kernels.triton.decode_plan import make_plan, plan_size
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 LOG2_E = 1.4426950408889634
 
@@ -108,11 +107,7 @@ def balanced_attention(
     window: int | None,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """`cache`: one layer's [block, 2, kv_head, slot, head_dim], a view of all. `plan`: of this step and window.
-
-    The plan, the block table and the lengths are read before the kernel before this one has ended: there must be at
-    least one between what made them and this.
-    """
+    """`cache`: one layer's [block, 2, kv_head, slot, head_dim], a view of all. `plan`: of this step and window."""
     num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out)
     tuning = scratch.tuning
     _balanced_kernel[(scratch.num_programs,)](
@@ -141,7 +136,6 @@ def balanced_attention(
         HEADS_UP=triton.next_power_of_2(num_heads // num_kv_heads),
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
-        **dependent_launch(),
     )
     return out
 
@@ -178,14 +172,14 @@ def plain_attention(
         TILE=tuning.tile,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
-        **dependent_launch(),
     )
     return out
 
 
 def _rows(num_heads: int, num_kv_heads: int) -> int:
     # what a matrix instruction takes at least
-    return max(16, triton.next_power_of_2(num_heads // num_kv_heads))
+    heads_per_kv: int = triton.next_power_of_2(num_heads // num_kv_heads)
+    return max(16, heads_per_kv)
 
 
 def _check(q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> tuple[int, int, int, int]:
@@ -247,7 +241,7 @@ def _attend_to_tile(
 ):
     """Adds one tile to weighted values that are not yet divided, their maximum and sum.
 
-    `block`: where the tile's keys are, looked up long before: the loads of keys, several tiles ahead, would wait for it.
+    `block`: where the tile's keys are, looked up a tile before: the loads of keys, which go ahead, would wait for it.
     """
     dim = tl.arange(0, WIDTH)
     position = tile * TILE + tl.arange(0, TILE)
@@ -307,10 +301,8 @@ def _balanced_kernel(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     HEADS_UP: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    # Of what is read before the wait nothing was made by the kernel before this one: see balanced_attention.
     program = tl.program_id(0)
     per_program = tl.load(plan)
     first_unit = program * per_program
@@ -323,9 +315,13 @@ def _balanced_kernel(
     tile = (first_unit - seq_start * NUM_KV_HEADS) % tl.maximum(num_tiles, 1)
     skipped = _skipped(length, WINDOW, TILE)
     block = _look_up(block_table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
-    first_seq, first_head, first_tiles, first_token, first_start = seq, kv_head, num_tiles, token, first_unit - tile
+    first_seq, first_head, first_tiles, first_token, first_start = (
+        seq,
+        kv_head,
+        num_tiles,
+        token,
+        first_unit - tile,
+    )
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -488,7 +484,6 @@ def _plain_kernel(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     seq = tl.program_id(0)
@@ -499,8 +494,6 @@ def _plain_kernel(
     table = block_table + seq * tl.load(table_stride).to(tl.int64)
     first_tile = _skipped(length, WINDOW, TILE)
     block = _look_up(table, first_tile, length, BLOCK_SIZE, TILE)
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
     if (length > 0) & (num_queries == 1):
         query = _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH)
         highest = tl.full([ROWS], float("-inf"), tl.float32)

@@ -18,8 +18,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import dependent_launch, wait_for_dependency
-
 HEADER = 4
 RECORD = 8
 PROGRAMS_PER_BLOCK = 32
@@ -56,7 +54,6 @@ def make_plan(
         FLOOR=max(1, MIN_KEYS_PER_PROGRAM // tile),
         SEQS=triton.next_power_of_2(num_seqs),
         num_warps=4,
-        **dependent_launch(),
     )
 
 
@@ -72,9 +69,7 @@ def _plan_kernel(
     WINDOW: tl.constexpr,
     FLOOR: tl.constexpr,
     SEQS: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_dependency(PDL)
     seq = tl.arange(0, SEQS)
     is_seq = seq < num_seqs
     length = tl.load(context_len + seq, mask=is_seq, other=0)

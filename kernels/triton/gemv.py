@@ -5,8 +5,7 @@
 norm: RMS norm with weight `norm`, if given. Gated activation: the weight's upper half is the gate, its lower half up,
 out = silu(gate) * up. x [in], weight [out, in] (contiguous), out [out]. Sums in float32.
 
-Grid: (outputs / ROWS,). The first piece of a program's weights is on its way before the kernel before this one has
-ended: weights depend on nobody.
+Grid: (outputs / ROWS,).
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 NONE, RELU, GELU, GELU_TANH, SILU_GATED = range(5)
 ACTIVATIONS = {"none": NONE, "relu": RELU, "gelu": GELU, "gelu_tanh": GELU_TANH, "silu": SILU_GATED}
@@ -86,7 +83,6 @@ def gemv(
         CHUNK=tuning.chunk,
         STAGES=tuning.num_stages,
         num_warps=tuning.num_warps,
-        **dependent_launch(),
     )
     return out
 
@@ -109,7 +105,6 @@ def _gemv_kernel(
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     GATED: tl.constexpr = ACTIVATION == 4
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -120,8 +115,6 @@ def _gemv_kernel(
     first = tl.load(at, mask=mask, other=0.0)
     if GATED:
         second = tl.load(at + NUM_OUT * NUM_IN, mask=mask, other=0.0)
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
     value, squares = _load_x(x, norm, column, NUM_IN, HAS_NORM)
     acc = first.to(tl.float32) * value[None, :]
     if GATED:

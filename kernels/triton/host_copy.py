@@ -4,7 +4,8 @@ The device's copy engines would take them too, but each in turn: behind megabyte
 would wait milliseconds for its few kilobytes.
 
 `receive`: source (pinned) to target, both int32; source[0] says how many numbers. Grid: (NUM_PROGRAMS,).
-`send_tokens`: tokens [rows] int64 and is_broken [rows] bool to out (pinned) int32, -1 where broken. Grid: (rows / 256,).
+`send_tokens`: tokens [rows] int64 and is_broken [rows] bool to out (pinned) int32, -1 where broken.
+Grid: (rows / 256,).
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 NUM_PROGRAMS = 64
 BLOCK = 1024
@@ -39,13 +38,11 @@ def send_tokens(tokens: torch.Tensor, is_broken: torch.Tensor, out: torch.Tensor
     if tokens.shape != is_broken.shape or len(out) < len(tokens) or out.dtype != torch.int32:
         raise ValueError(f"out must be int32 and hold {len(tokens)}, not {len(out)} of {out.dtype}")
     grid = (triton.cdiv(len(tokens), 256),)
-    _send_tokens_kernel[grid](tokens, is_broken, out, len(tokens), BLOCK=256, num_warps=1, **dependent_launch())
+    _send_tokens_kernel[grid](tokens, is_broken, out, len(tokens), BLOCK=256, num_warps=1)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _send_tokens_kernel(tokens, is_broken, out, num_rows, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
+def _send_tokens_kernel(tokens, is_broken, out, num_rows, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < num_rows
     token = tl.load(tokens + row, mask=mask, other=0).to(tl.int32)

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from kernels.triton.checks import check_like, check_row_width, check_rows, check_vector
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 from kernels.triton.row_tiles import row_warps
 
 
@@ -27,13 +26,10 @@ def layer_norm_kernel(
     x_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     exists = columns < WIDTH
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
     values = tl.load(x + row * x_stride + columns, exists, other=0.0).to(tl.float32)
     values = tl.where(exists, values - tl.sum(values, axis=0) / WIDTH, 0.0)
     values *= tl.rsqrt(tl.sum(values * values, axis=0) / WIDTH + eps)
@@ -74,7 +70,6 @@ def layer_norm(
         WIDTH=width,
         BLOCK=block,
         num_warps=row_warps(block),
-        **dependent_launch(),
     )
     return out
 

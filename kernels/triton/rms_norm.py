@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from kernels.triton.checks import check_like, check_row_width, check_rows, check_vector
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 from kernels.triton.row_tiles import row_warps
 
 
@@ -29,14 +28,11 @@ def rms_norm_kernel(
     residual_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     exists = columns < WIDTH
     scale = tl.load(weight + columns, exists, other=0.0).to(tl.float32)
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
     values = tl.load(x + row * x_stride + columns, exists, other=0.0).to(tl.float32)
     if residual is not None:
         values += tl.load(residual + row * residual_stride + columns, exists, other=0.0).to(tl.float32)
@@ -114,7 +110,6 @@ def _launch(
         WIDTH=width,
         BLOCK=block,
         num_warps=row_warps(block),
-        **dependent_launch(),
     )
 
 

@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 
 from kernels.triton.checks import check_cache, check_layer, check_like, check_rows, check_tensor, check_vector
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 # Up to so many tokens, small programs: all of them fit the GPU at once, and each is as short as can be.
 FEW_TOKENS = 256
@@ -49,7 +48,6 @@ def rope_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
     GROUP: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     Q_GROUPS: tl.constexpr = (NUM_HEADS + GROUP - 1) // GROUP
     KV_GROUPS: tl.constexpr = (NUM_KV_HEADS + GROUP - 1) // GROUP
@@ -57,8 +55,6 @@ def rope_write_kernel(
     group = tl.program_id(1)
     slot = tl.load(slots + token)
     position = tl.where(slot < 0, 0, tl.load(positions + token)).to(tl.int64)
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
     row = qkv + token * qkv_stride
     if group < Q_GROUPS:
         low, high = load_heads(row, group, NUM_HEADS, HEAD_DIM, HALF, GROUP)
@@ -207,7 +203,6 @@ def rope_write(
         HALF=triton.next_power_of_2(head_dim // 2),
         GROUP=group,
         num_warps=num_warps,
-        **dependent_launch(),
     )
     return q_out
 

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from kernels.triton.checks import check_rows, check_tensor
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 # Columns per program: small pieces spread few rows over the GPU, large ones keep many loads in flight in each thread.
 FEW_ROWS = 16
@@ -37,10 +36,7 @@ def best_of_piece_kernel(
     MARKS_NAN: tl.constexpr,
     WIDTH: tl.constexpr,
     PIECE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     columns = piece * PIECE + tl.arange(0, PIECE)
@@ -70,10 +66,7 @@ def best_of_row_kernel(
     is_broken,
     NUM_PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     pieces = tl.arange(0, BLOCK)
     exists = pieces < NUM_PIECES
@@ -171,7 +164,6 @@ def _launch(
         WIDTH=width,
         PIECE=piece,
         num_warps=num_warps,
-        **dependent_launch(),
     )
     best_of_row_kernel[(rows,)](
         best_values,
@@ -181,7 +173,6 @@ def _launch(
         NUM_PIECES=num_pieces,
         BLOCK=triton.next_power_of_2(num_pieces),
         num_warps=1,
-        **dependent_launch(),
     )
     return tokens
 

@@ -13,20 +13,17 @@ import triton
 import triton.language as tl
 
 from kernels.triton.checks import check_like, check_rows
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 # Four warps of threads with eight columns each: 16 bytes of half precision from the gate, and 16 from up.
 BLOCK = 1024
 
 
 @triton.jit
-def silu_mul_kernel(x, out, x_stride, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def silu_mul_kernel(x, out, x_stride, INNER: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = columns < INNER
     x += row * x_stride
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
     gate = tl.load(x + columns, exists, other=0.0).to(tl.float32)
     up = tl.load(x + INNER + columns, exists, other=0.0).to(tl.float32)
     result = gate / (1.0 + tl.exp(-gate)) * up
@@ -46,7 +43,12 @@ def silu_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     if rows:
         grid = (rows, triton.cdiv(inner, BLOCK))
         silu_mul_kernel[grid](
-            x, out, x.stride(0), INNER=inner, BLOCK=BLOCK, num_warps=4, **dependent_launch()
+            x,
+            out,
+            x.stride(0),
+            INNER=inner,
+            BLOCK=BLOCK,
+            num_warps=4,
         )
     return out
 

@@ -23,8 +23,6 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
-
 
 @dataclass(frozen=True)
 class SkinnyTuning:
@@ -114,7 +112,6 @@ def skinny_linear(
         INNER=tuning.inner,
         STAGES=tuning.num_stages,
         num_warps=tuning.num_warps,
-        **dependent_launch(),
     )
     return out
 
@@ -138,7 +135,6 @@ def _skinny_kernel(
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
     STAGES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     GATED: tl.constexpr = ACTIVATION == 4
     STEPS: tl.constexpr = (NUM_IN + INNER - 1) // INNER
@@ -150,8 +146,6 @@ def _skinny_kernel(
     first_unit = program * per_program
     end_unit = tl.minimum(first_unit + per_program, TILES * STEPS)
     at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
     tile = first_unit // STEPS
     step = first_unit % STEPS
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)

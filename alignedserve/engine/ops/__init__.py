@@ -44,7 +44,7 @@ def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> O
         from alignedserve.engine.ops.cuda_ops import CudaOps
     except ModuleNotFoundError as error:
         raise ValueError(f"attention_backend='triton': {error.name} is not installed") from None
-    from kernels.triton.launch import IS_INTERPRETED
+    from triton import knobs
 
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
@@ -52,7 +52,7 @@ def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> O
             raise ValueError(
                 f"attention_backend='triton': takes GPUs of compute capability 8.0 and newer, not {capability}"
             )
-    elif not IS_INTERPRETED:
+    elif not knobs.runtime.interpret:
         raise ValueError(f"attention_backend='triton': runs on device cuda, not {device}")
     return CudaOps(dtype, device, options.decode_kernel, options.graph_sizes, options.use_tqdm)
 

@@ -17,6 +17,11 @@ import numpy as np
 import torch
 
 from alignedserve.engine.step import StepInputs
+from alignedserve.engine.truncate import truncate
+from alignedserve.sampling_params import SamplingParams
+
+# What stands for a token where the logits hold NaN or infinity.
+BROKEN = -1
 
 
 class Activation(Enum):
@@ -132,6 +137,24 @@ class Ops(ABC):
         Not traced.
         """
 
+    def draw(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], keys: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Per row: the token that its temperature, top_k, top_p and min_p choose, with noise of its key; whether it is
+        broken, as `argmax` has it.
+
+        Changes the logits. Not traced, and does not wait for a device where it can be helped: here it can not.
+        """
+        tokens, is_broken = self.argmax(logits)
+        is_random = torch.tensor([not wanted.is_greedy for wanted in params], device=logits.device)
+        random = (is_random & ~is_broken).nonzero().flatten()
+        for row in random.tolist():
+            truncate(logits[row], params[row])
+        if len(random):
+            chosen = logits if len(random) == len(logits) else logits[random]
+            tokens[random] = self.gumbel_argmax(chosen, keys.to(logits.device)[random])
+        return tokens, is_broken
+
     @abstractmethod
     def compile(
         self,
@@ -161,7 +184,7 @@ class CompiledModel(ABC):
         """
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:
-        """Per row of the latest logits its likeliest token (the first of them), or -1 where they hold NaN or infinity.
+        """Per row of the latest logits its likeliest token (the first of them), or BROKEN.
 
         None where that was not computed with the step: see Ops.argmax. Waits for the device.
         """

@@ -31,7 +31,6 @@ class CudaAttention:
         self._plans: dict[tuple[int, int | None], torch.Tensor] = {}
         # plans that this step has made
         self._made: set[tuple[int, int | None]] = set()
-        self._fresh = False
 
     def begin(self) -> None:
         """A step begins."""
@@ -41,7 +40,6 @@ class CudaAttention:
         step, num_tokens = self._step, len(qkv)
         has_decodes = step.num_decodes > 0
         if has_decodes and self._decode_kernel == "balanced":
-            # before the rotation: see balanced_attention
             self._make_plan(spec)
         shape = (num_tokens, spec.num_kv_heads, spec.head_dim)
         k, v = (qkv.new_empty(shape), qkv.new_empty(shape)) if step.has_chunks else (None, None)
@@ -129,7 +127,7 @@ class CudaAttention:
             context_start = step.context_start[: num_chunks + 1]
             k, v = self._gather(spec, context_start, int(contexts.max()))
         window = (-1 if spec.sliding_window is None else spec.sliding_window - 1, 0)
-        out[first:] = varlen_attn(
+        attended = varlen_attn(
             q[first:],
             k,
             v,
@@ -140,6 +138,8 @@ class CudaAttention:
             scale=spec.scale,
             window_size=window,
         )
+        assert isinstance(attended, torch.Tensor)
+        out[first:] = attended
 
     def _gather(
         self, spec: AttentionSpec, context_start: torch.Tensor, max_context: int

@@ -95,6 +95,9 @@ class CudaModel(CompiledModel):
             raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
         if self._captured is not None and len(rows) == self._step.num_outputs:
             return self._captured.logits[: len(rows)].float()
+        # ascending as they are, these are all of them
+        if len(rows) == len(self._hidden):
+            return self._logits(self._hidden).float()
         return self._logits(self._hidden[rows.to(self._hidden.device).long()]).float()
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:

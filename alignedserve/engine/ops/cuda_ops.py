@@ -18,13 +18,15 @@ from alignedserve.engine.ops.cuda_attention import CudaAttention
 from alignedserve.engine.ops.cuda_model import CudaModel
 from alignedserve.engine.ops.torch_ops import TorchLinear, TorchOps, activate
 from alignedserve.engine.step import StepInputs
+from alignedserve.sampling_params import SamplingParams
 from kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
 from kernels.triton.host_copy import receive
 from kernels.triton.layer_norm import layer_norm
 from kernels.triton.rms_norm import rms_norm
-from kernels.triton.sampling import argmax
+from kernels.triton.sampling import argmax, sample
 from kernels.triton.silu_mul import silu_mul
 from kernels.triton.skinny_linear import can_be_skinny, skinny_linear, skinny_tuning
+from kernels.triton.truncate import truncate
 
 
 @dataclass
@@ -100,6 +102,29 @@ class CudaOps(TorchOps):
 
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return argmax(logits)
+
+    def draw(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], keys: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All rows in one pass, and nothing waits for the GPU."""
+        temperature = self._upload([wanted.temperature for wanted in params])
+        if any(wanted.truncates for wanted in params):
+            top_k = self._upload([max(wanted.top_k, 0) for wanted in params], torch.int32)
+            top_p = self._upload([wanted.top_p for wanted in params])
+            min_p = self._upload([wanted.min_p for wanted in params])
+            truncate(logits, temperature, top_k, top_p, min_p)
+            # that has divided by it
+            temperature = (temperature > 0).float()
+        return sample(logits, self._send(keys), temperature)
+
+    def _upload(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return self._send(torch.tensor(values, dtype=dtype))
+
+    def _send(self, values: torch.Tensor) -> torch.Tensor:
+        """From pinned memory: a copy from other memory waits for all that was launched before."""
+        if self.device.type != "cuda":
+            return values
+        return values.pin_memory().to(self.device, non_blocking=True)
 
     def compile(
         self,

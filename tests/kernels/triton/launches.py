@@ -8,13 +8,22 @@ from typing import Any
 
 import torch
 
+from kernels.triton.decode_attention import (
+    DecodeScratch,
+    PagedStep,
+    balanced_attention,
+    decode_tuning,
+    plain_attention,
+)
 from kernels.triton.gather_kv import gather_kv
+from kernels.triton.gemv import gemv, gemv_tuning
 from kernels.triton.layer_norm import layer_norm
 from kernels.triton.move_blocks import gather_blocks, scatter_blocks
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.rope_write import rope_write
 from kernels.triton.sampling import argmax, gumbel_argmax, sample
 from kernels.triton.silu_mul import silu_mul
+from kernels.triton.skinny_linear import SkinnyScratch, skinny_linear, skinny_tuning
 from kernels.triton.truncate import truncate
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -90,10 +99,62 @@ def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     return {
         **rope_launches(dtype),
         **move_launches(dtype),
+        **attention_launches(dtype),
+        **few_row_launches(dtype),
         **norm_launches(dtype, 4096),
         **norm_launches(dtype, 5120),
         "silu_mul": partial(silu_mul, meta(32, 2 * 14336, dtype=dtype)),
     }
+
+
+def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    launches: dict[str, Callable[[], Any]] = {}
+    for heads, kv_heads, head_dim, window in ((32, 8, 128, None), (40, 40, 128, None), (32, 32, 80, 100)):
+        q, cache = meta(32, heads, head_dim, dtype=dtype), meta(999, 2, kv_heads, 16, head_dim, dtype=dtype)
+        ints = meta(33, dtype=torch.int32)
+        step = PagedStep(ints, ints, meta(9999, dtype=torch.int32), ints, 32)
+        tuning = decode_tuning(heads // kv_heads, head_dim, q.element_size())
+        scratch = DecodeScratch(heads, kv_heads, head_dim, 32, 132, torch.device("meta"), tuning)
+        plan = scratch.new_plan()
+        name = f"{heads} {kv_heads} {head_dim}"
+        launches[f"make_plan {name}"] = partial(scratch.make_plan, plan, step, kv_heads, window)
+        launches[f"balanced {name}"] = partial(
+            balanced_attention, q, cache, step, plan, scratch, 0.1, window, q
+        )
+        launches[f"plain {name}"] = partial(plain_attention, q, cache, step, 0.1, window, q, tuning)
+    return launches
+
+
+def few_row_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    launches: dict[str, Callable[[], Any]] = {}
+    for num_in, num_out, activation in (
+        (4096, 6144, 0),
+        (4096, 14336, 4),
+        (14336, 4096, 0),
+        (20480, 5120, 0),
+    ):
+        weight = meta(num_out * (1 + (activation == 4)), num_in, dtype=dtype)
+        norm = meta(num_in, dtype=dtype)
+        tuning = gemv_tuning(num_in, num_out, activation == 4)
+        launches[f"gemv {num_in} {num_out}"] = partial(
+            gemv,
+            meta(1, num_in, dtype=dtype),
+            weight,
+            meta(1, num_out, dtype=dtype),
+            tuning,
+            norm=norm,
+            activation=activation,
+        )
+    scratch = SkinnyScratch(132, torch.device("meta"))
+    for rows, num_in, num_out in ((2, 4096, 4096), (16, 14336, 4096), (32, 20480, 5120)):
+        few = skinny_tuning(rows, num_in, num_out)
+        if few is not None and dtype != torch.float32:
+            out = meta(rows, num_out, dtype=dtype)
+            x, weight = meta(rows, num_in, dtype=dtype), meta(num_out, num_in, dtype=dtype)
+            launches[f"skinny_linear {rows} {num_in}"] = partial(
+                skinny_linear, x, weight, out, few, residual=out, scratch=scratch
+            )
+    return launches
 
 
 def sampling_launches() -> dict[str, Callable[[], Any]]:

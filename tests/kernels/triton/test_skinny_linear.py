@@ -7,8 +7,8 @@ from tests.kernels.triton.harness import DEVICE, assert_close, poison, randn
 
 pytest.importorskip("triton")
 
-from kernels.triton.gemv import RELU, SILU_GATED, gemv_torch  # noqa: E402
-from kernels.triton.skinny_linear import SkinnyScratch, SkinnyTuning, skinny_linear  # noqa: E402
+from kernels.triton.gemv import RELU, SILU_GATED, gemv_torch
+from kernels.triton.skinny_linear import SkinnyScratch, SkinnyTuning, skinny_linear
 
 # The interpreter multiplies matrices of bfloat16 as if they were integers.
 DTYPES = [torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
