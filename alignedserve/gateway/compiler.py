@@ -54,7 +54,9 @@ class Compiler:
             try:
                 await self._started()
             except _ENDED:
-                logger.warning("grammars: the vocabulary could not be taken in, status %d", await self._status())
+                logger.warning(
+                    "grammars: the vocabulary could not be taken in, status %d", await self._status()
+                )
 
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float) -> None:
         """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn."""
