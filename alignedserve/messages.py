@@ -106,13 +106,14 @@ class Request(Message):
     params: SamplingParams
     # the noise of the request's token k is a function of (seed, k)
     seed: int
-    # of time.monotonic() on the router's host, or of the simulation
+    # of time.monotonic() on the gateway's host, or of the simulation: only their order says something elsewhere
     arrival_s: float
     # first token due so long after arrival; None: when it comes
     ttft_s: float | None = None
     # each further token due so long after the one before
     tbt_s: float | None = None
-    # "rt": a person waits for each token; "be": best effort, all of it due at `deadline_s`, if that is given
+    # "rt": a person waits for each token; "be": best effort, all of it due at `deadline_s`, if that is
+    # given: on the same clock
     tier: str = "rt"
     deadline_s: float | None = None
     # of the HTTP call that it is part of, for logs; empty: of none

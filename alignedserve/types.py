@@ -27,5 +27,13 @@ def is_text(value: object) -> bool:
     return True
 
 
+def shortened(text: str, max_chars: int) -> str:
+    """Its middle is left out: what is wrong with something is often said at the end."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
 class InvalidRequest(ValueError):
     """A request that can't be run. The message names the field, its value and what is allowed."""

@@ -105,7 +105,7 @@ class StubRouter:
             self.hub.send(gateway, Tokens(some))
 
 
-async def _serve_stub(port: int, tokens_per_s: float) -> None:
+async def serve_stub(port: int, tokens_per_s: float) -> None:
     stub = StubRouter(tokens_per_s)
     await stub.hub.listen(HOST, port)
     await stub.run()
@@ -113,7 +113,7 @@ async def _serve_stub(port: int, tokens_per_s: float) -> None:
 
 def _stub(port: int, tokens_per_s: float, core: int) -> None:
     os.sched_setaffinity(0, {core})
-    asyncio.run(_serve_stub(port, tokens_per_s))
+    asyncio.run(serve_stub(port, tokens_per_s))
 
 
 def _gateway(port: int, router_port: int, core: int) -> None:

@@ -19,6 +19,8 @@ MAX_LINE_BYTES = 8 << 20
 class BatchConfig:
     # lines that run at a time, of all jobs together
     max_num_lines: int = 64
+    # and bytes of them: a file may be of lines as long as there may be
+    max_bytes: int = 16 << 20
     # jobs whose lines run at a time; each has a chunk of its file in memory
     max_num_jobs: int = 8
     # A job whose holder has died is taken over after so long.

@@ -1,7 +1,7 @@
 """A job's way, as OpenAI has it: pure, and with nothing undone when an event comes twice.
 
 validating ── in_progress ── finalizing ── completed
-    │              │             └──────── expired     (the deadline came first)
+    │              ├─ failed     └──────── expired     (the deadline came first)
     └─ failed      └── cancelling ──────── cancelled   (also from validating)
 """
 
@@ -105,6 +105,8 @@ _STEPS: dict[tuple[str, type[Any]], Callable[[JobRecord, Any, int], JobRecord]] 
     ("in_progress", AllAnswered): _all_answered,
     ("in_progress", TimeUp): _time_up,
     ("in_progress", CancelAsked): _cancel,
+    # its file has gone
+    ("in_progress", Invalid): _invalid,
     ("finalizing", Written): _written,
     ("cancelling", Written): _cancelled,
 }

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from alignedserve.batch.config import BatchConfig
@@ -17,6 +18,7 @@ from alignedserve.batch.job import AllAnswered, CancelAsked, Event, Invalid, Tim
 from alignedserve.batch.lines import FileGone, lines_of
 from alignedserve.batch.patience import patiently
 from alignedserve.batch.results import Answer, answered, too_late, write_results
+from alignedserve.batch.room import Room
 from alignedserve.batch.validate import BatchLine, Validator, batch_line
 from alignedserve.store import FileRecord, JobRecord, Lease, LineResult, Problem, Store
 
@@ -35,11 +37,13 @@ class Shared:
     ask: Ask
     served_model: str
     config: BatchConfig
-    # places for lines, and for jobs whose lines run
-    lines: asyncio.Semaphore
+    # for lines that run, and for jobs whose lines do
+    room: Room
     jobs: asyncio.Semaphore
     # no line begins any more
     stopping: asyncio.Event
+    # a line was not answered in time
+    on_late: Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -71,7 +75,7 @@ class JobRun:
             case "validating":
                 return await self._validate(job), []
             case "in_progress":
-                return await self._answer(job), []
+                return await self._answer_what_is_there(job), []
             case _:
                 files = await write_results(self.shared.store, job)
                 return Written(files.output_id, files.errors_id), files.all
@@ -84,8 +88,18 @@ class JobRun:
                 if validator.is_enough:
                     break
         except FileGone:
-            return Invalid([Problem("file_not_found", f"file {job.input_file_id} is gone")])
+            return _without_file(job)
         return validator.result()
+
+    async def _answer_what_is_there(self, job: JobRecord) -> Event | None:
+        try:
+            return await self._answer(job)
+        except (FileGone, ExceptionGroup) as error:
+            is_gone = isinstance(error, FileGone) or error.subgroup(FileGone) is not None
+            if not is_gone:
+                raise
+            # else it would be tried again for ever
+            return _without_file(job)
 
     async def _answer(self, job: JobRecord) -> Event | None:
         """None: it was stopped, or cancelled."""
@@ -99,27 +113,31 @@ class JobRun:
             self._answering = None
 
     async def _answer_in_time(self, job: JobRecord) -> Event | None:
-        async with self.shared.jobs:
-            done = set(await patiently(self.shared.store.lines_done, job.id))
-            try:
-                async with asyncio.timeout(max(0.0, job.expires_at - time.time())):
-                    await self._answer_all(job, done)
-            except TimeoutError:
-                await self._give_up_the_rest(job)
-                return TimeUp()
-            return None if self.shared.stopping.is_set() else AllAnswered()
+        try:
+            # the wait for a place counts, too
+            async with asyncio.timeout(max(0.0, job.expires_at - time.time())), self.shared.jobs:
+                await self._answer_all(job)
+        except TimeoutError:
+            await self._give_up_the_rest(job)
+            return TimeUp()
+        return None if self.shared.stopping.is_set() else AllAnswered()
 
-    async def _answer_all(self, job: JobRecord, done: Collection[int]) -> None:
+    async def _answer_all(self, job: JobRecord) -> None:
+        done = set(await patiently(self.shared.store.lines_done, job.id))
         async with asyncio.TaskGroup() as group:
             async for line in lines_of(self.shared.store, job.input_file_id):
                 if line.number in done:
                     continue
-                await self.shared.lines.acquire()
+                size = len(line.text or b"")
+                await self.shared.room.enter(size)
                 if self.shared.stopping.is_set():
-                    self.shared.lines.release()
+                    self.shared.room.leave(size)
                     return
                 running = group.create_task(self._answer_one(job, batch_line(line)))
-                running.add_done_callback(lambda _: self.shared.lines.release())
+                running.add_done_callback(partial(self._leave, size))
+
+    def _leave(self, size: int, _: asyncio.Task[None]) -> None:
+        self.shared.room.leave(size)
 
     async def _answer_one(self, job: JobRecord, line: BatchLine) -> None:
         answer = await self._ask(job, line)
@@ -143,9 +161,14 @@ class JobRun:
             if line.number not in done:
                 found = batch_line(line)
                 await self._put(found, too_late(found))
+                self.shared.on_late()
 
     async def _put(self, line: BatchLine, result: LineResult) -> None:
         await patiently(self.shared.store.put_result, self.lease, line.number, result)
+
+
+def _without_file(job: JobRecord) -> Invalid:
+    return Invalid([Problem("file_not_found", f"file {job.input_file_id} is gone")])
 
 
 async def cancel_job(store: Store, job: JobRecord) -> JobRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from alignedserve.batch.config import MAX_LINE_BYTES
@@ -32,14 +32,14 @@ class LineSplitter:
         self._open = bytearray()
         self._is_too_long = False
 
-    def feed(self, data: bytes) -> list[Line]:
-        *ended, rest = data.split(b"\n")
-        found = []
-        for piece in ended:
-            self._add(piece)
-            found += self.end()
-        self._add(rest)
-        return found
+    def feed(self, data: bytes) -> Iterator[Line]:
+        """One after the other: a chunk of half a million lines is not half a million objects."""
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            self._add(data[start:end])
+            yield from self.end()
+            start = end + 1
+        self._add(data[start:])
 
     def end(self) -> list[Line]:
         """The line ends here: at a line's end, or at the file's. One at most."""

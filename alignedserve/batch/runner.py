@@ -7,9 +7,11 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.job_run import Ask, JobRun, Shared
+from alignedserve.batch.room import Room
 from alignedserve.store import JobId, Lease, LeaseLost, Store, StoreAway
 
 log = logging.getLogger(__name__)
@@ -17,9 +19,15 @@ log = logging.getLogger(__name__)
 
 class BatchRunner:
     def __init__(
-        self, store: Store, ask: Ask, served_model: str, owner: str, config: BatchConfig | None = None
+        self,
+        store: Store,
+        ask: Ask,
+        served_model: str,
+        owner: str,
+        config: BatchConfig | None = None,
+        on_late: Callable[[], None] = lambda: None,
     ) -> None:
-        """`owner`: for people to read."""
+        """`owner`: for people to read; `on_late` hears of each line that was not answered in time."""
         config = config or BatchConfig()
         self._store = store
         self._owner = owner
@@ -29,9 +37,10 @@ class BatchRunner:
             ask,
             served_model,
             config,
-            asyncio.Semaphore(config.max_num_lines),
+            Room(config.max_num_lines, config.max_bytes),
             asyncio.Semaphore(config.max_num_jobs),
             asyncio.Event(),
+            on_late,
         )
         self._runs: dict[JobId, JobRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -60,8 +69,7 @@ class BatchRunner:
         try:
             while not self._shared.stopping.is_set():
                 self._wake.clear()
-                with contextlib.suppress(StoreAway):
-                    await self._look()
+                await self._look_if_possible()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self._config.look_s)
             if self._tasks:
@@ -70,6 +78,14 @@ class BatchRunner:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _look_if_possible(self) -> None:
+        try:
+            with contextlib.suppress(StoreAway):
+                await self._look()
+        except Exception:
+            # ended by it, this gateway would take no job any more, and nobody would know
+            log.exception("looking for jobs failed, and is tried again")
 
     async def _look(self) -> None:
         jobs = await self._store.open_jobs()

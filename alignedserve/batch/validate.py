@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from alignedserve.batch.config import MAX_LINE_BYTES, MAX_LINES
 from alignedserve.batch.job import Invalid, Valid
 from alignedserve.batch.lines import Line
 from alignedserve.store import Problem
+from alignedserve.types import shortened
 
 # so many are told
 MAX_PROBLEMS = 100
+MAX_PROBLEM_CHARS = 300
 MAX_CUSTOM_ID_CHARS = 512
 
 
@@ -46,7 +49,7 @@ class Validator:
         self._num_lines += 1
         problem = self._problem(line)
         if problem:
-            self._problems.append(problem)
+            self._problems.append(_shortened(problem))
 
     def result(self) -> Valid | Invalid:
         if self._num_lines > MAX_LINES:
@@ -80,7 +83,9 @@ class Validator:
         return None
 
     def _other_model(self, body: dict[str, Any], number: int) -> Problem | None:
-        model = body.get("model", self._served_model)
+        model = body.get("model")
+        if model is None:
+            model = self._served_model
         if self._model is None:
             self._model = model if isinstance(model, str) else None
         elif model != self._model:
@@ -90,6 +95,12 @@ class Validator:
             message = f"model={model!r}: does not exist; this server has {self._served_model!r}"
             return Problem("model_not_found", message, number, "body.model")
         return None
+
+
+def _shortened(problem: Problem) -> Problem:
+    """A job's record holds them, and is read again and again; what they quote may be as long as a line."""
+    param = problem.param and shortened(problem.param, MAX_PROBLEM_CHARS)
+    return replace(problem, message=shortened(problem.message, MAX_PROBLEM_CHARS), param=param)
 
 
 class LineProblem(ValueError):

@@ -12,7 +12,8 @@ from alignedserve.gateway.best_of import keep_best
 from alignedserve.gateway.generation import Delta, Usage
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.token_logprobs import completion_logprobs, prompt_positions
-from alignedserve.gateway.tools import Read, Reader
+from alignedserve.gateway.tool_calls import Piece, Read
+from alignedserve.gateway.tool_readers import Reader
 from alignedserve.prompt_logprobs import TokenLogprobs, unpack
 
 Json = dict[str, Any]
@@ -202,7 +203,9 @@ class ChatAnswer(Answer):
 
     def _whole_choice(self, index: int, choice: _Whole) -> Json:
         read = self._read(index, choice.text, choice.finish_reason)
-        calls = self._call_bodies(index, read)
+        # whole, each piece begins one
+        calls = [_call_body(piece) for piece in read.pieces]
+        self._num_calls[index] = len(calls)
         content = None if calls and not read.content else read.content
         message = {"role": "assistant", "content": content, "refusal": None}
         return {
@@ -215,9 +218,8 @@ class ChatAnswer(Answer):
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
         read = self._read(delta.index, delta.text, delta.finish_reason)
         new: Json = {"content": read.content} if read.content or logprobs else {}
-        first = self._num_calls.get(delta.index, 0)
-        if calls := self._call_bodies(delta.index, read):
-            new["tool_calls"] = [{"index": number} | call for number, call in enumerate(calls, first)]
+        if read.pieces:
+            new["tool_calls"] = self._piece_bodies(delta.index, read.pieces)
         return {
             "index": delta.index,
             "delta": new,
@@ -232,20 +234,17 @@ class ChatAnswer(Answer):
             self._readers[index] = self.new_reader()
         read = self._readers[index].feed(text)
         if finish_reason is not None:
-            rest = self._readers[index].end()
-            read = Read(read.content + rest.content, read.calls + rest.calls)
+            read.add(self._readers[index].end())
         return read
 
-    def _call_bodies(self, index: int, read: Read) -> list[Json]:
-        self._num_calls[index] = self._num_calls.get(index, 0) + len(read.calls)
-        return [
-            {
-                "id": f"call_{secrets.token_hex(12)}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in read.calls
-        ]
+    def _piece_bodies(self, index: int, pieces: Sequence[Piece]) -> list[Json]:
+        bodies = []
+        for piece in pieces:
+            is_new = piece.name is not None
+            self._num_calls[index] = self._num_calls.get(index, 0) + is_new
+            body = _call_body(piece) if is_new else {"function": {"arguments": piece.arguments}}
+            bodies.append({"index": self._num_calls[index] - 1} | body)
+        return bodies
 
     def _reason(self, index: int, finish_reason: str | None) -> str | None:
         if finish_reason == "stop" and self._num_calls.get(index):
@@ -264,3 +263,11 @@ class ChatAnswer(Answer):
     def _named(self, token_id: int, logprob: float) -> Json:
         text = self.model.token_text(token_id)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _call_body(piece: Piece) -> Json:
+    return {
+        "id": f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": piece.name, "arguments": piece.arguments},
+    }

@@ -41,7 +41,7 @@ def create_app(
     """`routers`: what else is answered."""
     model, islands, limits = intake.model, intake.islands, intake.limits
     doors, keys = doors or Doors(), keys or Keys()
-    app = FastAPI(title="AlignedServe", version=alignedserve.__version__)
+    app = FastAPI(title="AlignedServe", version=alignedserve.__version__, redirect_slashes=False)
     add_error_handlers(app)
 
     @app.get("/health", responses={503: {"description": "It can't answer, and why"}})
@@ -87,9 +87,9 @@ def create_app(
 async def _respond(
     http: Request, generation: Generation, answer: Answer, is_stream: bool, includes_usage: bool
 ) -> Response:
-    generation.start()
-    deltas = generation.deltas()
     try:
+        generation.start()
+        deltas = generation.deltas()
         if is_stream:
             # the status goes out before the body: what is refused is refused now
             first = await _unless_gone(http, anext(deltas))

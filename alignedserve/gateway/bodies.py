@@ -5,11 +5,15 @@ Ranges are checked by SamplingParams, for every way into the system the same.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from alignedserve.gateway.formats import ResponseFormat, StructuredOutputs, structure_of_format
 from alignedserve.gateway.service import ServiceTier, Slo
 from alignedserve.gateway.tools import Tool, ToolChoice, Tools, structure_of
 from alignedserve.sampling_params import SamplingParams
@@ -20,6 +24,9 @@ from alignedserve.types import InvalidRequest
 COMPLETION_MAX_TOKENS = 16
 
 TokenIds = Annotated[list[int], Field(min_length=1)]
+# what a template gets from elsewhere, or what would be one
+_NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
+
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
@@ -28,50 +35,6 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     include_obfuscation: bool = False
-
-
-class TextFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["json_object"]
-
-
-class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: str
-    description: str | None = None
-    json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    # the output follows the schema in any case
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-
-
-class StructuredOutputs(BaseModel):
-    """vLLM's. See StructuredOutputsParams."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
 
 
 class _Body(BaseModel):
@@ -115,6 +78,21 @@ class _Body(BaseModel):
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
+    def called(self) -> dict[str, str]:
+        """What the client calls what has another name further in."""
+        return {}
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """What is raised inside names what is wrong as the client knows it."""
+        try:
+            yield
+        except InvalidRequest as error:
+            name = re.match("[a-z_]*", str(error))
+            assert name
+            raise InvalidRequest(self.called.get(name[0], name[0]) + str(error)[name.end() :]) from error
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -141,7 +119,7 @@ class _Body(BaseModel):
         )
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
-        of_format = _structure_of(self.response_format)
+        of_format = structure_of_format(self.response_format)
         wanted = self.structured_outputs
         if wanted is None:
             return of_format
@@ -188,6 +166,10 @@ class CompletionBody(_Body):
     best_of: int | None = None
     echo: bool | None = None
     suffix: None = None
+
+    @property
+    def called(self) -> dict[str, str]:
+        return {"prompt_token_ids": "prompt"} | ({} if self.best_of is None else {"n": "best_of"})
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -238,6 +220,15 @@ class ChatBody(_Body):
     parallel_tool_calls: bool | None = None
 
     @property
+    def called(self) -> dict[str, str]:
+        newer = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return {"prompt": "messages", "logprobs": "top_logprobs"} | newer
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        return template_variables(self.chat_template_kwargs)
+
+    @property
     def called_tools(self) -> list[Tool]:
         """Those that may be called."""
         return [] if self.tools is None or self.tool_choice == "none" else self.tools
@@ -266,15 +257,12 @@ class ChatBody(_Body):
         return self._sampling_params(max_tokens, self.top_logprobs or 0 if self.logprobs else None)
 
 
-def _structure_of(
-    form: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
-) -> StructuredOutputsParams | None:
-    match form:
-        case JsonSchemaFormat(json_schema=JsonSchema(json_schema=dict(schema))):
-            return StructuredOutputsParams(json=schema)
-        case JsonObjectFormat() | JsonSchemaFormat():
-            return StructuredOutputsParams(json_object=True)
-    return None
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """Of a chat template, such as Qwen3's enable_thinking. Raises InvalidRequest."""
+    for name in _NOT_VARIABLES:
+        if given and name in given:
+            raise InvalidRequest(f"chat_template_kwargs: {name} is not a variable of a template")
+    return dict(given or {})
 
 
 def _token_id(key: str) -> int:

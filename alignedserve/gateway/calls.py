@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alignedserve.logs import request_id
@@ -74,6 +75,9 @@ class Calls:
             with self._around(call):
                 try:
                     await self._app(scope, receive, send_with_id)
+                except ClientDisconnect:
+                    # in the middle of a body; 499 is what proxies call it in their logs
+                    call.status = 499
                 except Exception:
                     # here it has the call's id; who is outside would say it again
                     logger.exception("failed")

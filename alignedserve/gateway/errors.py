@@ -11,11 +11,15 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from alignedserve.store import StoreAway
-from alignedserve.types import InvalidRequest
+from alignedserve.types import InvalidRequest, shortened
 
 RETRY_AFTER_S = 1
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+# What a client sent is said back to it only so far.
+MAX_MESSAGE_CHARS = 1000
 
 
 class ApiError(Exception):
@@ -37,8 +41,9 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        param = None if self.param is None else _encodable(self.param)
-        return {"error": {"message": _encodable(str(self)), "type": kind, "param": param, "code": self.code}}
+        param = None if self.param is None else _encodable(shortened(self.param, MAX_MESSAGE_CHARS))
+        message = _encodable(shortened(str(self), MAX_MESSAGE_CHARS))
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)
@@ -81,6 +86,9 @@ async def _invalid_request(_: Request, error: Exception) -> JSONResponse:
 async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if isinstance(first.get("input"), bytes):
+        message = "the body must be JSON, and come with the header Content-Type: application/json"
+        return ApiError(400, message).response()
     # where it was looked for comes first: "body", "query", ...
     return misshapen(first, first["loc"][1:]).response()
 
@@ -92,7 +100,9 @@ def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiErr
     if first["type"] == "extra_forbidden":
         message = f"{name}: unknown, or not supported by this server"
     elif first["type"] == "json_invalid":
-        message = f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}"
+        # the location is a place in the text
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return ApiError(400, f"the body is not valid JSON: {reason}, at character {path[-1]}")
     else:
         message = f"{name or 'the body'}: {first['msg']}"
     return ApiError(400, message, param=path[0] if path else None)
@@ -107,9 +117,22 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     phrase = HTTPStatus(error.status_code).phrase
     place = f"{request.method} {request.url.path}: {phrase.lower()}"
     found = ApiError(error.status_code, place if error.detail == phrase else error.detail)
-    # which methods there are, for one
     found.headers |= error.headers or {}
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # the route that refused it knows its own methods only
+        found.headers["Allow"] = ", ".join(_methods(request))
     return found.response()
+
+
+def _methods(request: Request) -> list[str]:
+    """Those that there are for its path."""
+    routes = request.app.router.routes
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    return [
+        method
+        for method, scope in scopes.items()
+        if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
 
 
 async def _unexpected(_: Request, error: Exception) -> JSONResponse:

@@ -83,7 +83,11 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
         "request_failure", "Requests that ended otherwise: abort, error, rejected.", "tier", "finished_reason"
     )
     objectives = _counter(
-        "request_slo", "Requests with an objective that ended, and whether it was met.", "tier", "slo", "met"
+        "request_slo",
+        "Requests with an objective and batch lines given up; whether it was met.",
+        "tier",
+        "slo",
+        "met",
     )
     for tier, of in metrics:
         prompts.add_metric([tier], of.num_prompt_tokens)

@@ -24,11 +24,25 @@ _MIN_EXPIRES_S, _MAX_EXPIRES_S = 3600, 30 * 86400
 # of the request around the file's content
 _FORM_BYTES = 128 << 10
 
+# of the description: the body is read as it comes, not by FastAPI
+_EXPIRES = {
+    "expires_after[anchor]": {"const": "created_at"},
+    "expires_after[seconds]": {"type": "integer", "minimum": _MIN_EXPIRES_S, "maximum": _MAX_EXPIRES_S},
+}
+_UPLOAD_FORM: Json = {
+    "type": "object",
+    "required": ["purpose", "file"],
+    "properties": {"purpose": {"const": "batch"}, "file": {"type": "string", "format": "binary"}} | _EXPIRES,
+    "dependentRequired": {name: list(_EXPIRES) for name in _EXPIRES},
+    "additionalProperties": False,
+}
+UPLOAD: Json = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD_FORM}}}
+
 
 def file_routes(store: Store) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/files")
+    @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
     async def upload(http: Request) -> Json:
         _check_length(http)
         upload = _Upload(store)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -28,6 +29,9 @@ LOOKING = ("GET", "HEAD", "OPTIONS")
 # Of a body that is not wanted, so much is read and dropped, or the client would not hear why it is refused.
 MAX_DROPPED_BYTES = 64 << 20
 DROPPING_S = 5.0
+# A body is there after this, and a second more for each so many bytes of it.
+BODY_S = 30.0
+MIN_BYTES_PER_S = 1024
 
 
 class Gate:
@@ -90,12 +94,27 @@ class BodyTooLarge(HTTPException):
     """It turned out to be while it was read."""
 
 
+class BodyTooSlow(HTTPException):
+    """Who sends it a byte at a time would keep his place for ever."""
+
+
 def _counted(receive: Receive, max_bytes: int) -> Receive:
+    """Of the body; what comes after it is the end of the connection, which may be long in coming."""
     num_bytes = 0
+    is_whole = False
+    begun_s = time.monotonic()
 
     async def counting() -> Message:
-        nonlocal num_bytes
-        message = await receive()
+        nonlocal num_bytes, is_whole
+        if is_whole:
+            return await receive()
+        due_s = begun_s + BODY_S + num_bytes / MIN_BYTES_PER_S
+        try:
+            async with asyncio.timeout(due_s - time.monotonic()):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTooSlow(408, f"the body comes too slowly: {num_bytes} bytes so far") from None
+        is_whole = not message.get("more_body", False)
         num_bytes += len(message.get("body", b""))
         if num_bytes > max_bytes:
             raise BodyTooLarge(413, str(_too_large(max_bytes)))

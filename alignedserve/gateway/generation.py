@@ -69,6 +69,8 @@ class Generation:
     prompts: Sequence[list[int]]
     params: SamplingParams
     service: Service = field(default_factory=Service)
+    # the parameter that says what the output has to look like, if one does
+    structure_name: str = "structured_outputs"
     # False: only what is known with the first token is of interest, and not that token
     gives_output: bool = True
     _choices: list[_Choice] = field(default_factory=list)
@@ -126,11 +128,18 @@ class Generation:
         if isinstance(news, Rejected):
             raise _rejection(news)
         if news.finish_reason in ("error", "abort"):
-            raise ApiError(500, f"generation failed: {news.error or news.finish_reason}")
+            raise self._failure(news.error or news.finish_reason)
         choice = self._choices[index]
         if choice.text.stop_string is not None:
             return None
         return self._take(index, choice, news)
+
+    def _failure(self, reason: str) -> ApiError:
+        kind, _, rest = reason.partition(": ")
+        if kind.startswith("structured_outputs"):
+            # it could be compiled, and turned out to be too complex on the way
+            return ApiError(400, f"{self.structure_name}: {rest}", param=self.structure_name)
+        return ApiError(500, f"generation failed: {reason}")
 
     def _take(self, index: int, choice: _Choice, news: NewTokens) -> Delta:
         text, taken, reason = "", 0, news.finish_reason

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 
 from alignedserve.gateway.answers import ChatAnswer, CompletionAnswer
 from alignedserve.gateway.bodies import ChatBody, CompletionBody
+from alignedserve.gateway.compiler import Compiler
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service
 from alignedserve.gateway.structure import check_structure
-from alignedserve.gateway.tools import readable, reader_of
+from alignedserve.gateway.tooling import Tooling, tooling_of
+from alignedserve.gateway.tools import readable
 from alignedserve.sampling_params import SamplingParams
 
 
@@ -24,11 +26,15 @@ class Intake:
 
     model: ServedModel
     islands: Islands
+    compiler: Compiler
     limits: Limits = field(default_factory=Limits)
 
     async def completion(self, body: CompletionBody, service: Service) -> tuple[Generation, CompletionAnswer]:
-        params = await self._params(body, len(body.prompts))
-        prompts = [await self.model.prompt_ids(prompt) for prompt in body.prompts]
+        with body.naming():
+            params = await self._params(body, len(body.prompts))
+            prompts = [await self.model.prompt_ids(prompt) for prompt in body.prompts]
+            gives_output = not body.is_only_echo
+            generation = self._generation(prompts, params, service, body.structure_name, gives_output)
         answer = CompletionAnswer(
             self.model,
             int(time.time()),
@@ -40,16 +46,16 @@ class Intake:
             num_given=body.n or 1,
             echoes=[self.model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
         )
-        return self._generation(prompts, params, service, not body.is_only_echo), answer
+        return generation, answer
 
     async def chat(self, body: ChatBody, service: Service) -> tuple[Generation, ChatAnswer]:
-        params = await self._params(body, num_prompts=1)
-        new_reader = None
-        variables = dict(body.chat_template_kwargs or {})
-        if body.called_tools:
-            new_reader = reader_of(body.tool_choice or "auto", self.model.tool_template)
-            variables["tools"] = [tool.model_dump(exclude_none=True) for tool in body.called_tools]
-        prompts = [await self.model.chat_ids(readable(body.messages), variables)]
+        with body.naming():
+            tooling = tooling_of(body, self.model)
+            params = await self._params(body, 1, tooling)
+            variables = body.template_variables | tooling.variables
+            prompts = [await self.model.chat_ids(readable(body.messages), variables)]
+            name = _structure_name(body, params, tooling)
+            generation = self._generation(prompts, params, service, name)
         answer = ChatAnswer(
             self.model,
             int(time.time()),
@@ -57,15 +63,22 @@ class Intake:
             service.name,
             prompts=prompts,
             num_prompt_logprobs=body.prompt_logprobs,
-            new_reader=new_reader,
+            new_reader=tooling.new_reader,
         )
-        return self._generation(prompts, params, service), answer
+        return generation, answer
 
-    async def _params(self, body: CompletionBody | ChatBody, num_prompts: int) -> SamplingParams:
+    async def _params(
+        self, body: CompletionBody | ChatBody, num_prompts: int, tooling: Tooling | None = None
+    ) -> SamplingParams:
+        tooling = tooling or Tooling()
         self.model.check_name(body.model)
         params = body.sampling_params()
+        if params.structured_outputs is None:
+            params.structured_outputs = tooling.structure
+        if tooling.shows_special_tokens:
+            params.skip_special_tokens = False
         self.limits.check(num_prompts, params)
-        await check_structure(self.model, self.limits, params, body.structure_name)
+        await check_structure(self.compiler, self.limits, params, _structure_name(body, params, tooling))
         return params
 
     def _generation(
@@ -73,9 +86,16 @@ class Intake:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         service: Service,
+        structure_name: str,
         gives_output: bool = True,
     ) -> Generation:
         for prompt in prompts:
             self.limits.check_prompt(len(prompt), params)
             self.model.check(prompt, params)
-        return Generation(self.islands, self.model, prompts, params, service, gives_output)
+        return Generation(self.islands, self.model, prompts, params, service, structure_name, gives_output)
+
+
+def _structure_name(body: CompletionBody | ChatBody, params: SamplingParams, tooling: Tooling) -> str:
+    """The parameter that says what the output has to look like."""
+    is_of_tools = tooling.structure is not None and params.structured_outputs is tooling.structure
+    return "tools" if is_of_tools else body.structure_name

@@ -74,7 +74,8 @@ class Island:
         self._asked: dict[int, asyncio.Future[Cluster]] = {}
         self._tickets = itertools.count(1)
         self._giving_up: asyncio.TimerHandle | None = None
-        self._is_given_up = False
+        # its router has been away for too long
+        self.is_given_up = False
 
     @property
     def num_open(self) -> int:
@@ -101,7 +102,7 @@ class Island:
     def open(self, request: Request, tell: Callable[[News], None], watch: Watch) -> None:
         """`tell` hears its tokens, each once and in order, until it ends or is closed. Raises ApiError at once when
         there is no router."""
-        if self._is_given_up:
+        if self.is_given_up:
             raise unavailable("the router is down")
         self.adopt(Open(request, tell, watch))
 
@@ -140,7 +141,7 @@ class Island:
     # ---- what the link hears ----
 
     def on_up(self, welcome: Welcome) -> None:
-        self._is_given_up = False
+        self.is_given_up = False
         if self._giving_up:
             self._giving_up.cancel()
         for entry in self._open.values():
@@ -231,7 +232,7 @@ class Island:
         self._giving_up = loop.call_later(PATIENCE_S, self._give_up, "the router is down")
 
     def _give_up(self, reason: str) -> None:
-        self._is_given_up = True
+        self.is_given_up = True
         if self._giving_up:
             self._giving_up.cancel()
         for entry in self.take_all():

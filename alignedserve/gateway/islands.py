@@ -62,7 +62,7 @@ class Islands:
 
     @staticmethod
     def _best(islands: Sequence[Island]) -> Island:
-        return min(islands, key=lambda island: (not island.is_up, island.num_open))
+        return min(islands, key=lambda island: (not island.is_up, island.is_given_up, island.num_open))
 
 
 def requests_of(clusters: Iterable[Cluster]) -> dict[str, int]:

@@ -19,8 +19,9 @@ class Limits:
     max_logprobs: Annotated[int, "likeliest tokens that may be asked for"] = MAX_LOGPROBS
     max_stop_strings: Annotated[int, "of one call"] = 16
     max_stop_chars: Annotated[int, "of one stop string"] = 256
+    max_token_ids: Annotated[int, "in stop_token_ids or logit_bias of one call"] = 1024
     max_grammar_bytes: Annotated[int, "of a JSON schema, regex, choice list or grammar"] = 64 << 10
-    grammar_timeout_s: Annotated[float, "longest that a schema, regex or grammar may take to compile"] = 5.0
+    grammar_timeout_s: Annotated[float, "longest that a schema, regex or grammar may take to compile"] = 1.0
     max_requests_per_key: Annotated[int, "that an API key may have open at once; more: 429"] = 4096
 
     def __post_init__(self) -> None:
@@ -31,6 +32,8 @@ class Limits:
 
     def check(self, num_prompts: int, params: SamplingParams) -> None:
         """Raises InvalidRequest that names the limit."""
+        if num_prompts > self.max_choices:
+            raise InvalidRequest(f"prompt: {num_prompts} prompts; at most {self.max_choices} are allowed")
         if num_prompts * params.n > self.max_choices:
             raise InvalidRequest(
                 f"n={params.n}: of {num_prompts} prompts; this server gives at most {self.max_choices} choices"
@@ -43,6 +46,9 @@ class Limits:
             raise InvalidRequest(
                 f"stop: {len(params.stop_strings)} strings; at most {self.max_stop_strings} are allowed"
             )
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+            if ids and len(ids) > self.max_token_ids:
+                raise InvalidRequest(f"{name}: {len(ids)} tokens; at most {self.max_token_ids} are allowed")
         longest = max(map(len, params.stop_strings), default=0)
         if longest > self.max_stop_chars:
             raise InvalidRequest(

@@ -37,8 +37,8 @@ class LineAnswers:
 
     async def _answer(self, endpoint: str, body: dict[str, Any], deadline_s: float) -> Json:
         generation, answer = await self._take(endpoint, body, Service("flex", "be", deadline_s=deadline_s))
-        generation.start()
         try:
+            generation.start()
             found = [delta async for delta in generation.deltas()]
             return await generation.beside(lambda: answer.whole(found, generation.usage))
         finally:

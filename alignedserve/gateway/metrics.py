@@ -73,6 +73,10 @@ class Metrics:
         # requests that were submitted again when their router had died
         self.num_resubmitted = 0
 
+    def line_was_late(self) -> None:
+        """Of a batch job: it was not answered by its deadline, and perhaps never begun."""
+        self._tiers["be"].objectives["deadline", False] += 1
+
     def of(self, tier: str) -> TierMetrics:
         return self._tiers[tier]
 

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import alignedserve
@@ -17,12 +17,13 @@ from alignedserve.engine.validate import Vocabulary, check_ids, check_request
 from alignedserve.gateway.errors import ApiError
 from alignedserve.models.locate import locate_model
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
 
 # Tokenising fewer characters takes less than a millisecond; more are a thread's work, and streams go on meanwhile.
 LONG_TEXT = 2000
+# likewise for what a template has to go through
+MANY_MESSAGES = 200
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class ServedModel:
     tokenizer: Tokenizer | None
     vocabulary: Vocabulary
     max_model_len: int
-    grammars: Grammars
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -50,8 +50,7 @@ class ServedModel:
         if directory is not None and not config.skip_tokenizer_init:
             tokenizer = Tokenizer.from_directory(directory, where=name)
         vocabulary = vocabulary_of(found.config)
-        grammars = Grammars(lambda: tokenizer, vocabulary.size, vocabulary.eos_token_ids)
-        return cls(name, tokenizer, vocabulary, choose_max_model_len(config, found.config), grammars)
+        return cls(name, tokenizer, vocabulary, choose_max_model_len(config, found.config))
 
     def check_name(self, asked: str | None) -> None:
         if asked is not None and asked != self.name:
@@ -71,8 +70,9 @@ class ServedModel:
     ) -> list[int]:
         """The template writes its special tokens itself; `add_special_tokens` adds the tokenizer's to them."""
         tokenizer = self._need_tokenizer("messages")
+        render = partial(tokenizer.apply_chat_template, messages, **variables)
         try:
-            text = tokenizer.apply_chat_template(messages, **variables)
+            text = render() if len(messages) < MANY_MESSAGES else await asyncio.to_thread(render)
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
         return await self._encode("messages", text, add_special_tokens)
@@ -85,10 +85,23 @@ class ServedModel:
             raise ApiError(400, "tools: this model's chat template has no place for tools", param="tools")
         return template
 
+    def is_special(self, text: str) -> bool:
+        """It is a token that text leaves out."""
+        if self.tokenizer is None:
+            return False
+        token_id = self.tokenizer.backend.token_to_id(text)
+        return token_id is not None and token_id in self.tokenizer.special_ids
+
     def text_of(self, name: str, token_ids: Sequence[int]) -> str:
         """`name`: of the parameter that holds them."""
         check_ids(name, token_ids, self.vocabulary)
         return self._need_tokenizer(name).decode(token_ids, skip_special_tokens=False)
+
+    async def long_text_of(self, name: str, token_ids: Sequence[int]) -> str:
+        """As text_of, of however many."""
+        if len(token_ids) < LONG_TEXT:
+            return self.text_of(name, token_ids)
+        return await asyncio.to_thread(self.text_of, name, token_ids)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
         if len(prompt) >= self.max_model_len:
@@ -105,6 +118,11 @@ class ServedModel:
         if self.tokenizer is None:
             return ""
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        if len(token_ids) < LONG_TEXT:
+            return list(map(self.token_text, token_ids))
+        return await asyncio.to_thread(lambda: list(map(self.token_text, token_ids)))
 
     async def _encode(self, name: str, text: str, add_special_tokens: bool) -> list[int]:
         tokenizer = self._need_tokenizer(name)

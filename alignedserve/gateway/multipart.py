@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from fastapi import Request
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from alignedserve.gateway.errors import ApiError
@@ -74,13 +74,13 @@ class _Form:
                     "on_end": self._end,
                 },
             )
-        except MultipartParseError as error:
+        except FormParserError as error:
             raise _misshapen(str(error)) from None
 
     def feed(self, data: bytes) -> list[Event]:
         try:
             self._parser.write(data)
-        except MultipartParseError as error:
+        except FormParserError as error:
             raise _misshapen(str(error)) from None
         found, self._events = self._events, []
         return found

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-import uvicorn
 from fastapi import APIRouter, FastAPI
 
 from alignedserve.batch.config import BatchConfig
@@ -17,7 +16,7 @@ from alignedserve.batch.runner import BatchRunner
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.batches import batch_routes
-from alignedserve.gateway.calls import Calls
+from alignedserve.gateway.compiler import Compiler
 from alignedserve.gateway.doors import Doors
 from alignedserve.gateway.exposition import metrics_route
 from alignedserve.gateway.files import file_routes
@@ -27,14 +26,12 @@ from alignedserve.gateway.keys import Keys
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.server import Server
 from alignedserve.gateway.telemetry import Telemetry, Traces
 from alignedserve.logs import LogConfig
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, stop_on_sigterm
-
-# Streams that are open when the server stops get so long to say goodbye.
-GOODBYE_S = 1
 
 
 @dataclass(frozen=True)
@@ -78,13 +75,16 @@ class GatewayProcess:
         taken, and RefusedByRouter."""
         self._config.log.start(self._config.instance_id)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
-        model.grammars.prepare()
         with listen(self._config.host, self._config.port) as sock:
-            asyncio.run(self.serve(model, sock))
+            asyncio.run(self.serve(model, sock, is_prepared=True))
 
-    async def serve(self, model: ServedModel, sock: socket.socket) -> None:
-        intake = Intake(model, self._islands, self._config.limits)
-        async with self._batches(intake) as routers:
+    async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
+        """`is_prepared`: the first one who wants a grammar does not wait for what the second one need not."""
+        compiler = Compiler(model.tokenizer, model.vocabulary)
+        intake = Intake(model, self._islands, compiler, self._config.limits)
+        async with contextlib.aclosing(compiler), self._batches(intake) as routers:
+            if is_prepared:
+                await compiler.prepare()
             routers.append(metrics_route(self.telemetry.metrics, self._islands, self._count_jobs))
             app = create_app(intake, self.doors, Keys(self._config.key_digests), routers)
             await self._serve(app, sock)
@@ -97,7 +97,14 @@ class GatewayProcess:
             return
         owner = f"{self._config.instance_id}-{os.getpid()}"
         store = RedisStore(self._config.store_url)
-        runner = BatchRunner(store, LineAnswers(intake).ask, intake.model.name, owner, self._config.batches)
+        runner = BatchRunner(
+            store,
+            LineAnswers(intake).ask,
+            intake.model.name,
+            owner,
+            self._config.batches,
+            self.telemetry.metrics.line_was_late,
+        )
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
         try:
@@ -111,14 +118,7 @@ class GatewayProcess:
         return self._runner[0].num_open_jobs if self._runner else {}
 
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
-        server = _Server(
-            uvicorn.Config(
-                Calls(app, self.telemetry.traces.around),
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=GOODBYE_S,
-            )
-        )
+        server = Server(app, self.telemetry.traces.around)
         stop_on_sigterm(self._signalled)
         serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._islands.run())
@@ -175,10 +175,3 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from None
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the process's affair, not the server's."""
-        yield

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from alignedserve.gateway.bodies import Messages
+from alignedserve.gateway.bodies import Messages, template_variables
 from alignedserve.gateway.errors import ApiError
 from alignedserve.gateway.model import ServedModel
 
@@ -51,7 +51,7 @@ def tokens_router(model: ServedModel) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> TokenizeAnswer:
         model.check_name(body.model)
         tokens = await _tokens(model, body)
-        strings = [model.token_text(token) for token in tokens] if body.return_token_strs else None
+        strings = await model.token_texts(tokens) if body.return_token_strs else None
         return TokenizeAnswer(
             count=len(tokens), max_model_len=model.max_model_len, tokens=tokens, token_strs=strings
         )
@@ -59,7 +59,7 @@ def tokens_router(model: ServedModel) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> DetokenizeAnswer:
         model.check_name(body.model)
-        return DetokenizeAnswer(prompt=model.text_of("tokens", body.tokens))
+        return DetokenizeAnswer(prompt=await model.long_text_of("tokens", body.tokens))
 
     return router
 
@@ -69,5 +69,8 @@ async def _tokens(model: ServedModel, body: TokenizeBody) -> list[int]:
         raise ApiError(400, "prompt: exactly one of prompt and messages must be given", param="prompt")
     if body.prompt is not None:
         return await model.prompt_ids(body.prompt, body.add_special_tokens is not False)
-    variables = {"add_generation_prompt": body.add_generation_prompt, **(body.chat_template_kwargs or {})}
+    variables = {
+        "add_generation_prompt": body.add_generation_prompt,
+        **template_variables(body.chat_template_kwargs),
+    }
     return await model.chat_ids(body.messages or [], variables, bool(body.add_special_tokens))

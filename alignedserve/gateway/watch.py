@@ -101,7 +101,8 @@ class Watch:
             tier.prefill_time.observe(max(first_s - self._begun_s - waited_s, 0.0))
 
     def _judge(self) -> None:
-        """Whether it kept what was asked for. Nobody's objective is missed by a client that leaves."""
+        """Whether it kept what was asked for. Nobody's objective is missed by a client that leaves; a batch line that
+        its deadline ends is counted by its job, with those that never began."""
         if self.end_reason in ("abort", "rejected"):
             return
         request, met = self.request, self._tier.objectives

@@ -61,7 +61,7 @@ class Store(ABC):
 
     @abstractmethod
     async def drop_chunks(self, file_id: FileId) -> None:
-        """It will not be committed."""
+        """It will not be committed; if it was, nothing happens."""
 
     @abstractmethod
     async def file(self, file_id: FileId) -> FileRecord | None: ...

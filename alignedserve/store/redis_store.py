@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
@@ -16,7 +17,7 @@ import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, TimeoutError
+from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
 
 from alignedserve.store import scripts
 from alignedserve.store.base import UNCOMMITTED_S, Lease, LeaseLost, Order, Page, Store, StoreAway
@@ -27,6 +28,9 @@ MAX_CONNECTIONS = 32
 # Longer than a write to a busy disk takes; one that hangs is as good as away.
 TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 2.0
+
+# Answers of a Redis that is there, and takes no writes, or nothing: its disk is full, its replicas are gone, ...
+_NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b")
 
 PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output")
 
@@ -51,6 +55,10 @@ def _away(
             return await asyncio.shield(call)
         except (ConnectionError, TimeoutError, ReadOnlyError, OutOfMemoryError, OSError) as error:
             raise StoreAway(str(error) or type(error).__name__) from error
+        except ResponseError as error:
+            if not _NOT_NOW.search(str(error)):
+                raise
+            raise StoreAway(str(error)) from error
 
     return asking
 
@@ -107,7 +115,7 @@ class RedisStore(Store):
 
     @_away
     async def drop_chunks(self, file_id: FileId) -> None:
-        await self._redis.unlink(_key("data", file_id))
+        await self._run(scripts.DROP_CHUNKS, [_key("file", file_id), _key("data", file_id)], [])
 
     @_away
     async def file(self, file_id: FileId) -> FileRecord | None:

@@ -62,6 +62,9 @@ redis.call('ZADD', KEYS[4], 'NX', ARGV[3], ARGV[2])
 return 1
 """
 
+# file, data
+DROP_CHUNKS = "if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('UNLINK', KEYS[2]) end return 1"
+
 # file, data, uses, listings; id
 DELETE_FILE = """
 if redis.call('SCARD', KEYS[3]) > 0 then return 'in_use' end
@@ -73,6 +76,7 @@ return 'deleted'
 
 # job, jobs, open jobs, input file, uses of it; record, id, score, when it expires
 ADD_JOB = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 1 end
 if redis.call('EXISTS', KEYS[4]) == 0 then return 0 end
 redis.call('SET', KEYS[1], ARGV[1])
 redis.call('ZADD', KEYS[2], 'NX', ARGV[3], ARGV[2])

@@ -91,6 +91,9 @@ class Grammars:
             found = LLMatcher(self._vocabulary(), _source(wanted), log_level=0)
         except ValueError as error:
             raise _invalid(wanted, str(error)) from error
+        if not found.is_error():
+            # what nothing can follow is found out here, not when the model is to begin
+            found.compute_bitmask()
         if found.is_error():
             raise _invalid(wanted, found.get_error())
         return found
@@ -163,8 +166,9 @@ def _source(wanted: StructuredOutputsParams) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(str(wanted.regex))
         case "choice":
+            # one terminal, which is an automaton: of rules, two thousand would be too many
             choices = " | ".join(json.dumps(each) for each in wanted.choice or [])
-            return LLMatcher.grammar_from_lark(f"start: {choices}")
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
     return LLMatcher.grammar_from_lark(_as_lark(str(wanted.grammar)))
 
 
@@ -185,4 +189,5 @@ def _invalid(wanted: StructuredOutputsParams, reason: str) -> InvalidRequest:
 
 def _first_line(reason: str) -> str:
     """What follows is the state of the parser, at length."""
-    return reason.strip().split("\n")[0][:500]
+    line = reason.strip().split("\n")[0][:500]
+    return "there is no output that it allows" if line == "NoExtensionBias" else line

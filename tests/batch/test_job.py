@@ -48,6 +48,12 @@ def play(*events: Event) -> JobRecord:
     return job
 
 
+def test_a_file_that_goes_takes_its_job_with_it() -> None:
+    gone = Problem("file_not_found", "file file-0 is gone")
+    job = play(Valid(3, "demo"), Invalid([gone]))
+    assert (job.status, job.failed_at, job.problems) == ("failed", 102, [gone])
+
+
 def test_all_goes_well() -> None:
     job = play(Valid(3, "demo"), AllAnswered(), Written(OUTPUT, None))
     assert job == replace(

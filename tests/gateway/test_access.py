@@ -127,7 +127,15 @@ def test_on_this_machine_no_keys_are_needed(host: str) -> None:
     ("limits", "body", "param", "message"),
     [
         (Limits(max_choices=4), {"prompt": ["x"] * 3, "n": 2}, "n", "at most 4 choices"),
-        (Limits(max_choices=4), {"prompt": "x", "n": 1, "best_of": 5}, "n", "at most 4 choices"),
+        (Limits(max_choices=4), {"prompt": "x", "n": 1, "best_of": 5}, "best_of", "at most 4 choices"),
+        (Limits(max_choices=4), {"prompt": ["x"] * 5}, "prompt", "prompt: 5 prompts; at most 4"),
+        (Limits(max_token_ids=2), {"prompt": "x", "stop_token_ids": [5] * 3}, "stop_token_ids", "at most 2"),
+        (
+            Limits(max_token_ids=2),
+            {"prompt": "x", "logit_bias": {"5": 1, "6": 1, "7": 1}},
+            "logit_bias",
+            "at most 2",
+        ),
         (Limits(max_logprobs=2), {"prompt": "x", "logprobs": 3}, "logprobs", "at most 2"),
         (Limits(max_stop_strings=1), {"prompt": "x", "stop": ["a", "b"]}, "stop", "at most 1 are"),
         (Limits(max_stop_chars=3), {"prompt": "x", "stop": "abcd"}, "stop", "at most 3 are"),

@@ -13,7 +13,7 @@ from msgspec.structs import replace as with_field
 from openai.types import Batch
 
 from alignedserve.messages import Rejected, Submit
-from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.redis_store import PREFIX, RedisStore
 from tests.gateway.batching import CHATS, QUICK, System, gateway_on, jsonl, play, question, questions
 from tests.gateway.scripted import TOKENIZER
 
@@ -215,6 +215,20 @@ def test_a_bounded_number_of_lines_runs_at_a_time() -> None:
     play(scenario, replace(QUICK, max_num_lines=5))
 
 
+def test_long_lines_run_a_few_at_a_time() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allowed = 0
+        batch = await at.gateway.submit([question(number, user="x" * 10_000) for number in range(9)])
+        await at.router.until(lambda: len(at.router.submitted) == 2)
+        # the third may come now, or never
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(at.router.until(lambda: len(at.router.submitted) > 2), 0.3)
+        at.router.allow(None)
+        assert counts(await at.gateway.until(batch, "completed")) == (9, 9, 0)
+
+    play(scenario, replace(QUICK, max_bytes=25_000))
+
+
 def test_a_cancelled_batch_keeps_what_it_has() -> None:
     async def scenario(at: System) -> None:
         answer_first(at, 4)
@@ -273,6 +287,58 @@ def test_when_time_is_up_what_is_left_says_so() -> None:
             assert [line["custom_id"] for line in errors] == ["q1", "q2"]
             assert {line["error"]["code"] for line in errors} == {"batch_expired"}
             assert {line["response"] for line in errors} == {None}
+            # each of them has missed its deadline, whether it ran or not
+            metrics = other.process.telemetry.metrics.of("be")
+            assert metrics.objectives["deadline", False] == 2
+
+    play(scenario)
+
+
+def test_time_is_up_for_a_job_that_waits_for_a_place_too() -> None:
+    config = replace(QUICK, max_num_jobs=1)
+
+    async def scenario(at: System) -> None:
+        at.router.allowed = 0
+        first = await at.gateway.submit(questions(1), window="1h")
+        await at.router.until(lambda: len(at.router.submitted) == 1)
+        second = await at.gateway.until(await at.gateway.submit(questions(2)), "in_progress")
+        await the_time_is_up_for(at, second)
+        async with gateway_on(at.router_port, at.redis.url, config, name="gateway-1") as other:
+            assert counts(await other.until(second, "expired")) == (2, 0, 2)
+            assert (await other.client.batches.retrieve(first.id)).status == "in_progress"
+
+    play(scenario, config)
+
+
+def test_a_job_whose_file_goes_fails() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allowed = 0
+        batch = await at.gateway.until(await at.gateway.submit(questions(2)), "in_progress")
+        at.gateway.process.stop()
+        store = RedisStore(at.redis.url)
+        # as a Redis does that is told to make room
+        assert await store._redis.unlink(f"{PREFIX}data:{batch.input_file_id}") == 1
+        await store.close()
+        async with gateway_on(at.router_port, at.redis.url, name="gateway-1") as other:
+            failed = await other.until(batch, "failed")
+            assert failed.errors and failed.errors.data
+            assert [error.code for error in failed.errors.data] == ["file_not_found"]
+
+    play(scenario)
+
+
+def test_a_record_that_cannot_be_read_is_not_the_end_of_all_jobs() -> None:
+    async def scenario(at: System) -> None:
+        store = RedisStore(at.redis.url)
+        await store._redis.set(f"{PREFIX}job:batch_x", b"\xff")
+        await store._redis.zadd(f"{PREFIX}open", {"batch_x": 0})
+        batch = await at.gateway.submit(questions(1))
+        # it has been looked at, and again
+        await asyncio.sleep(3 * QUICK.look_s)
+        assert (await at.client.batches.retrieve(batch.id)).status == "validating"
+        await store._redis.zrem(f"{PREFIX}open", "batch_x")
+        await at.gateway.until(batch, "completed")
+        await store.close()
 
     play(scenario)
 
@@ -281,8 +347,7 @@ async def the_time_is_up_for(at: System, batch: Batch) -> None:
     """Its gateway puts it down, and whoever takes it up finds that its deadline has passed."""
     at.gateway.process.stop()
     store = RedisStore(at.redis.url)
-    (job,) = await store.open_jobs()
-    assert job.id == batch.id
+    (job,) = [job for job in await store.open_jobs() if job.id == batch.id]
     assert await store.replace_job(job, with_field(job, expires_at=int(time.time())), None)
     await store.close()
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.gateway.test_gateway import Served, served
+from tests.store.redis_process import redis_running
 
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
@@ -36,7 +37,7 @@ async def fuzz(at: Served, directory: Path) -> tuple[int | None, str]:
 
 def test_nothing_that_can_be_sent_is_our_fault(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with served() as at:
+        async with redis_running() as redis, served(store_url=redis.url) as at:
             await at.router.until(lambda: list(at.router.hub) != [])
             code, output = await fuzz(at, tmp_path)
             assert code == 0, output[-8000:]

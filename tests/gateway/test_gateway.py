@@ -269,7 +269,7 @@ def test_models_are_listed() -> None:
         ("completions", {}, 400, "prompt", "prompt: Field required"),
         ("completions", {"prompt": []}, 400, "prompt", "prompt"),
         ("completions", {"prompt": ""}, 400, "prompt", "prompt: empty"),
-        ("completions", {"prompt": [5, 100_000]}, 400, "prompt_token_ids", "token id 100000 is outside"),
+        ("completions", {"prompt": [5, 100_000]}, 400, "prompt", "token id 100000 is outside"),
         ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "max_tokens=0: must be"),
         ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", "must be a token id"),
         (
@@ -315,6 +315,28 @@ def test_models_are_listed() -> None:
         ("chat/completions", {"messages": [{"content": "x"}]}, 400, "messages", "objects with a role"),
         ("chat/completions", {"messages": [{"role": "user"}], "tools": []}, 400, "tools", "at least 1 item"),
         ("chat/completions", {"messages": QUESTION, "top_logprobs": 1}, 400, "top_logprobs", "logprobs=true"),
+        (
+            "chat/completions",
+            {"messages": QUESTION, "logprobs": True, "top_logprobs": 21},
+            400,
+            "top_logprobs",
+            "top_logprobs=21: must be",
+        ),
+        (
+            "chat/completions",
+            {"messages": QUESTION, "max_completion_tokens": 0},
+            400,
+            "max_completion_tokens",
+            "max_completion_tokens=0: must be",
+        ),
+        (
+            "chat/completions",
+            {"messages": QUESTION, "chat_template_kwargs": {"messages": 1}},
+            400,
+            "chat_template_kwargs",
+            "messages is not a variable",
+        ),
+        ("completions", {"prompt": "x", "best_of": 10**8}, 400, "best_of", "best_of=100000000: must be"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -520,6 +542,30 @@ def test_a_router_that_stays_away_fails_what_is_open_and_refuses_what_comes(
             await at.router.hub.listen("127.0.0.1", at.router_port)
             await at.router.until(lambda: list(at.router.hub) != [])
             assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
+
+    play(scenario)
+
+
+def test_what_comes_waits_for_the_island_that_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        routers = [ScriptedRouter(), ScriptedRouter()]
+        async with served_by(routers) as at:
+            for router in routers:
+                await router.until(lambda router=router: list(router.hub) != [])  # type: ignore[misc]
+            monkeypatch.setattr(island_module, "PATIENCE_S", 0.1)
+            routers[1].hub.close()
+            given_up = at.process._islands._islands[1]
+            while not given_up.is_given_up:
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(island_module, "PATIENCE_S", 60.0)
+            routers[0].hub.close()
+            asking = [
+                asyncio.create_task(at.post("/v1/completions", {"prompt": "x", "n": 3})) for _ in range(2)
+            ]
+            assert not (await asyncio.wait(asking, timeout=0.3))[0]
+            at.router = ScriptedRouter(epoch=2)
+            await at.router.hub.listen("127.0.0.1", at.router_port)
+            assert [(await each).status_code for each in asking] == [200, 200]
 
     play(scenario)
 

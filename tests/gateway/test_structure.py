@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from dataclasses import replace
+import contextlib
 from typing import Any, Literal
 
 import pydantic
 import pytest
 
+from alignedserve.gateway import compiler as compiler_module
+from alignedserve.gateway.compiler import Compiler
 from alignedserve.gateway.limits import Limits
 from alignedserve.structured_outputs import StructuredOutputsParams
-from alignedserve.text.grammar import Grammars
-from alignedserve.text.tokenizer import Tokenizer
-from tests.gateway.scripted import EOS, MODEL, TOKENIZER, ScriptedRouter, answer_of
+from alignedserve.types import InvalidRequest
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.test_gateway import ASKED, QUESTION, play, served
 
 CHAT = {"messages": QUESTION}
@@ -120,23 +120,81 @@ def test_what_cannot_be_followed_is_refused(fields: dict[str, Any], param: str, 
     play(scenario)
 
 
-def test_what_takes_too_long_is_refused_and_others_go_on_meanwhile() -> None:
-    may_go_on = threading.Event()
+# llguidance works on it for half a minute, and can't be asked to stop
+SLOW_PARTS = [{"type": "integer", "multipleOf": 131 + i} for i in range(500)]
+SLOW: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        f"p{i}": {"allOf": [part, {"type": "integer", "multipleOf": 137}]}
+        for i, part in enumerate(SLOW_PARTS)
+    },
+}
 
-    def slow() -> Tokenizer:
-        assert may_go_on.wait(30)
-        return TOKENIZER
 
+def test_what_takes_too_long_is_refused_and_ends_and_others_go_on_meanwhile() -> None:
     async def scenario() -> None:
-        grammars = Grammars(slow, MODEL.vocabulary.size, frozenset([EOS]))
-        model = replace(MODEL, grammars=grammars)
-        async with served(model=model, limits=Limits(grammar_timeout_s=0.5)) as at:
-            body = CHAT | {"structured_outputs": {"regex": "a"}}
+        async with served(limits=Limits(grammar_timeout_s=0.5)) as at:
+            body = CHAT | {"structured_outputs": {"json": SLOW}}
             asking = asyncio.create_task(at.post("/v1/chat/completions", body))
             assert (await at.post("/v1/chat/completions", CHAT)).status_code == 200
             response = await asking
             assert response.status_code == 400
             assert response.json()["error"]["message"] == "structured_outputs: not compiled within 0.5 s"
-            may_go_on.set()
+            # nothing is left of it that the next one would wait for
+            body = CHAT | {"structured_outputs": {"regex": "a"}}
+            assert (await at.post("/v1/chat/completions", body)).status_code == 200
+
+    play(scenario)
+
+
+def test_who_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "TURN_S", 0.2)
+
+    async def scenario() -> None:
+        async with served(limits=Limits(grammar_timeout_s=20)) as at:
+            quick = CHAT | {"structured_outputs": {"regex": "a"}}
+            # with which the process starts
+            assert (await at.post("/v1/chat/completions", quick)).status_code == 200
+            slow = CHAT | {"structured_outputs": {"json": SLOW}}
+            asking = asyncio.create_task(at.post("/v1/chat/completions", slow))
+            while (response := await at.post("/v1/chat/completions", quick)).status_code == 200:
+                # it came first; another one, which is not known yet
+                quick["structured_outputs"]["regex"] += "a"  # type: ignore[index]
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            asking.cancel()
+
+    play(scenario)
+
+
+def test_the_compiler_survives_what_kills_its_process_and_keeps_what_it_knows() -> None:
+    async def scenario() -> None:
+        async with contextlib.aclosing(Compiler(TOKENIZER, MODEL.vocabulary)) as compiler:
+            await compiler.prepare()
+            known = StructuredOutputsParams(regex="a+")
+            await compiler.check(known, 10)
+            assert compiler._process
+            compiler._process.kill()
+            await compiler._process.wait()
+            await compiler.check(known, 10)
+            with pytest.raises(InvalidRequest, match="structured_outputs.regex: too large to be compiled"):
+                await compiler.check(StructuredOutputsParams(regex="b+"), 10)
+            await compiler.check(StructuredOutputsParams(regex="c+"), 10)
+            # whoever leaves in the middle takes nobody's answer
+            asking = asyncio.create_task(compiler.check(StructuredOutputsParams(regex="("), 10))
+            await asyncio.sleep(0)
+            asking.cancel()
+            await compiler.check(StructuredOutputsParams(regex="d+"), 10)
+            process = compiler._process
+        assert process.returncode is not None
+
+    play(scenario)
+
+
+def test_a_model_without_text_has_no_grammars() -> None:
+    async def scenario() -> None:
+        compiler = Compiler(None, MODEL.vocabulary)
+        with pytest.raises(InvalidRequest, match="needs a tokenizer and an end of sequence"):
+            await compiler.check(StructuredOutputsParams(regex="a"), 1)
+        await compiler.aclose()
 
     play(scenario)

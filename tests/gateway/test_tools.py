@@ -6,9 +6,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import openai
+import pydantic
 import pytest
+from tokenizers import Tokenizer as Backend
 
-from alignedserve.gateway.tools import HermesReader, JsonReader, NamedReader, Read, Reader, Tool, structure_of
+from alignedserve.gateway.tools import Tool, structure_of
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
@@ -47,7 +50,7 @@ async def ask(said: str, is_stream: bool, template: str = TEMPLATE, **settings: 
     """(content, [(name, arguments)], finish_reason, what was submitted)"""
     async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(template)) as at:
         create: Any = at.client.chat.completions.create
-        done = await create(model="demo", **ASKED, **settings, stream=is_stream)
+        done = await create(model="demo", **(ASKED | settings), stream=is_stream)
         request = at.router.submitted[0].request
         if not is_stream:
             choice = done.choices[0]
@@ -60,8 +63,13 @@ async def ask(said: str, is_stream: bool, template: str = TEMPLATE, **settings: 
             choice = chunk.choices[0]
             content += choice.delta.content or ""
             for call in choice.delta.tool_calls or []:
-                assert call.id and call.type == "function" and call.index == len(named)
-                named[call.index] = (call.function.name, call.function.arguments)
+                if call.index not in named:
+                    assert call.id and call.type == "function" and call.index == len(named)
+                    named[call.index] = (call.function.name, "")
+                else:
+                    assert call.id is None and call.function.name is None
+                name, arguments = named[call.index]
+                named[call.index] = (name, arguments + call.function.arguments)
             reason = choice.finish_reason or reason
         return content or None, list(named.values()), reason, request
 
@@ -96,6 +104,160 @@ def test_a_call_that_has_to_be_made_is_a_structured_output(is_stream: bool) -> N
         found = await ask(said, is_stream, tool_choice=named)
         assert found[:3] == (None, [("weather", said)], "stop")
         follows(found[3].params.structured_outputs, said)
+
+    play(scenario)
+
+
+def test_a_call_is_streamed_while_it_is_written() -> None:
+    async def scenario() -> None:
+        router = ScriptedRouter(answer=answer_of(CALL))
+        ends = range(len(router.answer))
+        written = next(
+            end for end in ends if TOKENIZER.decode(router.answer[:end]).endswith('"arguments": {"city": "R')
+        )
+        async with served(router, model=model_with(TEMPLATE)) as at:
+            router.allow(written)
+            stream: Any = await at.client.chat.completions.create(model="demo", **ASKED, stream=True)
+            told: list[Any] = []
+            while not told or not told[-1].function.arguments.endswith("R"):
+                told += (await anext(stream)).choices[0].delta.tool_calls or []
+            assert told[0].id and told[0].function.name == "weather"
+            assert "".join(call.function.arguments for call in told) == '{"city": "R'
+            router.allow(None)
+            rest = [call async for chunk in stream for call in chunk.choices[0].delta.tool_calls or []]
+            assert len(rest) > 1 and "".join(call.function.arguments for call in rest) == 'ome"}'
+
+    play(scenario)
+
+
+def test_openais_client_puts_the_pieces_together() -> None:
+    class Weather(pydantic.BaseModel):
+        city: str
+
+    offered = openai.pydantic_function_tool(Weather, name="weather")
+
+    async def scenario() -> None:
+        said = f"One moment. {CALL}\n{CALL.replace('Rome', 'Oslo')}"
+        router = ScriptedRouter(answer=answer_of(said))
+        async with served(router, model=model_with(TEMPLATE)) as at:
+            stream = at.client.chat.completions.stream
+            async with stream(model="demo", messages=QUESTION, tools=[offered]) as events:  # type: ignore[list-item, call-overload]
+                done = await events.get_final_completion()
+            message = done.choices[0].message
+            calls = message.tool_calls or []
+            assert [call.function.parsed_arguments for call in calls] == [
+                Weather(city="Rome"),
+                Weather(city="Oslo"),
+            ]
+            assert (message.content, done.choices[0].finish_reason) == ("One moment. ", "tool_calls")
+            assert len({call.id for call in calls}) == 2
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("template", "right", "wrong"),
+    [
+        (
+            TEMPLATE,
+            ["Hm. " + CALL, f"{CALL}\n{OTHER}", "no call", "", "<tool_ca"],
+            [
+                CALL.replace('"Rome"', "5"),
+                CALL.replace("city", "town"),
+                CALL.replace("weather", "wealth"),
+                f"{OTHER} {CALL.replace('}', ', }', 1)}",
+            ],
+        ),
+        (
+            LLAMA_TEMPLATE,
+            [
+                '{"name": "weather", "parameters": {"city": "Rome"}}',
+                '[{"name": "clock", "parameters": {}}, {"name": "weather", "parameters": {"days": 5}}]',
+                " no call",
+                "",
+            ],
+            ['{"name": "weather", "parameters": {"town"', '{"name": "wealth"', '[{"name": "clock"}', "{}"],
+        ),
+    ],
+)
+def test_a_strict_function_is_called_as_its_schema_has_it(
+    template: str, right: list[str], wrong: list[str]
+) -> None:
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+
+    async def scenario() -> None:
+        found = await ask(right[0], True, template, tools=[strict, CLOCK])
+        assert [name for name, _ in found[1]] == ["weather"] and found[2] == "tool_calls"
+        for said in right:
+            follows(found[3].params.structured_outputs, said)
+        for said in wrong:
+            with pytest.raises(AssertionError):
+                follows(found[3].params.structured_outputs, said)
+        # with another format there is no room for one of calls
+        found = await ask("{}", False, template, tools=[strict], response_format={"type": "json_object"})
+        assert found[3].params.structured_outputs.kind == "json_object"
+
+    play(scenario)
+
+
+def test_one_call_at_most_is_one_call() -> None:
+    async def scenario() -> None:
+        for template, one, two in (
+            (TEMPLATE, f"Now: {CALL}", f"{CALL}\n{CALL}"),
+            (LLAMA_TEMPLATE, '{"name": "clock", "parameters": {}}', "["),
+        ):
+            found = await ask(one, False, template, parallel_tool_calls=False)
+            assert len(found[1]) == 1
+            # its arguments are any object: it is not strict
+            follows(found[3].params.structured_outputs, one.replace('"city"', '"town"'))
+            with pytest.raises(AssertionError):
+                follows(found[3].params.structured_outputs, two)
+
+    play(scenario)
+
+
+def test_a_strict_schema_that_is_none_is_named() -> None:
+    async def scenario() -> None:
+        bad = {"type": "function", "function": {"name": "x", "strict": True, "parameters": {"type": "?"}}}
+        async with served(model=model_with(TEMPLATE)) as at:
+            response = await at.post("/v1/chat/completions", ASKED | {"tools": [bad]})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "tools"), response.text
+            # what would be a rule in another kind of grammar is a description here
+            odd = {"type": "object", "description": "a ::= b"}
+            good = {"type": "function", "function": {"name": "x", "strict": True, "parameters": odd}}
+            response = await at.post("/v1/chat/completions", ASKED | {"tools": [good]})
+            assert response.status_code == 200, response.text
+
+    play(scenario)
+
+
+def test_tags_that_are_special_tokens_are_read_all_the_same() -> None:
+    spec = json.loads(TOKENIZER.backend.to_str())
+    names = [token["content"] for token in spec["added_tokens"] if token["special"] and token["id"] != EOS][
+        :2
+    ]
+    text = json.dumps(spec)
+    for old, new in zip(names, ("<tool_call>", "</tool_call>"), strict=True):
+        text = text.replace(json.dumps(old), json.dumps(new))
+    files = TokenizerFiles(Backend.from_str(text), {"eos_token": "<|end|>"}, {"default": TEMPLATE})
+    tokenizer = Tokenizer(files)
+    model = replace(MODEL, tokenizer=tokenizer)
+    said = [*tokenizer.encode(f"Now: {CALL}"), EOS]
+    assert len(said) < len(answer_of(f"Now: {CALL}"))
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+
+    async def scenario() -> None:
+        async with served(ScriptedRouter(answer=said), model=model) as at:
+            response = await at.post("/v1/chat/completions", ASKED | {"tools": [strict]})
+            assert response.status_code == 200, response.text
+            message = response.json()["choices"][0]["message"]
+            assert message["content"] == "Now: "
+            assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+            wanted = at.router.submitted[0].request.params.structured_outputs
+            assert wanted
+            matcher = Grammars(lambda: tokenizer, 384, frozenset([EOS])).matcher(wanted)
+            for end, token in enumerate(said):
+                assert matcher.allowed(said[:end])[token], tokenizer.decode(said[:end])
 
     play(scenario)
 
@@ -166,33 +328,6 @@ def test_what_cannot_be_called_is_named(
             assert at.router.submitted == []
 
     play(scenario)
-
-
-def read_all(reader: Reader, pieces: list[str]) -> Read:
-    read = Read()
-    for part in [*(reader.feed(piece) for piece in pieces), reader.end()]:
-        read.content += part.content
-        read.calls += part.calls
-    return read
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (HermesReader, f"a{CALL}\n\n{OTHER}b{OTHER}\nc<tool_"),
-        (HermesReader, "<tool_call>{broken</tool_call> and <tool_call>{}"),
-        (HermesReader, "<<tool_call>[1]</tool_call>"),
-        (JsonReader, '  [{"name": "x", "arguments": {}}]'),
-        (JsonReader, '{"name": "x"}'),
-        (JsonReader, " text"),
-        (lambda: NamedReader("x"), '{"a": 1'),
-    ],
-)
-def test_how_the_text_is_cut_makes_no_difference(kind: Any, text: str) -> None:
-    whole = read_all(kind(), [text])
-    assert read_all(kind(), list(text)) == whole
-    if not whole.calls:
-        assert whole.content == text
 
 
 def test_definitions_of_all_tools_are_kept_together() -> None:

@@ -70,6 +70,39 @@ def test_a_file_is_there_once_it_is_committed_and_gone_once_it_is_deleted() -> N
     play(scenario)
 
 
+def test_what_may_have_happened_may_be_tried_again_and_given_up() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        # the answer to a commit was lost, say: whoever uploads gives up, and the file is there
+        file = await a_file(store, b"ab")
+        await store.drop_chunks(file.id)
+        assert await store.chunk(file.id, 0) == b"ab"
+        # the answer to a new job was lost, and meanwhile somebody has begun it
+        job = await a_job(store, file)
+        lease = await store.acquire(job.id, "one", 10)
+        assert lease
+        begun = replace(job, status="in_progress")
+        assert await store.replace_job(job, begun, lease)
+        assert await store.add_job(job)
+        assert await store.job(job.id) == begun
+
+    play(scenario)
+
+
+def test_a_server_that_takes_no_writes_is_away() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        file = await a_file(store, b"ab")
+        # a replica that there is not; a full disk answers in the same way
+        await store._redis.config_set("min-replicas-to-write", 1)
+        with pytest.raises(StoreAway, match="NOREPLICAS"):
+            await store.put_chunk(new_file_id(), 0, b"x")
+        with pytest.raises(StoreAway, match="NOREPLICAS"):
+            await store.delete_file(file.id)
+        await store._redis.config_set("min-replicas-to-write", 0)
+        assert await store.delete_file(file.id) == "deleted"
+
+    play(scenario)
+
+
 def test_chunks_of_a_file_that_is_never_committed_lapse() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         file_id = new_file_id()

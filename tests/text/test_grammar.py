@@ -64,6 +64,14 @@ def test_whatever_may_come_is_right_in_the_end(grammars: Grammars, seed: int) ->
     assert has_ended and re.fullmatch("(yes|no)[abc]", text)
 
 
+def test_choices_may_be_thousands(grammars: Grammars) -> None:
+    choices = [str(number) for number in range(7000)]
+    for seed in range(10):
+        text, has_ended = walk(grammars, seed, choice=choices)
+        assert has_ended and text in choices
+    assert {walk(grammars, seed, choice=["1", "12"])[0] for seed in range(10)} == {"1", "12"}
+
+
 def test_a_matcher_that_begins_in_the_middle_goes_on_the_same(grammars: Grammars) -> None:
     wanted = StructuredOutputsParams(json=SCHEMA)
     output = TOKENIZER.encode('{"a": 12, "b": "x"}')
@@ -86,6 +94,9 @@ def test_a_matcher_that_begins_in_the_middle_goes_on_the_same(grammars: Grammars
         ({"json": "[" * 5000}, r"structured_outputs.json: recursion"),
         ({"regex": "(" * 5000}, r"structured_outputs.regex: "),
         ({"grammar": "start: " + "(" * 5000}, r"structured_outputs.grammar: .*nested"),
+        ({"regex": r"[^\s\S]"}, r"structured_outputs.regex: there is no output that it allows"),
+        ({"grammar": "start: start"}, r"structured_outputs.grammar: there is no output that it allows"),
+        ({"json": {"$ref": "#"}}, r"structured_outputs.json: there is no output that it allows"),
         ({"regex": "(a{1,1000}){1,1000}" * 9 + "b"}, None),
     ],
 )

@@ -1,0 +1,60 @@
+"""Room for lines that run: so many of them, and so many bytes. Whoever asks first is let in first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Room:
+    def __init__(self, max_num_lines: int, max_bytes: int) -> None:
+        self._max_num_lines = max_num_lines
+        self._max_bytes = max_bytes
+        self._num_lines = 0
+        self._num_bytes = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    async def enter(self, num_bytes: int) -> None:
+        """Waits until there is room; a line that needs more than all of it gets all of it."""
+        if not self._waiting and self._fits(num_bytes):
+            self._take(num_bytes)
+            return
+        place = asyncio.get_running_loop().create_future(), num_bytes
+        self._waiting.append(place)
+        try:
+            await place[0]
+        except asyncio.CancelledError:
+            if place[0].cancelled():
+                self._let_in()
+            else:
+                # it was let in, and has not heard of it
+                self.leave(num_bytes)
+            raise
+
+    def leave(self, num_bytes: int) -> None:
+        self._num_lines -= 1
+        self._num_bytes -= num_bytes
+        self._let_in()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._num_lines or self._num_bytes or self._waiting)
+
+    def _let_in(self) -> None:
+        while self._waiting:
+            entered, num_bytes = self._waiting[0]
+            if not entered.cancelled():
+                if not self._fits(num_bytes):
+                    return
+                self._take(num_bytes)
+                entered.set_result(None)
+            self._waiting.popleft()
+
+    def _fits(self, num_bytes: int) -> bool:
+        if self._num_lines == self._max_num_lines:
+            return False
+        return self._num_bytes == 0 or self._num_bytes + num_bytes <= self._max_bytes
+
+    def _take(self, num_bytes: int) -> None:
+        self._num_lines += 1
+        self._num_bytes += num_bytes

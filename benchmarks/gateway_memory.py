@@ -1,0 +1,212 @@
+"""What a gateway holds in memory while files and batch jobs go through it, beyond what it held before.
+
+A file of the largest size there may be is uploaded, validated, run a little, and cancelled; a job of the most lines
+there may be is run to its end, and its output downloaded. A stub engine answers each line at once, or at a rate at
+which as many lines as may be are in flight; the store is a real Redis. What is told is the highest resident size in
+each phase less that before the first one, in MiB.
+
+    python -m benchmarks.gateway_memory [--lines 50000] [--megabytes 200] [--rate 1e6] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from alignedserve import demo
+from alignedserve.config import EngineConfig
+from alignedserve.gateway.process import GatewayConfig, GatewayProcess
+from alignedserve.launch.ports import free_port
+from alignedserve.store.server import PrivateServer, find_server, locked
+from alignedserve.types import InstanceId
+from alignedserve.wire import RouterAddress
+from benchmarks.gateway import HOST, TOKEN, serve_stub
+
+ENDPOINT = "/v1/chat/completions"
+START_S = 60.0
+LOOK_S = 0.2
+# of the large file's lines, so many are answered before it is cancelled
+NUM_ANSWERED = 500
+# room for what is around the padding
+LINE_BYTES = 200
+OVER = ("completed", "cancelled", "failed", "expired")
+
+
+def _gateway(port: int, router_port: int, store_url: str) -> None:
+    address = RouterAddress(HOST, router_port, TOKEN)
+    engine = EngineConfig(str(demo.MODEL_DIR))
+    config = GatewayConfig(
+        InstanceId("gateway-0"), (address,), HOST, port, engine, "demo", store_url=store_url
+    )
+    GatewayProcess(config).run()
+
+
+def _stub(port: int, tokens_per_s: float) -> None:
+    asyncio.run(serve_stub(port, tokens_per_s))
+
+
+def lines_of(count: int, num_bytes: int) -> Iterator[bytes]:
+    """So many requests, together of so many bytes at most."""
+    padding = "x" * max(0, num_bytes // count - LINE_BYTES)
+    for number in range(count):
+        body = {"messages": [{"role": "user", "content": "How far?"}], "max_tokens": 2, "user": padding}
+        line = {"custom_id": f"q{number}", "method": "POST", "url": ENDPOINT, "body": body}
+        yield json.dumps(line).encode() + b"\n"
+
+
+@dataclass
+class Measured:
+    client: httpx.AsyncClient
+    pid: int
+    base_bytes: int = 0
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        # sets the peak back to what is held now
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        begun_s = time.perf_counter()
+        yield
+        peak = (self.resident("VmHWM") - self.base_bytes) / (1 << 20)
+        self.found |= {f"{name}_mib": round(peak, 1), f"{name}_s": round(time.perf_counter() - begun_s, 1)}
+        print(f"{name}: {peak:.1f} MiB", file=sys.stderr)
+
+    def resident(self, key: str) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(f"{key}:"))
+
+    async def upload(self, lines: Iterator[bytes]) -> str:
+        head = '--B\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n'
+
+        async def body() -> AsyncIterator[bytes]:
+            yield f"{head.format('purpose', '')}batch\r\n".encode()
+            yield head.format("file", '; filename="in.jsonl"').encode()
+            for line in lines:
+                yield line
+            yield b"\r\n--B--\r\n"
+
+        kind = {"Content-Type": "multipart/form-data; boundary=B"}
+        return str(_body(await self.client.post("/v1/files", content=body(), headers=kind))["id"])
+
+    async def submit(self, file_id: str) -> str:
+        asked = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
+        return str(_body(await self.client.post("/v1/batches", json=asked))["id"])
+
+    async def until(self, batch_id: str, *statuses: str, num_answered: int = 0) -> dict[str, Any]:
+        while True:
+            batch = _body(await self.client.get(f"/v1/batches/{batch_id}"))
+            if batch["status"] in statuses and batch["request_counts"]["completed"] >= num_answered:
+                return batch
+            if batch["status"] in OVER:
+                raise RuntimeError(f"the batch is {batch['status']}: {batch}")
+            await asyncio.sleep(LOOK_S)
+
+    async def download(self, file_id: str) -> int:
+        """Its lines."""
+        async with self.client.stream("GET", f"/v1/files/{file_id}/content") as response:
+            return sum([data.count(b"\n") async for data in response.aiter_bytes()])
+
+
+def _body(response: httpx.Response) -> dict[str, Any]:
+    response.raise_for_status()
+    found: dict[str, Any] = response.json()
+    return found
+
+
+async def measure(at: Measured, num_lines: int, num_bytes: int) -> None:
+    await _run_whole(at, 200, 200 * LINE_BYTES)
+    at.base_bytes = at.resident("VmRSS")
+    with at.phase("upload"):
+        large = await at.upload(lines_of(num_lines, num_bytes))
+    with at.phase("validate"):
+        batch_id = await at.submit(large)
+        await at.until(batch_id, "in_progress")
+    with at.phase("run_and_cancel"):
+        await at.until(batch_id, "in_progress", num_answered=min(NUM_ANSWERED, num_lines // 100))
+        _body(await at.client.post(f"/v1/batches/{batch_id}/cancel"))
+        await at.until(batch_id, "cancelled")
+    with at.phase("whole_job"):
+        output = await _run_whole(at, num_lines, num_lines * LINE_BYTES)
+    with at.phase("download"):
+        count = await at.download(output)
+    if count != num_lines:
+        raise RuntimeError(f"{count} lines came back, of {num_lines}")
+
+
+async def _run_whole(at: Measured, num_lines: int, num_bytes: int) -> str:
+    batch_id = await at.submit(await at.upload(lines_of(num_lines, num_bytes)))
+    return str((await at.until(batch_id, "completed"))["output_file_id"])
+
+
+@asynccontextmanager
+async def redis_running() -> AsyncIterator[str]:
+    with tempfile.TemporaryDirectory(prefix="redis-") as directory, locked(Path(directory)) as lock:
+        server = PrivateServer(find_server(), Path(directory), lock)
+        process = await server.start()
+        try:
+            yield server.url
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def run(num_lines: int, num_bytes: int, tokens_per_s: float) -> dict[str, Any]:
+    port, router_port = free_port(HOST), free_port(HOST)
+    context = multiprocessing.get_context("spawn")
+    async with redis_running() as store_url:
+        stub = context.Process(target=_stub, args=(router_port, tokens_per_s))
+        gateway = context.Process(target=_gateway, args=(port, router_port, store_url))
+        for process in (stub, gateway):
+            process.start()
+        try:
+            assert gateway.pid
+            async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120) as client:
+                await _until_up(client)
+                at = Measured(client, gateway.pid)
+                await measure(at, num_lines, num_bytes)
+            return {"lines": num_lines, "bytes": num_bytes} | at.found
+        finally:
+            for process in (gateway, stub):
+                process.terminate()
+                process.join(10)
+
+
+async def _until_up(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(START_S):
+        while True:
+            try:
+                if (await client.get("/health")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(LOOK_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lines", type=int, default=50_000)
+    parser.add_argument("--megabytes", type=int, default=200, help="of the file that is uploaded")
+    parser.add_argument("--rate", type=float, default=1e6, help="tokens/s that the stub says")
+    parser.add_argument("--out", help="append the JSON line to this file too")
+    args = parser.parse_args()
+    line = json.dumps(asyncio.run(run(args.lines, args.megabytes * 1_000_000, args.rate)))
+    print(line)
+    if args.out:
+        with open(args.out, "a") as file:
+            file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
