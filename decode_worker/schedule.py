@@ -298,7 +298,9 @@ class DecodeSchedule:
 
     def _growth(self, num_iterations: int) -> int:
         """Blocks that all who run, or will in a moment, need beyond what they hold."""
-        return sum(self._growth_of(members.values(), num_iterations) for members in (self._running, self._pulling))
+        return sum(
+            self._growth_of(members.values(), num_iterations) for members in (self._running, self._pulling)
+        )
 
     def _growth_of(self, members: Iterable[Member], num_iterations: int) -> int:
         """The sum of `_member_growth`, without its calls: in every iteration all members are asked."""

@@ -134,6 +134,7 @@ class BatchTable:
 
         Returns where each entry's outputs end among the step's.
         """
+        step.open()
         num_columns = int(self._num_blocks[batch.rows].max())
         table = step.host_block_table(len(batch.work), num_columns)
         table[:] = self._blocks[batch.rows, :num_columns]

@@ -58,6 +58,8 @@ class StepInputs:
         self._host_buffer = self._device_buffer if is_on_host else torch.zeros_like(
             self._device_buffer, device="cpu"
         ).pin_memory()  # fmt: skip
+        # what was filled in last has left the host buffers
+        self._uploaded = None if is_on_host else torch.cuda.Event()  # type: ignore[no-untyped-call]
 
         def view(name: str) -> torch.Tensor:
             return self._device_buffer[offsets[name] : offsets[name] + sizes[name]]
@@ -94,6 +96,12 @@ class StepInputs:
         self.num_rows = 0
         # leading sequences that compute one token
         self.num_decodes = 0
+
+    def open(self) -> None:
+        """Waits until the host buffers may be filled in. A step without outputs is launched and never waited for, and
+        the next one's upload comes after it."""
+        if self._uploaded is not None:
+            self._uploaded.synchronize()
 
     def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
         """[num_seqs, num_columns] to be filled in, whatever was there before. Comes before `commit`."""
@@ -165,6 +173,8 @@ class StepInputs:
         if self._device_buffer is not self._host_buffer:
             used = self._table_offset + num_seqs * self.num_columns
             self._device_buffer[:used].copy_(self._host_buffer[:used], non_blocking=True)
+            assert self._uploaded is not None
+            self._uploaded.record()
 
     @property
     def num_chunk_context(self) -> int:

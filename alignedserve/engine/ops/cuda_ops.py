@@ -82,9 +82,7 @@ class CudaOps(TorchOps):
     ) -> torch.Tensor:
         return layer_norm(_plain(x), weight, bias, eps)
 
-    def linear(
-        self, x: CudaValue, weight: TorchLinear, residual: CudaValue | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: CudaValue, weight: TorchLinear, residual: CudaValue | None = None) -> torch.Tensor:
         stream = None if residual is None else _plain(residual)
         rows = x.x if isinstance(x, Normed) else x
         if len(rows) == 1 and (weight.activation is not Activation.SILU_GATED or weight.bias is None):
