@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
-
-Number = TypeVar("Number", int, NDArray[np.uint64])
-
 _MASK = 2**64 - 1
 
 
-def mix64(x: Number) -> Number:
+def mix64(x: int) -> int:
     """splitmix64's finalizer: a bijection of 64-bit numbers that scatters neighbours."""
-    x = x & _MASK
+    x &= _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)

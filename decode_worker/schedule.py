@@ -194,17 +194,9 @@ class DecodeSchedule:
     def num_candidates(self) -> int:
         return len(self._candidates) + len(self._candidate_batch)
 
-    @property
-    def min_length(self) -> int:
-        return min((member.num_tokens for member in self._running.values()), default=0)
-
-    @property
-    def max_length(self) -> int:
-        return max((member.num_tokens for member in self._running.values()), default=0)
-
-    @property
-    def sum_lengths(self) -> int:
-        return sum(member.num_tokens for member in self._running.values())
+    def lengths(self) -> list[int]:
+        """Of all that run, in tokens."""
+        return [member.num_tokens for member in self._running.values()]
 
     def source_of(self, key: RequestKey) -> InstanceId | None:
         """Where to pull it from; of a request in a plan's pulls."""
@@ -257,12 +249,13 @@ class DecodeSchedule:
         return sorted(self._running.values(), key=order)
 
     def _run(self, plan: DecodePlan) -> None:
-        behind = []
-        for member in self._running.values():
-            if member.num_pending > 1:
+        behind, block_size = [], self.limits.block_size
+        for key, member in self._running.items():
+            num_tokens = member.num_tokens
+            if num_tokens - member.num_cached > 1:
                 behind.append(member)
-            elif self._grow(member, member.num_tokens):
-                plan.run.append(member.key)
+            elif num_tokens <= member.num_blocks * block_size or self._grow(member, num_tokens):
+                plan.run.append(key)
         budget = self.limits.max_num_batched_tokens - len(plan.run)
         for member in behind:
             count = min(member.num_pending, budget)
@@ -305,8 +298,21 @@ class DecodeSchedule:
 
     def _growth(self, num_iterations: int) -> int:
         """Blocks that all who run, or will in a moment, need beyond what they hold."""
-        members = (*self._running.values(), *self._pulling.values())
-        return sum(self._member_growth(member, num_iterations) for member in members)
+        return sum(
+            self._growth_of(members.values(), num_iterations) for members in (self._running, self._pulling)
+        )
+
+    def _growth_of(self, members: Iterable[Member], num_iterations: int) -> int:
+        """The sum of `_member_growth`, without its calls: in every iteration all members are asked."""
+        growth, num_more, block_size = 0, num_iterations - 1, self.limits.block_size
+        for member in members:
+            num_cached = member.num_tokens + num_more
+            if num_cached > member.max_cached:
+                num_cached = member.max_cached
+            missing = num_cached - member.num_blocks * block_size
+            if missing > 0:
+                growth += self._blocks_for(missing)
+        return growth
 
     def _member_growth(self, member: Member, num_iterations: int) -> int:
         num_cached = min(member.num_tokens + num_iterations - 1, member.max_cached)

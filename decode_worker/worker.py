@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Request
 from alignedserve.instance.config import TransferConfig
-from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
+from alignedserve.instance.requests import adopt, coming_news, complete, limits_of
 from alignedserve.instance.worker import Worker
 from alignedserve.messages import (
     Abort,
@@ -224,18 +224,18 @@ class DecodeWorker(Worker):
         work += [(self._requests[key], count) for key, count in plan.chunks]
         if not work:
             return []
-        outputs = self.engine.execute(work)
+        iteration = self.engine.launch(work)
+        # beside a GPU: all that needs no tokens
         self.schedule.sampled(plan.run)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
-        return [self._news(output) for output in outputs if says_something(output)]
-
-    def _news(self, output: TokenOutput) -> NewTokens:
-        key = key_of(output.request_id)
-        news = news_of(output, self._requests[key])
-        if output.finish_reason:
-            self.schedule.ended(key)
-            self._leave(key)
+        news = [coming_news(request) for request in iteration.requests]
+        # outputs beyond those have prompt_logprobs alone, which nobody asks an instance for
+        for one, output in zip(news, self.engine.finish(iteration), strict=False):
+            complete(one, output)
+            if output.finish_reason:
+                self.schedule.ended(one.key)
+                self._leave(one.key)
         return news
 
     # ---- reports ----------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class DecodeWorker(Worker):
     def _report(
         self, news: list[NewTokens], wants_evicted: list[RequestKey], duration_s: float
     ) -> DecodeReport:
-        schedule, changes = self.schedule, self._changes
+        schedule, changes, lengths = self.schedule, self._changes, self.schedule.lengths()
         return DecodeReport(
             news=news,
             admitted=changes.admitted,
@@ -252,10 +252,10 @@ class DecodeWorker(Worker):
             withdrawn=changes.withdrawn,
             num_free_blocks=schedule.num_free_blocks,
             num_running=schedule.num_running,
-            max_length=schedule.max_length,
-            sum_lengths=schedule.sum_lengths,
+            max_length=max(lengths, default=0),
+            sum_lengths=sum(lengths),
             duration_s=duration_s,
-            min_length=schedule.min_length,
+            min_length=min(lengths, default=0),
             moved=list(self._moved.values()),
         )
 

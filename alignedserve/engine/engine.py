@@ -46,6 +46,20 @@ class TokenOutput:
     error: Exception | None = None
 
 
+@dataclass
+class Iteration:
+    """One that has been launched. Nobody enters or leaves the batch until it is finished."""
+
+    launched: Launched
+    # those who get a token first, in the order of `requests`; tokens and what comes of them are filled in by `finish`
+    outputs: list[TokenOutput]
+
+    @property
+    def requests(self) -> list[Request]:
+        """Who gets a token, or an error instead."""
+        return self.launched.due.requests
+
+
 class Engine:
     def __init__(
         self,
@@ -180,14 +194,14 @@ class Engine:
         if not plan.work:
             self._check_progress(plan)
             return []
-        return self._run(plan.work)
+        return self.execute(plan.work)
 
     def execute(self, work: Work) -> list[TokenOutput]:
         """One iteration: computes so many tokens of these requests, which have joined. There must be blocks."""
-        return self._run(work)
+        return self.finish(self.launch(work))
 
-    def _run(self, work: Work) -> list[TokenOutput]:
-        """From launch to tokens a GPU computes; what needs no tokens is done meanwhile."""
+    def launch(self, work: Work) -> Iteration:
+        """The first half of `execute`, and all of it that needs no tokens: a GPU is left with work to do."""
         batch = self._table.batch(work)
         for entry in self._table.outgrown(batch):
             request, count = batch.work[entry]
@@ -195,9 +209,13 @@ class Engine:
         launched = self._runner.launch(self._table, batch)
         self._queues.is_decoding = batch.is_decode and len(batch.work) == len(self._queues.running)
         self._table.computed(batch)
-        outputs = self._announce(launched)
-        self._apply(batch.due, outputs, self._runner.finish(launched))
-        return outputs
+        return Iteration(launched, self._announce(launched))
+
+    def finish(self, iteration: Iteration) -> list[TokenOutput]:
+        """The second half: waits for the tokens, and ends requests."""
+        launched = iteration.launched
+        self._apply(launched.due, iteration.outputs, self._runner.finish(launched))
+        return iteration.outputs
 
     def check_idle(self) -> None:
         """Nothing is left of finished requests. Raises with both numbers otherwise."""

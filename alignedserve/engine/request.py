@@ -47,27 +47,32 @@ class Request:
     output_counts: dict[int, int] = field(default_factory=dict)
     # its row in the batch table while it runs
     row: int = -1
+    # of the prompt; asked for so often that numpy's own answer takes too long
+    num_prompt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.prompt)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt) + len(self.output)
+        return self.num_prompt + len(self.output)
 
     @property
     def num_pending(self) -> int:
         """Tokens whose KV is still to be computed: the prompt's rest, or the token sampled last."""
-        return len(self.prompt) + len(self.output) - self.num_computed
+        return self.num_prompt + len(self.output) - self.num_computed
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether the next tokens to be computed predict prompt tokens that logprobs were asked for."""
-        return self.params.prompt_logprobs is not None and self.num_computed < len(self.prompt) - 1
+        return self.params.prompt_logprobs is not None and self.num_computed < self.num_prompt - 1
 
     def num_outputs(self, count: int) -> int:
         """Of how many of the next `count` tokens, the last ones, hidden states are wanted."""
         return count if self.wants_prompt_logprobs else int(count == self.num_pending)
 
     def tokens(self, start: int, end: int) -> np.ndarray:
-        num_prompt = len(self.prompt)
+        num_prompt = self.num_prompt
         if end <= num_prompt:
             return self.prompt[start:end]
         output = np.array(self.output[max(start - num_prompt, 0) : end - num_prompt], dtype=np.int32)

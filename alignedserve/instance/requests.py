@@ -50,17 +50,26 @@ def news_of(
     output: TokenOutput, request: Request, prompt_logprobs: Sequence[TokenLogprobs] | None = None
 ) -> NewTokens:
     """`request` as it is after the token was appended; its prompt's log-probabilities, if they go out with it."""
-    tokens = [] if output.token_id is None else [output.token_id]
-    return NewTokens(
-        key=key_of(output.request_id),
-        first=len(request.output) - len(tokens),
-        tokens=tokens,
-        logprobs=logprobs_of(output),
-        finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
-        error=None if output.error is None else str(output.error),
-        prompt_logprobs=b"" if prompt_logprobs is None else pack([*map(plain, prompt_logprobs)]),
-    )
+    num_before = len(request.output) - (output.token_id is not None)
+    news = NewTokens(key_of(output.request_id), num_before, [])
+    complete(news, output)
+    if prompt_logprobs is not None:
+        news.prompt_logprobs = pack([*map(plain, prompt_logprobs)])
+    return news
+
+
+def coming_news(request: Request) -> NewTokens:
+    """Of the next token, which is not known yet: `complete` follows."""
+    return NewTokens(key_of(request.request_id), len(request.output), [])
+
+
+def complete(news: NewTokens, output: TokenOutput) -> None:
+    if output.token_id is not None:
+        news.tokens.append(output.token_id)
+    if output.logprobs or output.finish_reason:
+        news.logprobs = logprobs_of(output)
+        news.finish_reason, news.stop_reason = output.finish_reason, output.stop_reason
+        news.error = None if output.error is None else str(output.error)
 
 
 def logprobs_of(output: TokenOutput) -> list[PlainLogprobs]:

@@ -178,7 +178,7 @@ class SimDecode(SimInstance):
             del self.sequences[sequence.key]
 
     def _report(self, wants_evicted: list[RequestKey]) -> None:
-        notes, schedule = self._notes, self.schedule
+        notes, schedule, lengths = self._notes, self.schedule, self.schedule.lengths()
         report = DecodeReport(
             news=notes.news,
             admitted=notes.admitted,
@@ -187,10 +187,10 @@ class SimDecode(SimInstance):
             withdrawn=notes.withdrawn,
             num_free_blocks=schedule.num_free_blocks,
             num_running=schedule.num_running,
-            max_length=schedule.max_length,
-            sum_lengths=schedule.sum_lengths,
+            max_length=max(lengths, default=0),
+            sum_lengths=sum(lengths),
             duration_s=notes.duration_s,
-            min_length=schedule.min_length,
+            min_length=min(lengths, default=0),
         )
         self._notes = Notes()
         if report != self._last_report:

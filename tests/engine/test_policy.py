@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.engine.policy import FcfsPolicy, Limits, Queues
+from alignedserve.engine.policy import FcfsPolicy, Limits, Plan, Queues
 from alignedserve.engine.request import Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
@@ -35,7 +35,7 @@ class FakeEngine:
         self.queues.waiting.append(request)
 
     def step(self) -> None:
-        queues, plan = self.queues, self.policy.plan(self.queues, self.num_free)
+        queues, plan = self.queues, self._plan()
         for request in plan.evict:
             queues.running.remove(request)
             queues.preempted.append(request)
@@ -50,6 +50,15 @@ class FakeEngine:
         assert len(queues.running) <= self.limits.max_num_seqs
         for request, count in plan.work:
             self._compute(request, count)
+
+    def _plan(self) -> Plan:
+        """The shorter way that there is for decodes comes to the same."""
+        queues = self.queues
+        queues.is_decoding = False
+        plan = self.policy.plan(queues, self.num_free)
+        queues.is_decoding = all(request.num_pending == 1 for request in queues.running)
+        assert self.policy.plan(queues, self.num_free) == plan
+        return plan
 
     def _compute(self, request: Request, count: int) -> None:
         assert 0 < count <= min(request.num_pending, self.limits.max_prefill_chunk)

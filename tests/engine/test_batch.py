@@ -1,0 +1,69 @@
+"""Batches of adopted requests, whose caller says what is computed when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.request import Request
+from alignedserve.types import RequestId
+from tests.engine.helpers import greedy_params, make_engine
+from tests.tiny_models import greedy, prompts
+
+FAMILY = "llama-gqa-tied"
+
+
+@pytest.fixture
+def directory(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model(FAMILY)
+
+
+def adopt(engine: Engine, directory: Path, number: int, num_output: int) -> Request:
+    """One that has got so many tokens elsewhere, and whose KV is still to be computed."""
+    output = greedy(directory)[number][:num_output]
+    request = engine.adopt(RequestId(f"r{number}"), prompts()[number], greedy_params(), 0, output)
+    assert request is not None
+    engine.join(request)
+    return request
+
+
+def test_one_that_catches_up_token_by_token_takes_its_own_and_not_its_last(directory: Path) -> None:
+    engine = make_engine(directory)
+    request = adopt(engine, directory, 2, num_output=6)
+    for _ in range(request.num_pending + 5):
+        engine.execute([(request, 1)])
+    assert request.output == greedy(directory)[2][:12]
+    engine.release(request)
+
+
+def test_the_same_batch_in_other_rows_is_another_one(directory: Path) -> None:
+    engine = make_engine(directory)
+    both = [adopt(engine, directory, number, num_output=1) for number in (2, 3)]
+    engine.execute([(request, request.num_pending) for request in both])
+    for _ in range(8):
+        engine.execute([(request, 1) for request in both])
+        rows = [request.row for request in both]
+        for request in both:
+            engine.part(request)
+        for request in both:
+            engine.join(request)
+        assert [request.row for request in both] == rows[::-1]
+    assert [request.output for request in both] == [greedy(directory)[number][:10] for number in (2, 3)]
+    for request in both:
+        engine.release(request)
+
+
+def test_decodes_beside_chunks_get_their_tokens(directory: Path) -> None:
+    """In any order: those that decode are computed first."""
+    engine = make_engine(directory)
+    early, late = adopt(engine, directory, 2, num_output=1), adopt(engine, directory, 6, num_output=1)
+    engine.execute([(early, early.num_pending)])
+    while late.num_pending > 1:
+        engine.execute([(late, min(late.num_pending, 9)), (early, 1)])
+    for request, number in ((early, 2), (late, 6)):
+        assert request.output == greedy(directory)[number][: len(request.output)]
+        engine.release(request)
+    assert len(late.output) == 2 and len(early.output) > 7

@@ -1,0 +1,94 @@
+"""The CUDA backend through the whole engine: on a GPU if there is one, else in Triton's interpreter.
+
+That takes a hundred times as long as the other backends, so outputs are short here, and prompts few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.policy import FcfsPolicy, IterationPolicy
+from alignedserve.sampling_params import SamplingParams
+from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, run, tokens
+from tests.tiny_models import VOCAB_SIZE, greedy, prompts
+
+Directory = Callable[[str], Path]
+NUM_NEW = 8
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def triton_engine(directory: Path, policy: type[IterationPolicy] = FcfsPolicy, **options: Any) -> Engine:
+    return make_engine(
+        directory, policy, attention_backend="triton", device=DEVICE, dtype="float32", **options
+    )
+
+
+def chosen(numbers: Sequence[int]) -> list[list[int]]:
+    return [prompts()[number] for number in numbers]
+
+
+def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
+    """transformers' tokens."""
+    return [greedy(directory)[number][:NUM_NEW] for number in numbers]
+
+
+@pytest.mark.parametrize("family", ["llama-gqa-tied", "opt", "qwen3", "mistral-window"])
+def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: str) -> None:
+    """Prompts longer and shorter than a chunk, and than the window of 24."""
+    directory, numbers = tiny_model(family), (1, 5)
+    engine = triton_engine(directory, max_prefill_chunk=16)
+    assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
+
+
+@pytest.mark.parametrize("options", [{"block_size": 8}, {"max_num_batched_tokens": 20}], ids=str)
+def test_preemption_at_every_step_changes_nothing(tiny_model: Directory, options: dict[str, Any]) -> None:
+    directory, numbers = tiny_model("llama-gqa-tied"), (1, 4)
+    engine = triton_engine(directory, EvictEveryStep, **options)
+    assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
+
+
+def random_params() -> list[SamplingParams]:
+    each: list[dict[str, Any]] = [
+        {},
+        {"top_k": 20},
+        {"top_p": 0.9, "temperature": 1.5},
+        {"min_p": 0.05},
+        {"top_k": 5, "top_p": 0.8, "min_p": 0.01, "temperature": 0.7},
+        {"temperature": 0},
+        {"logit_bias": {3: 2.0, 5: -3.0}, "top_p": 0.5},
+        {"repetition_penalty": 1.3, "logprobs": 2},
+    ]
+    common = {"temperature": 1.0, "max_tokens": 4, "ignore_eos": True}
+    return [SamplingParams(**common | changes, seed=seed) for seed, changes in enumerate(each)]
+
+
+@pytest.mark.parametrize("kinds", [slice(0, 1), slice(0, 8)], ids=["temperature alone", "all"])
+def test_random_tokens_equal_those_of_plain_torch(tiny_model: Directory, kinds: slice) -> None:
+    directory, params = tiny_model("llama-gqa-tied"), random_params()[kinds]
+    some = [prompts()[1]] * len(params)
+    plain = make_engine(directory, attention_backend="torch")
+    assert tokens(run(triton_engine(directory), some, params)) == tokens(run(plain, some, params))
+
+
+def test_broken_logits_end_their_request_alone(tiny_model: Directory) -> None:
+    engine = triton_engine(tiny_model("llama-gqa-tied"))
+    model = engine._runner._model
+    plain = model.logits
+
+    def broken(rows: torch.Tensor) -> torch.Tensor:
+        logits = plain(rows)
+        logits[0, VOCAB_SIZE // 2] = float("nan")
+        return logits
+
+    model.logits = broken  # type: ignore[method-assign]
+    params = [SamplingParams(seed=1, top_k=9, max_tokens=2, ignore_eos=True)] * 2
+    lost, other = run(engine, chosen([1, 2]), params)
+    assert [event.finish_reason for event in lost] == ["error"]
+    # then it is alone, and its row the first
+    assert [event.finish_reason for event in other] == [None, "error"]
