@@ -61,7 +61,6 @@ class StepInputs:
         self._host_buffer = self._device_buffer if is_on_host else torch.zeros_like(
             self._device_buffer, device="cpu"
         ).pin_memory()  # fmt: skip
-        # what was filled in last has left the host buffers
 
         def view(name: str) -> torch.Tensor:
             return self._device_buffer[offsets[name] : offsets[name] + sizes[name]]
