@@ -97,8 +97,8 @@ class StepInputs:
         self._sent = None if is_on_host else torch.cuda.Event()  # type: ignore[no-untyped-call]
         # sizes that a step of decodes is filled up to, ascending: those that there are CUDA graphs for
         self.padded_sizes: list[int] = []
-        # tokens with those that fill up
-        self.num_rows = 0
+        # rows beyond the tokens that fill the step up
+        self.num_padding = 0
         # leading sequences that compute one token
         self.num_decodes = 0
 
@@ -118,6 +118,11 @@ class StepInputs:
 
     def output_rows(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.is_decode else x[self.outputs[: self.num_outputs].long()]
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens, and what fills them up."""
+        return self.num_tokens + self.num_padding
 
     @property
     def is_decode(self) -> bool:
@@ -151,16 +156,17 @@ class StepInputs:
         """Rows that write nothing and attend to nothing."""
         num = self.num_seqs
         self.host.query_start[0] = 0
-        self.num_rows = next((size for size in self.padded_sizes if size >= num), num)
-        padding = slice(num, self.num_rows)
+        size = next((size for size in self.padded_sizes if size >= num), num)
+        self.num_padding = size - num
+        padding = slice(num, size)
         self.host.token_ids[padding] = 0
         self.host.positions[padding] = 0
         self.host.slots[padding] = -1
         self.host.context_len[padding] = 0
-        self.host.query_start[num + 1 : self.num_rows + 1] = np.arange(num + 1, self.num_rows + 1)
+        self.host.query_start[num + 1 : size + 1] = np.arange(num + 1, size + 1)
 
     def _count_decodes(self) -> None:
-        self.num_rows = self.num_tokens
+        self.num_padding = 0
         lengths = np.diff(self.host.query_start[: self.num_seqs + 1])
         is_chunk = np.flatnonzero(lengths != 1)
         self.num_decodes = first = int(is_chunk[0]) if len(is_chunk) else self.num_seqs
