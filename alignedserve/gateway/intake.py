@@ -10,11 +10,13 @@ from alignedserve.gateway.answers import ChatAnswer, CompletionAnswer
 from alignedserve.gateway.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service
 from alignedserve.gateway.structure import check_structure
 from alignedserve.gateway.tools import readable, reader_of
+from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.sampling_params import SamplingParams
 
 
@@ -25,6 +27,7 @@ class Intake:
     model: ServedModel
     islands: Islands
     limits: Limits = field(default_factory=Limits)
+    lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
 
     async def completion(self, body: CompletionBody, service: Service) -> tuple[Generation, CompletionAnswer]:
         params = await self._params(body, len(body.prompts))
@@ -38,7 +41,7 @@ class Intake:
             num_given=body.n or 1,
             echoes=[self.model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
         )
-        return self._generation(prompts, params, service), answer
+        return await self._generation(prompts, params, service), answer
 
     async def chat(self, body: ChatBody, service: Service) -> tuple[Generation, ChatAnswer]:
         params = await self._params(body, num_prompts=1)
@@ -51,7 +54,7 @@ class Intake:
         answer = ChatAnswer(
             self.model, int(time.time()), bool(body.logprobs), service.name, new_reader=new_reader
         )
-        return self._generation(prompts, params, service), answer
+        return await self._generation(prompts, params, service), answer
 
     async def _params(self, body: CompletionBody | ChatBody, num_prompts: int) -> SamplingParams:
         self.model.check_name(body.model)
@@ -60,10 +63,11 @@ class Intake:
         await check_structure(self.model, self.limits, params, body.structure_name)
         return params
 
-    def _generation(
+    async def _generation(
         self, prompts: Sequence[list[int]], params: SamplingParams, service: Service
     ) -> Generation:
         for prompt in prompts:
             self.limits.check_prompt(len(prompt))
             self.model.check(prompt, params)
-        return Generation(self.islands, self.model, prompts, params, service)
+        predictions = await self.lengths.predict(prompts, params, service.tier)
+        return Generation(self.islands, self.model, prompts, params, service, predictions)

@@ -24,11 +24,14 @@ from alignedserve.gateway.files import file_routes
 from alignedserve.gateway.intake import Intake
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.keys import Keys
+from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.telemetry import Telemetry, Traces
+from alignedserve.lengths.config import LengthConfig
 from alignedserve.logs import set_up_logging
+from alignedserve.store import Store
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, stop_on_sigterm
@@ -56,6 +59,7 @@ class GatewayConfig:
     # where files and batch jobs are kept; without it there are none
     store_url: str = ""
     batches: BatchConfig = field(default_factory=BatchConfig)
+    lengths: LengthConfig = field(default_factory=LengthConfig)
     # one of logs.FORMATS
     log_format: str = "text"
     # None: stderr
@@ -67,7 +71,8 @@ class GatewayConfig:
 class GatewayProcess:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self.telemetry = Telemetry(_traces(config))
+        self._lengths = Lengths(config.lengths)
+        self.telemetry = Telemetry(_traces(config), self._lengths.ended)
         self._islands = Islands(
             config.routers, config.instance_id, config.fingerprint, self.telemetry, self.drain
         )
@@ -82,24 +87,40 @@ class GatewayProcess:
         set_up_logging(self._config.log_format, path=self._config.log_file)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
         model.grammars.prepare()
+        self._lengths.prepare(model)
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock))
 
     async def serve(self, model: ServedModel, sock: socket.socket) -> None:
-        intake = Intake(model, self._islands, self._config.limits)
-        async with self._batches(intake) as routers:
+        self._lengths.prepare(model)
+        intake = Intake(model, self._islands, self._config.limits, self._lengths)
+        async with (
+            self._store() as store,
+            self._lengths.running(model.name, store),
+            self._batches(intake, store) as routers,
+        ):
             routers.append(metrics_route(self.telemetry.metrics, self._islands, self._count_jobs))
             app = create_app(intake, self.doors, Keys(self._config.key_digests), routers)
             await self._serve(app, sock)
 
     @contextlib.asynccontextmanager
-    async def _batches(self, intake: Intake) -> AsyncIterator[list[APIRouter]]:
-        """They run meanwhile."""
+    async def _store(self) -> AsyncIterator[Store | None]:
         if not self._config.store_url:
+            yield None
+            return
+        store = RedisStore(self._config.store_url)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    @contextlib.asynccontextmanager
+    async def _batches(self, intake: Intake, store: Store | None) -> AsyncIterator[list[APIRouter]]:
+        """They run meanwhile."""
+        if store is None:
             yield []
             return
         owner = f"{self._config.instance_id}-{os.getpid()}"
-        store = RedisStore(self._config.store_url)
         runner = BatchRunner(store, LineAnswers(intake).ask, intake.model.name, owner, self._config.batches)
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
@@ -108,7 +129,6 @@ class GatewayProcess:
         finally:
             runner.stop(0)
             await running
-            await store.close()
 
     async def _count_jobs(self) -> Mapping[str, int]:
         return self._runner[0].num_open_jobs if self._runner else {}

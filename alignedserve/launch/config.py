@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Annotated
 
+from alignedserve.lengths.config import KINDS, MAX_ENTRIES
 from alignedserve.logs import FORMATS
 
 
@@ -39,6 +40,13 @@ class ServeConfig:
         str | None, "directory of the private Redis [default: ~/.local/state/alignedserve]"
     ] = None
     batch_max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
+    length_predictor: Annotated[
+        str, "what foresees how long answers will be: hash, sentence (embeddings) or none"
+    ] = "hash"
+    length_predictor_model: Annotated[
+        str | None, "of sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
+    ] = None
+    length_predictor_entries: Annotated[int, "past prompts that the length predictor keeps"] = MAX_ENTRIES
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
     log_format: Annotated[str, "text or json, a line each, with the request's id"] = "text"
     log_file: Annotated[str | None, "for the gateway's log [default: stderr, by way of Ray]"] = None
@@ -57,6 +65,9 @@ class ServeConfig:
             )
         _in_range("port", self.port, 1, 65535)
         _in_range("batch_max_num_lines", self.batch_max_num_lines, 1, 65536)
+        if self.length_predictor not in KINDS:
+            raise ValueError(f"length_predictor={self.length_predictor!r}: must be one of {', '.join(KINDS)}")
+        _in_range("length_predictor_entries", self.length_predictor_entries, 1, 1 << 20)
         if self.log_format not in FORMATS:
             raise ValueError(f"log_format={self.log_format!r}: must be one of {', '.join(FORMATS)}")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):

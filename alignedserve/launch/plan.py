@@ -15,6 +15,7 @@ from alignedserve.gateway.process import GatewayConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
 from alignedserve.launch.config import ServeConfig
+from alignedserve.lengths.config import LengthConfig
 from alignedserve.models.locate import Location
 from alignedserve.transport.choose import choose_link
 from alignedserve.types import InstanceId
@@ -130,6 +131,11 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         shutdown_timeout_s=asked.serve.shutdown_timeout,
         store_url=store_url,
         batches=BatchConfig(asked.serve.batch_max_num_lines),
+        lengths=LengthConfig(
+            asked.serve.length_predictor,
+            asked.serve.length_predictor_model,
+            asked.serve.length_predictor_entries,
+        ),
         log_format=asked.serve.log_format,
         log_file=asked.serve.log_file,
         otlp_endpoint=asked.serve.otlp_endpoint,
