@@ -124,6 +124,8 @@ class Submit(Message):
     request: Request
     # tokens that the client has already (after a router's death): they are not sent again
     delivered: list[int] = []
+    # output tokens that it will have, the delivered ones included, as far as can be foreseen; 0: unknown
+    predicted_len: int = 0
 
 
 class Abort(Message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from alignedserve.lengths.forecast import Forecast
 from alignedserve.messages import Request, Work
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 
@@ -60,6 +61,8 @@ class Entry:
     # what the pool has of it: the KV of its first tokens, and blocks for more
     num_cached: int = 0
     blocks: list[PoolBlockId] = field(default_factory=list)
+    # of its length; grows when it is exceeded
+    forecast: Forecast = field(default_factory=Forecast)
     # (state, seconds since the router took it) for each state that it entered
     timeline: list[tuple[str, float]] = field(default_factory=list)
     _taken_s: float = 0.0

@@ -173,6 +173,8 @@ class Life:
                 # a prefill instance may still be saving it
                 is_forgotten = self.fleet.decode(sender) is not None
                 self.end(entry, gone_from=sender if is_forgotten else None)
+            else:
+                entry.forecast.advance(len(entry.output), self.now)
 
     def at(self, key: RequestKey, place: InstanceId, *states: State) -> Entry | None:
         """The request, if it is there in one of these states: messages cross."""

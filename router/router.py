@@ -6,6 +6,7 @@ request goes through is in life.py; the two directions are prefill.py and decode
 
 from __future__ import annotations
 
+from alignedserve.lengths.forecast import Forecast
 from alignedserve.messages import (
     Abort,
     AnyMessage,
@@ -138,7 +139,11 @@ class Router:
         if refusal:
             life.send(gateway, Rejected(request.key, *refusal))
             return
-        entry = Entry(request, gateway, State.QUEUED, life.now, output=list(submit.delivered))
+        forecast = Forecast(submit.predicted_len)
+        forecast.advance(len(submit.delivered), life.now)
+        entry = Entry(
+            request, gateway, State.QUEUED, life.now, output=list(submit.delivered), forecast=forecast
+        )
         life.entries[entry.key] = entry
         if stored := self._orphans.claim(entry.key):
             entry.blocks = stored.blocks

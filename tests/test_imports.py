@@ -44,7 +44,7 @@ INSTANCE = BASE | {"alignedserve.engine", "alignedserve.instance", "alignedserve
 SCHEDULES = {"prefill_worker.schedule", "decode_worker.schedule"}
 # What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.
 MAY_IMPORT = {
-    "router": BASE | {"kvpool.segment"},
+    "router": BASE | {"alignedserve.lengths.forecast", "kvpool.segment"},
     "kvpool": BASE,
     "prefill_worker": INSTANCE,
     "decode_worker": INSTANCE,
@@ -53,7 +53,9 @@ MAY_IMPORT = {
     "alignedserve/wire": BASE,
     "alignedserve/gateway": BASE
     | {"alignedserve", "alignedserve.engine.choices", "alignedserve.engine.validate"}
-    | {"alignedserve.models.locate", "alignedserve.text", "alignedserve.batch", "alignedserve.store"},
+    | {"alignedserve.models.locate", "alignedserve.text", "alignedserve.batch", "alignedserve.store"}
+    | {"alignedserve.lengths"},
+    "alignedserve/lengths": BASE,
     "alignedserve/batch": BASE | {"alignedserve.store"},
     "alignedserve/store": BASE,
     "alignedserve/sim": BASE

@@ -13,6 +13,7 @@ _COMMANDS = {
     "batch": "alignedserve.cli.batch",
     "bench": "alignedserve.cli.bench",
     "serve": "alignedserve.cli.serve",
+    "predict-lengths": "alignedserve.cli.predict_lengths",
 }
 
 

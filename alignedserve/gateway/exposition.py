@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from alignedserve.gateway.errors import ApiError
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.metrics import Metrics
+from alignedserve.lengths.prediction import SOURCES
 from alignedserve.messages import Cluster, Part
 
 PREFIX = "alignedserve:"
@@ -89,7 +90,12 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
         "slo",
         "met",
     )
+    predictions = _counter(
+        "length_predictions", "Requests, and what their length was predicted from.", "tier", "source"
+    )
     for tier, of in metrics:
+        for source in (*SOURCES, "none"):
+            predictions.add_metric([tier, source], of.predicted_by[source])
         prompts.add_metric([tier], of.num_prompt_tokens)
         outputs.add_metric([tier], of.num_output_tokens)
         for reason in sorted({*SUCCESSES, *of.ended} - {"abort", "error", "rejected"}):
@@ -99,7 +105,7 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
         for slo in ("ttft", "tbt", "deadline"):
             for is_met in (True, False):
                 objectives.add_metric([tier, slo, str(is_met).lower()], of.objectives[slo, is_met])
-    yield from (prompts, outputs, successes, failures, objectives)
+    yield from (prompts, outputs, successes, failures, objectives, predictions)
     again = _counter("requests_resubmitted", "Requests that their router lost by dying, and that went on.")
     again.add_metric([], metrics.num_resubmitted)
     yield again
@@ -128,6 +134,10 @@ HISTOGRAMS = {
     "request_decode_time_seconds": ("From the first token to the last.", "decode_time"),
     "request_prompt_tokens": ("Tokens of each prompt.", "prompt_len"),
     "request_generation_tokens": ("Tokens that each request generated.", "output_len"),
+    "length_prediction_relative_error": (
+        "Difference of predicted and true length over the true one, of each request.",
+        "length_error",
+    ),
 }
 
 

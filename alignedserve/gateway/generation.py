@@ -15,6 +15,7 @@ from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service
 from alignedserve.gateway.text_stream import TextStream
+from alignedserve.lengths.prediction import Prediction
 from alignedserve.logs import request_id
 from alignedserve.messages import NewTokens, Rejected, Request
 from alignedserve.prompt_logprobs import TokenLogprobs
@@ -73,6 +74,8 @@ class Generation:
     structure_name: str = "structured_outputs"
     # False: only what is known with the first token is of interest, and not that token
     gives_output: bool = True
+    # of the length of each prompt's answers
+    predictions: Sequence[Prediction | None] = ()
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -82,10 +85,11 @@ class Generation:
     def start(self) -> None:
         """Raises ApiError when there is no router."""
         one = replace(self.params, n=1)
-        for prompt in self.prompts:
+        predictions = self.predictions or [None] * len(self.prompts)
+        for prompt, prediction in zip(self.prompts, predictions, strict=True):
             seed = random.randint(0, MAX_SEED) if self.params.seed is None else self.params.seed
             for n in range(self.params.n):
-                self._open(prompt, one, child_seed(seed, n))
+                self._open(prompt, one, child_seed(seed, n), prediction)
 
     def close(self) -> None:
         """Aborts what has not ended. Safe to repeat."""
@@ -106,7 +110,9 @@ class Generation:
                 num_unfinished -= delta.finish_reason is not None
                 yield delta
 
-    def _open(self, prompt: list[int], params: SamplingParams, seed: int) -> None:
+    def _open(
+        self, prompt: list[int], params: SamplingParams, seed: int, prediction: Prediction | None
+    ) -> None:
         index = len(self._choices)
         request = Request(
             key=_new_key(),
@@ -121,7 +127,7 @@ class Generation:
             request_id=request_id.get() or "",
         )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
-        self.islands.open(request, lambda news: self._news.put_nowait((index, news)))
+        self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
 
     def _delta(self, index: int, news: News) -> Delta | None:
         """None for what comes after a stop string."""

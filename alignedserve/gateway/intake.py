@@ -11,12 +11,14 @@ from alignedserve.gateway.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.compiler import Compiler
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.service import Service
 from alignedserve.gateway.structure import check_structure
 from alignedserve.gateway.tooling import Tooling, tooling_of
 from alignedserve.gateway.tools import readable
+from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.sampling_params import SamplingParams
 
 
@@ -28,13 +30,14 @@ class Intake:
     islands: Islands
     compiler: Compiler
     limits: Limits = field(default_factory=Limits)
+    lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
 
     async def completion(self, body: CompletionBody, service: Service) -> tuple[Generation, CompletionAnswer]:
         with body.naming():
             params = await self._params(body, len(body.prompts))
             prompts = [await self.model.prompt_ids(prompt) for prompt in body.prompts]
             gives_output = not body.is_only_echo
-            generation = self._generation(prompts, params, service, body.structure_name, gives_output)
+            generation = await self._generation(prompts, params, service, body.structure_name, gives_output)
         answer = CompletionAnswer(
             self.model,
             int(time.time()),
@@ -55,7 +58,7 @@ class Intake:
             variables = body.template_variables | tooling.variables
             prompts = [await self.model.chat_ids(readable(body.messages), variables)]
             name = _structure_name(body, params, tooling)
-            generation = self._generation(prompts, params, service, name)
+            generation = await self._generation(prompts, params, service, name)
         answer = ChatAnswer(
             self.model,
             int(time.time()),
@@ -81,7 +84,7 @@ class Intake:
         await check_structure(self.compiler, self.limits, params, _structure_name(body, params, tooling))
         return params
 
-    def _generation(
+    async def _generation(
         self,
         prompts: Sequence[list[int]],
         params: SamplingParams,
@@ -92,7 +95,10 @@ class Intake:
         for prompt in prompts:
             self.limits.check_prompt(len(prompt), params)
             self.model.check(prompt, params)
-        return Generation(self.islands, self.model, prompts, params, service, structure_name, gives_output)
+        predictions = await self.lengths.predict(prompts, params, service.tier)
+        return Generation(
+            self.islands, self.model, prompts, params, service, structure_name, gives_output, predictions
+        )
 
 
 def _structure_name(body: CompletionBody | ChatBody, params: SamplingParams, tooling: Tooling) -> str:

@@ -175,7 +175,7 @@ class Island:
     def _submit(self, entry: Open) -> None:
         entry.watch.submitted(is_again=entry.num_submitted > 0)
         entry.num_submitted += 1
-        self._link.send(Submit(entry.request, list(entry.delivered)))
+        self._link.send(Submit(entry.request, list(entry.delivered), entry.watch.predicted_len))
 
     def _news(self, news: NewTokens, now: float) -> None:
         entry = self._open.get(news.key)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry import Telemetry
+from alignedserve.lengths.prediction import Prediction
 from alignedserve.messages import Cluster, Request
 from alignedserve.types import InstanceId, RequestKey
 from alignedserve.wire import RouterAddress
@@ -34,9 +35,11 @@ class Islands:
         for island in self._islands:
             island.stop()
 
-    def open(self, request: Request, tell: Callable[[News], None]) -> None:
-        """See Island.open."""
-        self._best(self._islands).open(request, tell, self._telemetry.opened(request))
+    def open(
+        self, request: Request, tell: Callable[[News], None], prediction: Prediction | None = None
+    ) -> None:
+        """See Island.open. `prediction`: of its length."""
+        self._best(self._islands).open(request, tell, self._telemetry.opened(request, prediction))
 
     def close(self, key: RequestKey, reason: str = "abort") -> None:
         """Nobody waits for it any more: the client has gone, or (`stop`) has all it wants. Safe to repeat."""

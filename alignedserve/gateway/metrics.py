@@ -23,6 +23,8 @@ REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+# of a predicted length, relative to the true one
+RELATIVE_ERROR = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 TOKENS = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2, 5))
 
 
@@ -58,10 +60,13 @@ class TierMetrics:
         self.decode_time = Histogram(REQUEST_S)
         self.prompt_len = Histogram(TOKENS)
         self.output_len = Histogram(TOKENS)
+        self.length_error = Histogram(RELATIVE_ERROR)
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
         # why requests ended -> how many
         self.ended: Counter[str] = Counter()
+        # where their predicted lengths came from (see lengths/prediction.py), or "none" -> requests that were opened
+        self.predicted_by: Counter[str] = Counter()
         # ("ttft", "tbt" or "deadline", whether it was met) -> requests that had one
         self.objectives: Counter[tuple[str, bool]] = Counter()
 

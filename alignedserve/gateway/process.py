@@ -23,12 +23,15 @@ from alignedserve.gateway.files import file_routes
 from alignedserve.gateway.intake import Intake
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.keys import Keys
+from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.server import Server
 from alignedserve.gateway.telemetry import Telemetry, Traces
+from alignedserve.lengths.config import LengthConfig
 from alignedserve.logs import LogConfig
+from alignedserve.store import Store
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress, stop_on_sigterm
@@ -54,6 +57,7 @@ class GatewayConfig:
     store_url: str = ""
     batches: BatchConfig = field(default_factory=BatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    lengths: LengthConfig = field(default_factory=LengthConfig)
     # where traces go; None: nowhere
     otlp_endpoint: str | None = None
 
@@ -61,7 +65,8 @@ class GatewayConfig:
 class GatewayProcess:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self.telemetry = Telemetry(_traces(config))
+        self._lengths = Lengths(config.lengths)
+        self.telemetry = Telemetry(_traces(config), self._lengths.ended)
         self._islands = Islands(
             config.routers, config.instance_id, config.fingerprint, self.telemetry, self.drain
         )
@@ -75,14 +80,21 @@ class GatewayProcess:
         taken, and RefusedByRouter."""
         self._config.log.start(self._config.instance_id)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
+        self._lengths.prepare(model)
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock, is_prepared=True))
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
         """`is_prepared`: the first one who wants a grammar does not wait for what the second one need not."""
+        self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
-        intake = Intake(model, self._islands, compiler, self._config.limits)
-        async with contextlib.aclosing(compiler), self._batches(intake) as routers:
+        intake = Intake(model, self._islands, compiler, self._config.limits, self._lengths)
+        async with (
+            contextlib.aclosing(compiler),
+            self._store() as store,
+            self._lengths.running(model.name, store),
+            self._batches(intake, store) as routers,
+        ):
             if is_prepared:
                 await compiler.prepare()
             routers.append(metrics_route(self.telemetry.metrics, self._islands, self._count_jobs))
@@ -90,13 +102,23 @@ class GatewayProcess:
             await self._serve(app, sock)
 
     @contextlib.asynccontextmanager
-    async def _batches(self, intake: Intake) -> AsyncIterator[list[APIRouter]]:
-        """They run meanwhile."""
+    async def _store(self) -> AsyncIterator[Store | None]:
         if not self._config.store_url:
+            yield None
+            return
+        store = RedisStore(self._config.store_url)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    @contextlib.asynccontextmanager
+    async def _batches(self, intake: Intake, store: Store | None) -> AsyncIterator[list[APIRouter]]:
+        """They run meanwhile."""
+        if store is None:
             yield []
             return
         owner = f"{self._config.instance_id}-{os.getpid()}"
-        store = RedisStore(self._config.store_url)
         runner = BatchRunner(
             store,
             LineAnswers(intake).ask,
@@ -112,7 +134,6 @@ class GatewayProcess:
         finally:
             runner.stop(0)
             await running
-            await store.close()
 
     async def _count_jobs(self) -> Mapping[str, int]:
         return self._runner[0].num_open_jobs if self._runner else {}

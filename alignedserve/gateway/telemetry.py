@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from alignedserve.gateway.calls import HttpCall, current_call
 from alignedserve.gateway.metrics import Metrics
 from alignedserve.gateway.watch import Watch
+from alignedserve.lengths.prediction import Prediction
 from alignedserve.messages import Request
 
 
@@ -34,12 +36,20 @@ class NoTraces:
 
 
 class Telemetry:
-    def __init__(self, traces: Traces | None = None) -> None:
+    def __init__(
+        self, traces: Traces | None = None, learn: Callable[[Watch], None] = lambda watch: None
+    ) -> None:
+        """`learn`: hears of requests that have ended."""
         self.metrics = Metrics()
         self.traces = traces or NoTraces()
+        self._learn = learn
 
-    def opened(self, request: Request) -> Watch:
+    def opened(self, request: Request, prediction: Prediction | None = None) -> Watch:
         call = current_call.get()
         if call and call.is_over:
             call = None
-        return Watch(request, call, self.metrics, self.traces.ended)
+        return Watch(request, call, self.metrics, self._ended, prediction)
+
+    def _ended(self, watch: Watch) -> None:
+        self.traces.ended(watch)
+        self._learn(watch)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.gateway.calls import HttpCall
 from alignedserve.gateway.metrics import Metrics, TierMetrics
+from alignedserve.lengths.prediction import Prediction
 from alignedserve.messages import Request
 
 # (state, seconds since the router took the request)
@@ -21,6 +22,8 @@ class Watch:
     call: HttpCall | None
     _metrics: Metrics
     _on_end: Callable[[Watch], None]
+    # of its length; None: there was no time for it, or nobody to make it
+    prediction: Prediction | None = None
     # when it was submitted to the router that tells its story
     submitted_s: float = 0.0
     first_s: float | None = None
@@ -39,6 +42,11 @@ class Watch:
     def __post_init__(self) -> None:
         self._tier = self._metrics.of(self.request.tier)
         self._begun_s = self.call.begun_s if self.call else self.request.arrival_s
+        self._tier.predicted_by[self.prediction.source if self.prediction else "none"] += 1
+
+    @property
+    def predicted_len(self) -> int:
+        return self.prediction.length if self.prediction else 0
 
     def submitted(self, is_again: bool) -> None:
         self.submitted_s = time.monotonic()
@@ -65,6 +73,7 @@ class Watch:
         if self.first_s is not None:
             self._count(self.first_s)
         self._judge()
+        self._compare()
         if is_told:
             self._on_end(self)
 
@@ -99,6 +108,14 @@ class Watch:
             waited_s = self.submitted_s - self._begun_s + prefill_s
             tier.queue_time.observe(waited_s)
             tier.prefill_time.observe(max(first_s - self._begun_s - waited_s, 0.0))
+
+    def _compare(self) -> None:
+        """With what was predicted, unless that was given."""
+        if self.end_reason not in ("stop", "length") or not self.num_tokens:
+            return
+        if self.prediction and self.prediction.length and self.prediction.source != "given":
+            error = abs(self.prediction.length - self.num_tokens) / self.num_tokens
+            self._tier.length_error.observe(error)
 
     def _judge(self) -> None:
         """Whether it kept what was asked for. Nobody's objective is missed by a client that leaves; a batch line that

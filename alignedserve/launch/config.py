@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Annotated
 
+from alignedserve.lengths.config import KINDS, MAX_ENTRIES
 from alignedserve.logs import FORMATS, LEVELS, LogConfig
 
 
@@ -40,6 +41,13 @@ class ServeConfig:
         str | None, "directory of the private Redis [default: ~/.local/state/alignedserve]"
     ] = None
     batch_max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
+    length_predictor: Annotated[
+        str, "what foresees how long answers will be: hash, sentence (embeddings) or none"
+    ] = "hash"
+    length_predictor_model: Annotated[
+        str | None, "of sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
+    ] = None
+    length_predictor_entries: Annotated[int, "past prompts that the length predictor keeps"] = MAX_ENTRIES
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
     log_format: Annotated[str, "of every process: text or json, a line each, with the request's id"] = "text"
     log_level: Annotated[str, "debug (each request's way through each process), info, warning or error"] = (
@@ -63,9 +71,11 @@ class ServeConfig:
             )
         _in_range("port", self.port, 1, 65535)
         _in_range("batch_max_num_lines", self.batch_max_num_lines, 1, 65536)
-        for name, allowed in (("log_format", FORMATS), ("log_level", LEVELS)):
+        choices = (("log_format", FORMATS), ("log_level", LEVELS), ("length_predictor", KINDS))
+        for name, allowed in choices:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+        _in_range("length_predictor_entries", self.length_predictor_entries, 1, 1 << 20)
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"otlp_endpoint={self.otlp_endpoint!r}: must begin with http:// or https://")
         if self.num_islands is not None:

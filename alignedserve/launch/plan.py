@@ -15,6 +15,7 @@ from alignedserve.gateway.process import GatewayConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
 from alignedserve.launch.config import ServeConfig
+from alignedserve.lengths.config import LengthConfig
 from alignedserve.models.locate import Location
 from alignedserve.transport.choose import choose_link
 from alignedserve.types import InstanceId
@@ -137,6 +138,11 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         store_url=store_url,
         batches=BatchConfig(asked.serve.batch_max_num_lines),
         log=asked.serve.log,
+        lengths=LengthConfig(
+            asked.serve.length_predictor,
+            asked.serve.length_predictor_model,
+            asked.serve.length_predictor_entries,
+        ),
         otlp_endpoint=asked.serve.otlp_endpoint,
     )
     return PartPlan("gateway", name, config)

@@ -109,6 +109,15 @@ class Store(ABC):
         """False: it is not `old` any more. `lease`: of the holder, who raises LeaseLost when it is not his; None: for
         others. A job that is over by this is worked on no more: lease, results and hold on the input go."""
 
+    # ---- what was learned ----
+
+    @abstractmethod
+    async def put_state(self, name: str, data: bytes) -> None:
+        """In place of what was there."""
+
+    @abstractmethod
+    async def state(self, name: str) -> bytes | None: ...
+
     # ---- leases ----
 
     @abstractmethod

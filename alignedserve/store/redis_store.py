@@ -2,7 +2,8 @@
 
 Keys, all under one prefix: `file:ID` a record, `data:ID` a hash of its chunks by number, `uses:ID` the open jobs that
 read it; `job:ID` a record, `lease:ID` a token that lapses, `results:ID` a hash by line number, `tally:ID` a hash of
-counts. Listings are sorted sets of ids: `files`, `files:PURPOSE`, `jobs` by age, `open` and `expiring` by deadline.
+counts; `state:NAME` bytes. Listings are sorted sets of ids: `files`, `files:PURPOSE`, `jobs` by age, `open` and
+`expiring` by deadline.
 """
 
 from __future__ import annotations
@@ -183,6 +184,16 @@ class RedisStore(Store):
         self, old: JobRecord, new: JobRecord, lease: Lease, files: Sequence[FileRecord]
     ) -> bool:
         return await self._replace(old, new, lease, files)
+
+    # ---- what was learned ----
+
+    @_away
+    async def put_state(self, name: str, data: bytes) -> None:
+        await self._redis.set(_key("state", name), data)
+
+    @_away
+    async def state(self, name: str) -> bytes | None:
+        return cast(bytes | None, await self._redis.get(_key("state", name)))
 
     # ---- leases ----
 

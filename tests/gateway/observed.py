@@ -54,6 +54,8 @@ async def observed(router: ScriptedRouter | None = None, **options: Any) -> Asyn
         process = GatewayProcess(config)
         serving = asyncio.create_task(process.serve(MODEL, sock))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+            # a gateway answers before it has found its router
+            await router.until(lambda: bool(list(router.hub)))
             yield Observed(router, process, http)
         process.stop()
         await serving

@@ -390,3 +390,25 @@ def test_so_many_tokens_wait_and_no_more() -> None:
     assert script.router.num_queued_tokens == 30
     script.submit(10, num_prompt=6)
     assert script.entry(10).state in (State.QUEUED, State.RESERVING)
+
+
+def test_a_predicted_length_stays_with_its_request_and_doubles_when_it_is_exceeded() -> None:
+    script = Script()
+    script.say(GATEWAY, Submit(request(max_tokens=100), predicted_len=3))
+    script.running()
+    forecast = script.entry().forecast
+    assert (forecast.length, forecast.level(script.now)) == (3, 0)
+    num_tokens = len(script.entry().output)
+    while num_tokens < 6:
+        script.token()
+        num_tokens += 1
+        assert forecast.length > num_tokens
+    assert (forecast.length, forecast.num_exceeded, forecast.level(script.now)) == (12, 2, 2)
+
+
+def test_a_request_that_comes_again_may_have_exceeded_its_prediction_already() -> None:
+    script = Script()
+    script.say(GATEWAY, Submit(request(max_tokens=100), delivered=[50] * 9, predicted_len=8))
+    assert script.entry().forecast.length == 16
+    script.say(GATEWAY, Submit(request(key=2)))
+    assert script.entry(2).forecast.num_left(1) is None

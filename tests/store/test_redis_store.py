@@ -333,6 +333,18 @@ def test_a_server_that_lives_on_keeps_the_directory() -> None:
         asyncio.run(scenario(Path(directory)))
 
 
+def test_a_state_is_kept_and_replaced() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        assert await store.state("x") is None
+        await store.put_state("x", b"one")
+        await store.put_state("x", b"\x00two")
+        await redis.kill()
+        await redis.start()
+        assert await store.state("x") == b"\x00two"
+
+    play(scenario)
+
+
 def test_it_listens_on_its_socket_and_nowhere_else() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         config = await store._redis.config_get("*")

@@ -1,0 +1,158 @@
+"""`alignedserve predict-lengths`: what predicting the lengths of answers would be worth on some data."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from alignedserve.lengths.evaluate import Answered, Evaluation
+    from alignedserve.text.tokenizer import Tokenizer
+
+# what common data sets call them
+PROMPT_KEYS = ("prompt", "question", "instruction")
+ANSWER_KEYS = ("answer", "completion", "output", "response")
+WORDS = "words"
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@click.command("predict-lengths")
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--encoder", type=click.Choice(("hash", "sentence")), default="hash", show_default=True)
+@click.option(
+    "--encoder-model", help="of --encoder sentence: a directory or a name [default: all-MiniLM-L6-v2]"
+)
+@click.option(
+    "--tokenizer", default=WORDS, show_default=True, help="a model's directory; or words, punctuation apart"
+)
+@click.option("--train-share", type=click.FloatRange(0, 1), default=0.8, show_default=True)
+@click.option("--limit", type=click.IntRange(min=1), help="use so many of the answers [default: all]")
+@click.option("--seed", default=0, show_default=True, help="of the order")
+def command(
+    file: Path | None,
+    encoder: str,
+    encoder_model: str | None,
+    tokenizer: str,
+    train_share: float,
+    limit: int | None,
+    seed: int,
+) -> None:
+    """Learn the lengths of answers in FILE, lines of JSON with a prompt and an answer, and predict the rest.
+
+    Without FILE, the tasks of the demo model are used, and its tokenizer.
+    """
+    from alignedserve.lengths.encoder import make_encoder
+    from alignedserve.lengths.evaluate import evaluate
+    from alignedserve.lengths.predictor import Predictor
+
+    if file is None:
+        data, decode, counted = _demo_tasks(limit or 5000, seed)
+    else:
+        data, decode, counted = _read(file, tokenizer)
+        random.Random(seed).shuffle(data)
+    longest = max((len(each.prompt) + each.length for each in data), default=0)
+    predictor = Predictor(make_encoder(encoder, encoder_model, decode), longest + 1)
+    _print(evaluate(predictor, data[:limit], train_share), counted, predictor.encoder.name)
+
+
+Data = tuple[list["Answered"], Callable[[Sequence[int]], str], str]
+
+
+def _demo_tasks(count: int, seed: int) -> Data:
+    from alignedserve import demo
+    from alignedserve.demo.tasks import TASKS, expected_output_len
+    from alignedserve.lengths.evaluate import Answered
+    from alignedserve.text.tokenizer import Tokenizer
+
+    tokenizer, rng = Tokenizer.from_directory(demo.MODEL_DIR), random.Random(seed)
+    examples = [rng.choice(list(TASKS.values())).generate(rng) for _ in range(count)]
+    data = [
+        Answered(tokenizer.chat_ids([{"role": "user", "content": each.prompt}]), expected_output_len(each))
+        for each in examples
+    ]
+    return data, tokenizer.decode, "the demo model's tokens"
+
+
+def _read(file: Path, name: str) -> Data:
+    from alignedserve.lengths.evaluate import Answered
+    from alignedserve.text.tokenizer import Tokenizer
+
+    pairs = list(_pairs(file))
+    if name == WORDS:
+        words = _Words()
+        encode: Callable[[str], list[int]] = words.encode
+        decode: Callable[[Sequence[int]], str] = words.decode
+    else:
+        tokenizer = Tokenizer.from_directory(name)
+        encode, decode = _plain(tokenizer), tokenizer.decode
+    data = [Answered(encode(prompt), len(encode(answer)) + 1) for prompt, answer in pairs]
+    return data, decode, f"tokens of {name}" if name != WORDS else "words and punctuation marks"
+
+
+def _plain(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+
+class _Words:
+    """A tokenizer that has a token for every word, and no model."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+
+    def encode(self, text: str) -> list[int]:
+        words = _WORD.findall(text)
+        ids = [zlib.crc32(word.lower().encode()) for word in words]
+        self._texts.update(zip(ids, words, strict=True))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self._texts[each] for each in ids)
+
+
+def _pairs(file: Path) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        if line.strip():
+            yield _pair(line, f"{file}, line {number}")
+
+
+def _pair(line: str, where: str) -> tuple[str, str]:
+    try:
+        found: Any = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    texts = [_text(found, keys) for keys in (PROMPT_KEYS, ANSWER_KEYS)]
+    prompt, answer = texts
+    if prompt is None or answer is None:
+        raise ValueError(
+            f"{where}: must be an object with a text {' or '.join(PROMPT_KEYS)}, and a text {' or '.join(ANSWER_KEYS)}"
+        )
+    return prompt, answer
+
+
+def _text(found: Any, keys: Sequence[str]) -> str | None:
+    values = [found[key] for key in keys if key in found] if isinstance(found, dict) else []
+    return values[0] if values and isinstance(values[0], str) else None
+
+
+def _print(found: Evaluation, counted: str, encoder: str) -> None:
+    click.echo(
+        f"{found.num_learned} answers learned, {found.num_predicted} predicted; "
+        f"lengths in {counted}, encoder {encoder}\n"
+    )
+    click.echo("| predicted by | accuracy in 10 bins | mean relative error | median relative error |")
+    click.echo("| --- | ---: | ---: | ---: |")
+    for name, score in found.scores.items():
+        click.echo(
+            f"| {name} | {100 * score.accuracy:.1f} % | {score.mean_error:.3f} | {score.median_error:.3f} |"
+        )
+    sources = ", ".join(f"{count} by {source}" for source, count in sorted(found.sources.items()))
+    click.echo(f"\nOf the predictor's: {sources}")
+    for what, (median, p99) in (("prediction", found.predict_us), ("learning", found.learn_us)):
+        click.echo(f"Microseconds of a {what}: {median:.0f} (median), {p99:.0f} (p99)")

@@ -1,0 +1,175 @@
+"""The length predictor beside the event loop: a thread of its own that predicts, learns, saves and restores.
+
+A request waits for its prediction, but not long: then it goes without one. Of best-effort requests at most one
+at a time is with the thread, so that a real-time request never waits for a whole batch of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.watch import Watch
+from alignedserve.lengths.config import NONE, LengthConfig
+from alignedserve.lengths.encoder import make_encoder
+from alignedserve.lengths.prediction import Prediction
+from alignedserve.lengths.predictor import Predictor
+from alignedserve.lengths.state import CorruptState, dump, load
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.store import Store, StoreAway
+
+logger = logging.getLogger(__name__)
+
+# A call waits so long for all of its predictions.
+PATIENCE_S = {"rt": 0.02, "be": 1.0}
+# More answers than these do not wait to be learned.
+MAX_UNLEARNED = 1024
+RETRY_S = 1.0
+# At the end; what is learned after the last save is no great loss.
+LAST_SAVE_S = 2.0
+
+Result = TypeVar("Result")
+
+
+class Lengths:
+    def __init__(self, config: LengthConfig) -> None:
+        self._config = config
+        # makes one that knows nothing
+        self._new: Callable[[], Predictor] | None = None
+        # while it runs
+        self._predictor: Predictor | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lengths")
+        self._best_effort = asyncio.Semaphore(1)
+        self._learning: set[asyncio.Future[None]] = set()
+        self._num_unsaved = 0
+
+    def prepare(self, model: ServedModel) -> None:
+        """May take seconds. Raises ValueError for an encoder that can't be. Safe to repeat."""
+        if self._config.kind == NONE or self._new is not None:
+            return
+        decode = model.tokenizer.decode if model.tokenizer else None
+        encoder = make_encoder(self._config.kind, self._config.model, decode)
+        self._new = lambda: Predictor(encoder, model.max_model_len, self._config.max_entries)
+
+    @contextlib.asynccontextmanager
+    async def running(self, name: str, store: Store | None) -> AsyncIterator[None]:
+        """`name`: of the model. Without a store, it all begins anew each time."""
+        if self._new is None:
+            yield
+            return
+        self._predictor = self._new()
+        keeping = asyncio.create_task(self._keep(store, f"lengths:{name}", self._new)) if store else None
+        try:
+            yield
+        finally:
+            if self._learning:
+                await asyncio.wait(self._learning)
+            if keeping:
+                await _cancelled(keeping)
+            self._predictor = None
+            await asyncio.to_thread(self._thread.shutdown)
+
+    async def predict(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, tier: str
+    ) -> list[Prediction | None]:
+        """None for what takes too long, and where nothing is predicted."""
+        found: list[Prediction | None] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S[tier]):
+                for prompt in prompts:
+                    found.append(await self._predict(prompt, params, tier))
+        return found + [None] * (len(prompts) - len(found))
+
+    async def _predict(self, prompt: Sequence[int], params: SamplingParams, tier: str) -> Prediction | None:
+        if self._predictor is None:
+            return None
+        turn = self._best_effort if tier == "be" else contextlib.nullcontext()
+        async with turn:
+            try:
+                return await self._in_thread(self._predictor.predict, prompt, params, tier)
+            except Exception:
+                # nobody's answer depends on it
+                logger.exception("a length was not predicted")
+                return None
+
+    def ended(self, watch: Watch) -> None:
+        """Its answer is learned, some time later."""
+        prediction = watch.prediction
+        if self._predictor is None or prediction is None or len(self._learning) >= MAX_UNLEARNED:
+            return
+        reason = watch.end_reason or ""
+        learning = asyncio.ensure_future(
+            self._in_thread(self._predictor.learn, prediction, watch.num_tokens, reason)
+        )
+        self._learning.add(learning)
+        learning.add_done_callback(self._learned)
+
+    def _learned(self, learning: asyncio.Future[None]) -> None:
+        self._learning.discard(learning)
+        if learning.cancelled():
+            return
+        if error := learning.exception():
+            logger.error("an answer's length was not learned", exc_info=error)
+        self._num_unsaved += 1
+
+    async def _in_thread(self, work: Callable[..., Result], *args: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work, *args))
+
+    # ---- what outlives the gateway ----
+
+    async def _keep(self, store: Store, name: str, new: Callable[[], Predictor]) -> None:
+        """Nothing is saved before it is known what was: it would be lost."""
+        while not await self._restored(store, name, new):
+            await asyncio.sleep(RETRY_S)
+        try:
+            while True:
+                await asyncio.sleep(self._config.save_s)
+                await self._save(store, name)
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_SAVE_S):
+                    await self._save(store, name)
+
+    async def _restored(self, store: Store, name: str, new: Callable[[], Predictor]) -> bool:
+        try:
+            saved = await store.state(name)
+            if saved is not None and not await self._loaded(saved, new):
+                await store.put_state(f"{name}:set-aside", saved)
+        except StoreAway:
+            return False
+        return True
+
+    async def _loaded(self, saved: bytes, new: Callable[[], Predictor]) -> bool:
+        """It takes seconds, if much was learned; nobody waits behind it."""
+        before, self._predictor = self._predictor, None
+        try:
+            self._predictor = await self._in_thread(load, saved, new)
+        except CorruptState as error:
+            logger.warning("what was learned of lengths is set aside: %s", error)
+            self._predictor = before
+            return False
+        return True
+
+    async def _save(self, store: Store, name: str) -> None:
+        if not self._num_unsaved or self._predictor is None:
+            return
+        num_saved = self._num_unsaved
+        try:
+            await store.put_state(name, await self._in_thread(dump, self._predictor))
+        except StoreAway as error:
+            logger.warning("what was learned of lengths is not saved: %s", error)
+            return
+        self._num_unsaved -= num_saved
+
+
+async def _cancelled(keeping: asyncio.Task[None]) -> None:
+    keeping.cancel()
+    await asyncio.wait({keeping})
+    if not keeping.cancelled() and (error := keeping.exception()):
+        logger.error("what was learned of lengths was not kept", exc_info=error)

@@ -1,0 +1,40 @@
+"""A prompt as a vector of length 1: similar prompts have similar vectors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from alignedserve.lengths.config import ENCODERS
+from alignedserve.lengths.prediction import Vector
+
+# of token ids, special ones left out
+Decode = Callable[[Sequence[int]], str]
+
+
+class Encoder(ABC):
+    # vectors of two encoders with the same name can be compared
+    name: str
+    dim: int
+    # prompts that are less similar (the product of their vectors) say nothing of each other
+    threshold: float
+
+    @abstractmethod
+    def encode(self, prompt: Sequence[int]) -> Vector:
+        """Always the same of the same prompt. Its cost has a bound, however long the prompt is."""
+
+
+def make_encoder(kind: str, model: str | None = None, decode: Decode | None = None) -> Encoder:
+    """`model`: of sentence embeddings, a directory or a name. `decode`: of the tokenizer that the prompts come from.
+    Raises ValueError for what can't be."""
+    if kind == "hash":
+        from alignedserve.lengths.hash_encoder import HashEncoder
+
+        return HashEncoder()
+    if kind == "sentence":
+        from alignedserve.lengths.sentence_encoder import SentenceEncoder
+
+        if decode is None:
+            raise ValueError("length_predictor='sentence': needs text, and this model has no tokenizer")
+        return SentenceEncoder.load(model, decode)
+    raise ValueError(f"length_predictor={kind!r}: must be one of {', '.join(ENCODERS)}")

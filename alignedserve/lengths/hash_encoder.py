@@ -1,0 +1,56 @@
+"""Token n-grams, hashed into a fixed number of places. Needs no download, and no text.
+
+A place gets +1 or -1, by another bit of the hash, so that n-grams that meet in one place cancel out on average. The
+square root makes a word that is repeated a hundred times count ten times. A prompt keeps its beginning and its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alignedserve.lengths.encoder import Encoder
+from alignedserve.lengths.prediction import Vector
+
+DIM = 256
+MAX_NGRAM = 2
+MAX_HEAD = 256
+MAX_TAIL = 768
+
+# odd numbers with bits all over: 2**64 over the golden ratio, and two of splitmix64's
+_STEP, _MIX, _LAST = (
+    np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+_HALF, _SIGN = np.uint64(31), np.uint64(63)
+
+
+class HashEncoder(Encoder):
+    name = f"hash-{DIM}-{MAX_NGRAM}"
+    dim = DIM
+    threshold = 0.6
+
+    def encode(self, prompt: Sequence[int]) -> Vector:
+        if len(prompt) > MAX_HEAD + MAX_TAIL:
+            prompt = [*prompt[:MAX_HEAD], *prompt[-MAX_TAIL:]]
+        hashes = _ngrams(np.asarray(prompt, dtype=np.uint64))
+        signs = 1.0 - 2.0 * (hashes >> _SIGN).astype(np.float64)
+        counts = np.bincount((hashes % np.uint64(DIM)).astype(np.intp), signs, minlength=DIM)
+        rooted = np.sign(counts) * np.sqrt(np.abs(counts))
+        vector: Vector = (rooted / max(np.linalg.norm(rooted), 1e-9)).astype(np.float32)
+        return vector
+
+
+def _ngrams(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    found, hashes = [], np.zeros(len(ids) + 1, dtype=np.uint64)
+    for size in range(1, MAX_NGRAM + 1):
+        # of the n-grams that begin at each place; each one goes on where the shorter one ended
+        hashes = _mixed(hashes[:-1] * _LAST + ids[size - 1 :] + _STEP)
+        found.append(hashes)
+    return np.concatenate(found)
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> _HALF)) * _MIX
+    return values ^ (values >> _HALF)

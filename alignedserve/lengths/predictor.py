@@ -1,0 +1,94 @@
+"""Predicts how many tokens an answer will have, from those to similar prompts (ALISE's retrieval), else by a regression
+over all answers, else by the mean of its class. No I/O, no clock, no threads.
+
+An answer that was cut off at its limit says only that it would have been longer: for a request with that limit or a
+lower one this is all that has to be known, for others it is a lower bound.
+
+Lengths spread over orders of magnitude, and what counts is the relative error: means of neighbours are geometric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from alignedserve.lengths.config import MAX_ENTRIES
+from alignedserve.lengths.encoder import Encoder
+from alignedserve.lengths.neighbours import Neighbour, Neighbours
+from alignedserve.lengths.prediction import Prediction, Query, Source, query_of
+from alignedserve.lengths.regression import Regression
+from alignedserve.lengths.trust import Mean, Trust
+from alignedserve.sampling_params import SamplingParams
+
+NUM_NEIGHBOURS = 8
+# A neighbour that is less similar than the best one by this weighs a third of it.
+SHARPNESS = 0.02
+
+
+class Predictor:
+    def __init__(self, encoder: Encoder, max_model_len: int, max_entries: int = MAX_ENTRIES) -> None:
+        self.encoder = encoder
+        self.max_model_len = max_model_len
+        self.neighbours = Neighbours(encoder.dim, max_entries)
+        self.regression = Regression(encoder.dim)
+        # by tier
+        self.means: dict[str, Mean] = {}
+        self.trust = Trust()
+
+    def predict(self, prompt: Sequence[int], params: SamplingParams, tier: str) -> Prediction:
+        vector = self.encoder.encode(prompt)
+        return self._answer(query_of(vector, len(prompt), params, tier, self.max_model_len))
+
+    def learn(self, prediction: Prediction, length: int, reason: str) -> None:
+        """`reason`: why it ended. What was broken off, and what could not end by itself, teaches nothing."""
+        query = prediction.query
+        if reason not in ("stop", "length") or length < 1 or not query.is_natural:
+            return
+        is_cut = reason == "length"
+        self.trust.learn(prediction.similarity, prediction.guesses, length)
+        self.neighbours.remember(query.vector, length, is_cut)
+        mean = self.means.setdefault(query.tier, Mean())
+        # one that was cut off corrects what expected less
+        if not is_cut or self.regression.predict(query) < length:
+            self.regression.learn(query, length)
+        if not is_cut or mean.value < length:
+            mean.add(length)
+
+    def _answer(self, query: Query) -> Prediction:
+        if query.least == query.most:
+            return Prediction(query.most, "given", 1.0, query)
+        near = self.neighbours.near(query.vector, NUM_NEIGHBOURS, self.encoder.threshold)
+        similarity = near[0].similarity if near else 0.0
+        guesses = self._guesses(query, near)
+        if not guesses:
+            return Prediction(0, "unknown", 0.0, query)
+        source = self.trust.best(similarity, guesses)
+        confidence = self.trust.confidence(similarity, source)
+        return Prediction(guesses[source], source, confidence, query, guesses, similarity)
+
+    def _guesses(self, query: Query, near: Sequence[Neighbour]) -> dict[Source, int]:
+        guesses: dict[Source, int] = {}
+        if near:
+            guesses["neighbours"] = query.clamp(mean_length(near, query.most))
+        if self.regression.is_ready:
+            guesses["regression"] = query.clamp(self.regression.predict(query))
+        if mean := self.means.get(query.tier):
+            guesses["class"] = query.clamp(mean.value)
+        return guesses
+
+
+def mean_length(near: Sequence[Neighbour], most: int) -> float:
+    """Weighted by similarity; the most similar comes first. `most`: the limit of the request that is asked about."""
+    weights = [math.exp((each.similarity - near[0].similarity) / SHARPNESS) for each in near]
+    logs = [math.log(_length_of(each, near, most)) for each in near]
+    return math.exp(sum(map(math.prod, zip(weights, logs, strict=True))) / sum(weights))
+
+
+def _length_of(neighbour: Neighbour, near: Sequence[Neighbour], most: int) -> float:
+    answers = neighbour.answers
+    if answers.num_ended:
+        return answers.length
+    if answers.cut_at >= most:
+        return most
+    longer = [each.answers.length for each in near if each.answers.length > answers.cut_at]
+    return sum(longer) / len(longer) if longer else answers.cut_at

@@ -1,0 +1,236 @@
+"""Lengths are predicted on the way in, learned at the end, counted, and outlive the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from statistics import fmean
+
+import pytest
+
+from alignedserve import LLM, SamplingParams, demo
+from alignedserve.demo.tasks import TASKS
+from alignedserve.gateway import lengths as module
+from alignedserve.lengths.config import LengthConfig
+from alignedserve.lengths.prediction import Prediction
+from alignedserve.lengths.predictor import Predictor
+from alignedserve.messages import NewTokens, Submit, Tokens
+from alignedserve.store.redis_store import RedisStore
+from alignedserve.types import InstanceId
+from tests.gateway.observed import Observed, observed
+from tests.gateway.scripted import ScriptedRouter, answer_of
+from tests.gateway.test_gateway import play
+from tests.store.redis_process import redis_running
+
+NUM_TOKENS = len(answer_of("one two three"))
+NAME = "lengths:demo"
+OFTEN = LengthConfig(save_s=0.05)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a prediction may wait for the processor; what is tested here is not how long."""
+    monkeypatch.setitem(module.PATIENCE_S, "rt", 10.0)
+
+
+class ModelRouter(ScriptedRouter):
+    """Answers with the demo model's own words, all at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._llm = LLM(str(demo.MODEL_DIR), use_tqdm=False, max_model_len=512)
+
+    def _submit(self, gateway: InstanceId, submit: Submit) -> None:
+        self.submitted.append(submit)
+        params = SamplingParams(temperature=0, max_tokens=300)
+        [result] = self._llm.generate([{"prompt_token_ids": submit.request.prompt}], params, use_tqdm=False)
+        tokens = list(result.outputs[0].token_ids)
+        reason = result.outputs[0].finish_reason
+        self.hub.send(gateway, Tokens([NewTokens(submit.request.key, 0, tokens, finish_reason=reason)]))
+
+
+async def ask(at: Observed, text: str, **options: object) -> None:
+    messages = [{"role": "user", "content": text}]
+    response = await at.http.post("/v1/chat/completions", json={"messages": messages} | options)
+    assert response.status_code == 200, response.text
+
+
+def prompts_of(task: str, count: int, at_least: int, seed: int) -> list[str]:
+    """Whose answers have so many characters."""
+    rng = random.Random(seed)
+    examples = (TASKS[task].generate(rng) for _ in iter(int, 1))
+    found = (each.prompt for each in examples if len(each.answer) >= at_least)
+    return [next(found) for _ in range(count)]
+
+
+def test_counting_is_learned_to_be_long_and_adding_to_be_short() -> None:
+    async def scenario() -> None:
+        async with observed(ModelRouter()) as at:
+            known = [*prompts_of("count", 36, 60, seed=0), *prompts_of("add", 36, 0, seed=0)]
+            random.Random(1).shuffle(known)
+            for text in known:
+                await ask(at, text)
+            assert at.router.submitted[0].predicted_len == 0
+            counts, adds = prompts_of("count", 6, 60, seed=2), prompts_of("add", 6, 0, seed=2)
+            for text in (*counts, *adds):
+                await ask(at, text)
+            predicted = [submit.predicted_len for submit in at.router.submitted[len(known) :]]
+            assert min(predicted[:6]) > 2 * max(predicted[6:])
+            assert fmean(predicted[6:]) == pytest.approx(11, abs=3), predicted
+            found = await at.metrics()
+            assert found['length_predictions_total{source="unknown",tier="rt"}'] == 1
+            assert found['length_predictions_total{source="neighbours",tier="rt"}'] >= 12
+            assert found['length_prediction_relative_error_count{tier="rt"}'] == len(known) + 12 - 1
+
+    play(scenario)
+
+
+def test_all_choices_of_a_prompt_are_learned_and_limits_are_kept() -> None:
+    async def scenario() -> None:
+        async with observed() as at:
+            for _ in range(2):
+                await ask(at, "How far?", n=3)
+            await ask(at, "How far?", max_tokens=2)
+            await ask(at, "How far?", service_tier="flex")
+            lengths = [submit.predicted_len for submit in at.router.submitted]
+            assert lengths == [0, 0, 0, *([NUM_TOKENS] * 3), 2, NUM_TOKENS]
+
+    play(scenario)
+
+
+def test_a_stop_string_ends_it_where_the_client_sees_it_end() -> None:
+    async def scenario() -> None:
+        async with observed() as at:
+            at.router.allowed = NUM_TOKENS - 2
+            for _ in range(2):
+                await ask(at, "How far?", stop=" two")
+            assert 0 < at.router.submitted[1].predicted_len < NUM_TOKENS
+
+    play(scenario)
+
+
+def test_without_a_predictor_nothing_is_foreseen() -> None:
+    async def scenario() -> None:
+        async with observed(lengths=LengthConfig("none")) as at:
+            for _ in range(2):
+                await ask(at, "How far?")
+            assert [submit.predicted_len for submit in at.router.submitted] == [0, 0]
+            assert (await at.metrics())['length_predictions_total{source="none",tier="rt"}'] == 2
+
+    play(scenario)
+
+
+class Slow(Predictor):
+    """Takes its time."""
+
+    def predict(self, prompt: Sequence[int], params: SamplingParams, tier: str) -> Prediction:
+        time.sleep(0.1)
+        return super().predict(prompt, params, tier)
+
+
+def test_nobody_waits_long_for_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Predictor", Slow)
+    monkeypatch.setitem(module.PATIENCE_S, "rt", 0.02)
+    monkeypatch.setitem(module.PATIENCE_S, "be", 5.0)
+
+    async def scenario() -> None:
+        async with observed() as at:
+            await ask(at, "How far?", service_tier="flex")
+            await ask(at, "How far?")
+            await ask(at, "How far?", service_tier="flex")
+            assert [submit.predicted_len for submit in at.router.submitted] == [0, 0, NUM_TOKENS]
+            found = await at.metrics()
+            assert found['length_predictions_total{source="none",tier="rt"}'] == 1
+            assert found['length_predictions_total{source="none",tier="be"}'] == 0
+
+    play(scenario)
+
+
+class Broken(Predictor):
+    def predict(self, prompt: Sequence[int], params: SamplingParams, tier: str) -> Prediction:
+        raise ArithmeticError("of this test")
+
+
+def test_a_predictor_that_fails_costs_nobody_an_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "Predictor", Broken)
+
+    async def scenario() -> None:
+        async with observed() as at:
+            await ask(at, "How far?")
+        assert "a length was not predicted" in caplog.text
+
+    play(scenario)
+
+
+@asynccontextmanager
+async def redis_store_at(url: str) -> AsyncIterator[RedisStore]:
+    store = RedisStore(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def with_store(scenario: Callable[[str], Awaitable[None]]) -> None:
+    async def started() -> None:
+        async with redis_running() as redis:
+            await scenario(redis.url)
+
+    play(started)
+
+
+def test_what_was_learned_outlives_the_gateway() -> None:
+    async def scenario(url: str) -> None:
+        async with redis_store_at(url) as store, observed(store_url=url, lengths=OFTEN) as at:
+            await ask(at, "How far?")
+            while await store.state(NAME) is None:
+                await asyncio.sleep(0.02)
+        async with observed(store_url=url) as at:
+            while not lengths_of(at):
+                await asyncio.sleep(0.01)
+            await ask(at, "How far?")
+            assert at.router.submitted[0].predicted_len == NUM_TOKENS
+            assert lengths_of(at) == 1
+
+    with_store(scenario)
+
+
+def lengths_of(at: Observed) -> int:
+    """Prompts that it knows."""
+    predictor = at.process._lengths._predictor
+    return len(predictor.neighbours) if predictor else 0
+
+
+def test_what_is_learned_last_is_saved_at_the_end() -> None:
+    async def scenario(url: str) -> None:
+        async with redis_store_at(url) as store:
+            async with observed(store_url=url, lengths=OFTEN) as at:
+                await ask(at, "How far?")
+                while (saved := await store.state(NAME)) is None:
+                    await asyncio.sleep(0.02)
+                at.process._lengths._config = LengthConfig(save_s=3600)
+                await asyncio.sleep(2 * OFTEN.save_s)
+                await ask(at, "How near?")
+            assert await store.state(NAME) != saved
+
+    with_store(scenario)
+
+
+def test_a_corrupt_state_is_set_aside_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(url: str) -> None:
+        async with redis_store_at(url) as store:
+            await store.put_state(NAME, b"rubbish")
+            async with observed(store_url=url) as at:
+                while await store.state(f"{NAME}:set-aside") is None:
+                    await asyncio.sleep(0.01)
+                await ask(at, "How far?")
+            assert "set aside: its checksum is wrong" in caplog.text
+            assert await store.state(f"{NAME}:set-aside") == b"rubbish"
+            assert await store.state(NAME) != b"rubbish"
+
+    with_store(scenario)
