@@ -48,8 +48,4 @@ class Telemetry:
         call = current_call.get()
         if call and call.is_over:
             call = None
-        return Watch(request, call, self.metrics, self._ended, prediction)
-
-    def _ended(self, watch: Watch) -> None:
-        self.traces.ended(watch)
-        self._learn(watch)
+        return Watch(request, call, self.metrics, self._learn, self.traces.ended, prediction)

@@ -21,7 +21,9 @@ class Watch:
     # what it is part of; None: a line of a batch
     call: HttpCall | None
     _metrics: Metrics
+    # it has ended, and, maybe later, all of its story is known
     _on_end: Callable[[Watch], None]
+    _on_story: Callable[[Watch], None]
     # of its length; None: there was no time for it, or nobody to make it
     prediction: Prediction | None = None
     # when it was submitted to the router that tells its story
@@ -74,14 +76,15 @@ class Watch:
             self._count(self.first_s)
         self._judge()
         self._compare()
+        self._on_end(self)
         if is_told:
-            self._on_end(self)
+            self._on_story(self)
 
     def told(self, timeline: Timeline | None = None) -> None:
         """Of one that had ended before: the rest of its story, or that there will be none."""
         if timeline is not None:
             self.timeline = timeline
-        self._on_end(self)
+        self._on_story(self)
 
     def _first(self, now: float) -> None:
         self.first_s = now

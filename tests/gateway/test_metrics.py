@@ -137,7 +137,9 @@ def test_without_a_router_the_gateways_own_metrics_stay() -> None:
 
 def watch(metrics: Metrics, now: float, **fields: float | str) -> Watch:
     request = Request(RequestKey(1), [1] * 8, SamplingParams(), seed=0, arrival_s=now)
-    found = Watch(msgspec.structs.replace(request, **fields), None, metrics, lambda each: None)
+    found = Watch(
+        msgspec.structs.replace(request, **fields), None, metrics, lambda each: None, lambda each: None
+    )
     found.submitted(is_again=False)
     return found
 
