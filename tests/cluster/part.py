@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from alignedserve.engine.batch import Work
-from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.engine import Engine, Iteration, TokenOutput
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.types import Epoch, InstanceId
 from decode_worker.process import DecodeProcess
@@ -48,13 +47,13 @@ SLOW_ITERATION_S = 0.1
 
 def slowed(engine: Engine) -> Engine:
     """As if its model were large: a state of a request's lasts long enough to be seen."""
-    execute = engine.execute
+    finish = engine.finish
 
-    def slowly(work: Work) -> list[TokenOutput]:
+    def slowly(iteration: Iteration) -> list[TokenOutput]:
         time.sleep(SLOW_ITERATION_S)
-        return execute(work)
+        return finish(iteration)
 
-    engine.execute = slowly  # type: ignore[method-assign]
+    engine.finish = slowly  # type: ignore[method-assign]
     return engine
 
 
