@@ -16,7 +16,6 @@ import triton.language as tl
 
 NUM_PROGRAMS = 64
 BLOCK = 1024
-BROKEN = -1
 
 
 def receive(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -1,9 +1,8 @@
 """A few rows through a linear layer: bound by reading the weights, like one row, but with matrix instructions.
 
-    out = activation(x @ weight.T + bias) + residual
+    out = x @ weight.T + bias + residual
 
-x [rows, in], weight [out, in], both contiguous; out, residual [rows, out]. Gated activation: the weight's upper half is
-the gate, its lower half up, out = silu(gate) * up. float16 or bfloat16, sums in float32.
+x [rows, in], weight [out, in], both contiguous; out, residual [rows, out]. float16 or bfloat16, sums in float32.
 
 The product is computed as its transpose, weights on the long side of the instruction and rows on the short one, so
 that few rows waste little. The work is one line of equal units, (tile of outputs, piece of the inner dimension), of
@@ -23,16 +22,19 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+# of outputs times rows of a tile, and of tiles
+MAX_PART = 64 * 64
+MAX_TILES = 8192
+
 
 @dataclass(frozen=True)
 class SkinnyTuning:
-    """Outputs and inner numbers of a tile, warps, tiles under way, programs per multiprocessor."""
+    """Outputs and inner numbers of a tile, warps, tiles under way."""
 
     outputs: int
     inner: int
     num_warps: int
     num_stages: int
-    programs_per_sm: int = 1
 
 
 def skinny_tuning(num_rows: int, num_in: int, num_out: int) -> SkinnyTuning | None:
@@ -53,18 +55,15 @@ def can_be_skinny(x: torch.Tensor) -> bool:
 
 
 class SkinnyScratch:
-    """Parts of outputs, and how many of each are there; for any layer, one after the other."""
+    """Parts of outputs, and how many of each are there; for any layer, one after the other.
 
-    def __init__(self, num_sms: int, device: torch.device) -> None:
-        self.num_sms = num_sms
-        self._device = device
-        self._parts = torch.empty(0, dtype=torch.float32, device=device)
-        self.num_done = torch.zeros(8192, dtype=torch.int32, device=device)
+    Captured graphs hold on to these: they are made once, as large as they ever have to be.
+    """
 
-    def parts(self, count: int) -> torch.Tensor:
-        if self._parts.numel() < count:
-            self._parts = torch.empty(count, dtype=torch.float32, device=self._device)
-        return self._parts
+    def __init__(self, num_programs: int, device: torch.device) -> None:
+        self.num_programs = num_programs
+        self.parts = torch.empty(2 * num_programs, MAX_PART, dtype=torch.float32, device=device)
+        self.num_done = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
 @cache
@@ -79,34 +78,31 @@ def skinny_linear(
     tuning: SkinnyTuning,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    activation: int = 0,
     scratch: SkinnyScratch | None = None,
 ) -> torch.Tensor:
     rows, num_in = x.shape
-    is_gated = activation == 4
-    num_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
+    num_out = weight.shape[0]
     if weight.shape[1] != num_in or not weight.is_contiguous() or not x.is_contiguous():
         raise ValueError(f"weight must be contiguous [outputs, {num_in}], not {tuple(weight.shape)}")
     if out.shape != (rows, num_out) or not out.is_contiguous():
         raise ValueError(f"out must be contiguous ({rows}, {num_out}), not {tuple(out.shape)}")
-    scratch = scratch or scratch_of(x.device)
     rows_up = max(16, triton.next_power_of_2(rows))
-    num_programs = scratch.num_sms * tuning.programs_per_sm
-    part_size = tuning.outputs * rows_up * (1 + is_gated)
-    _skinny_kernel[(num_programs,)](
+    if tuning.outputs * rows_up > MAX_PART or triton.cdiv(num_out, tuning.outputs) > MAX_TILES:
+        raise ValueError(
+            f"rows, outputs: {rows} rows and {num_out} outputs in tiles of {tuning.outputs} are too many"
+        )
+    scratch = scratch or scratch_of(x.device)
+    _skinny_kernel[(scratch.num_programs,)](
         TensorDescriptor.from_tensor(x, [rows_up, tuning.inner]),
         TensorDescriptor.from_tensor(weight, [tuning.outputs, tuning.inner]),
         bias,
         residual,
         out,
-        scratch.parts(2 * num_programs * part_size),
+        scratch.parts,
         scratch.num_done,
         rows,
         NUM_IN=num_in,
         NUM_OUT=num_out,
-        ACTIVATION=activation,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
         OUTPUTS=tuning.outputs,
         ROWS=rows_up,
         INNER=tuning.inner,
@@ -128,19 +124,14 @@ def _skinny_kernel(
     num_rows,
     NUM_IN: tl.constexpr,
     NUM_OUT: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    GATED: tl.constexpr = ACTIVATION == 4
     STEPS: tl.constexpr = (NUM_IN + INNER - 1) // INNER
     TILES: tl.constexpr = (NUM_OUT + OUTPUTS - 1) // OUTPUTS
     PART: tl.constexpr = OUTPUTS * ROWS
-    PARTS: tl.constexpr = 2 * PART if GATED else PART
     program = tl.program_id(0)
     per_program = (TILES * STEPS + tl.num_programs(0) - 1) // tl.num_programs(0)
     first_unit = program * per_program
@@ -149,30 +140,22 @@ def _skinny_kernel(
     tile = first_unit // STEPS
     step = first_unit % STEPS
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    up = tl.zeros([OUTPUTS, ROWS], tl.float32) if GATED else acc
     for unit in tl.range(first_unit, end_unit, num_stages=STAGES):
         rows = x.load([0, step * INNER])
         acc = tl.dot(weight.load([tile * OUTPUTS, step * INNER]), rows.T, acc)
-        if GATED:
-            up = tl.dot(weight.load([NUM_OUT + tile * OUTPUTS, step * INNER]), rows.T, up)
         is_last = step + 1 == STEPS
         if is_last | (unit + 1 == end_unit):
             if is_last & (unit - step >= first_unit):
-                _finish(
-                    acc, up, bias, residual, out, tile, num_rows, NUM_OUT, ACTIVATION, HAS_BIAS, HAS_RESIDUAL,
-                    OUTPUTS, ROWS,
-                )  # fmt: skip
+                _finish(acc, bias, residual, out, tile, num_rows, NUM_OUT, OUTPUTS, ROWS)
             else:
                 # slot 0: the tile that this program began within; slot 1: the one that it did not end
                 slot = 2 * program + (unit - step > first_unit)
-                tl.store(parts + slot * PARTS + at, acc)
-                if GATED:
-                    tl.store(parts + slot * PARTS + PART + at, up)
+                tl.store(parts + slot * PART + at, acc)
             acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-            up = tl.zeros([OUTPUTS, ROWS], tl.float32) if GATED else acc
         step = tl.where(is_last, 0, step + 1)
         tile += is_last.to(tl.int32)
     if first_unit < end_unit:
+        # what this program left is there before it says so
         tl.debug_barrier()
         first_tile = first_unit // STEPS
         last_tile = (end_unit - 1) // STEPS
@@ -186,34 +169,23 @@ def _skinny_kernel(
                 if tl.atomic_add(num_done + cut_tile, 1, sem="acq_rel") == last - first:
                     tl.store(num_done + cut_tile, 0)
                     whole = tl.zeros([OUTPUTS, ROWS], tl.float32)
-                    whole_up = tl.zeros([OUTPUTS, ROWS], tl.float32) if GATED else whole
                     for other in range(first, last + 1):
                         slot = 2 * other + (other * per_program < cut_tile * STEPS)
-                        whole += tl.load(parts + slot * PARTS + at, cache_modifier=".cg")
-                        if GATED:
-                            whole_up += tl.load(parts + slot * PARTS + PART + at, cache_modifier=".cg")
-                    _finish(
-                        whole, whole_up, bias, residual, out, cut_tile, num_rows, NUM_OUT, ACTIVATION, HAS_BIAS,
-                        HAS_RESIDUAL, OUTPUTS, ROWS,
-                    )  # fmt: skip
+                        whole += tl.load(parts + slot * PART + at, cache_modifier=".cg")
+                    _finish(whole, bias, residual, out, cut_tile, num_rows, NUM_OUT, OUTPUTS, ROWS)
 
 
 @triton.jit
 def _finish(
-    acc, up, bias, residual, out, tile, num_rows, NUM_OUT: tl.constexpr, ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    acc, bias, residual, out, tile, num_rows, NUM_OUT: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr
+):
     output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
     is_output = output < NUM_OUT
     mask = is_output[:, None] & (row < num_rows)[None, :]
     at = row[None, :] * NUM_OUT + output[:, None]
-    if HAS_BIAS:
+    if bias is not None:
         acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    if ACTIVATION == 1:
-        acc = tl.maximum(acc, 0.0)
-    if ACTIVATION == 4:
-        acc = acc * tl.sigmoid(acc) * up
-    if HAS_RESIDUAL:
+    if residual is not None:
         acc += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=mask)
