@@ -8,11 +8,13 @@ requests. What takes longer is the time: a flat line and a steep one. DistServe'
 the other at 95 requests; the longer of both has no jump (for OPT-13B they cross at 107, and differ by 1.4 ms at 95).
 
 **Attention of a chunk** of c tokens after b others is its share of the prompt's quadratic cost, k*(2bc + c^2), so that
-a prompt costs k*n^2 however it is cut; but never less than reading the KV of all b + c tokens.
+a prompt costs k*n^2 however it is cut; but never less than reading the KV of all b + c tokens. Where KV is brought into
+another form first (gathered from blocks, packed for matrix units), that is `prefill_context_s` a token on top.
 
 **Attention of decodes** reads KV. `decode_attention_s` is the time per token of KV when the whole device reads: 0.63 us
-in the fits of OPT-13B, which is 1.3 TB/s of an A100's 2.0, so bandwidth and nothing else. What those fits can't tell is
-what unequal lengths cost: they were made of batches of one length, where sum and count * max are the same number.
+in the fits of OPT-13B, which is 1.3 TB/s of an A100's 2.0, so bandwidth and nothing else. Of a CPU, whose caches hold
+some of the KV, what is beyond `num_near_tokens` costs `decode_far_s` more. What those fits can't tell is what unequal
+lengths cost: they were made of batches of one length, where sum and count * max are the same number.
 
 - "balanced" (split-KV: every part of the device gets the same amount of KV): the sum of lengths.
 - "plain" (one program per sequence and KV head): programs share the bandwidth, but one alone can draw only so much.
@@ -85,6 +87,11 @@ class CostModel(Record, frozen=True):
     num_filling: float
     channels: Channels
     attention: Attention = "balanced"
+    # per token of KV that a chunk attends to, its own included, whatever the chunk computes with it
+    prefill_context_s: float = 0.0
+    # per token of KV beyond so many, on top: a CPU's caches hold no more
+    decode_far_s: float = 0.0
+    num_near_tokens: int = 0
 
     def iteration(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> float:
         """`chunks`: (tokens computed before, tokens to compute); `lengths`: prefix length of each decode."""
@@ -98,9 +105,21 @@ class CostModel(Record, frozen=True):
             fixed_s + linear_s + sum(self._chunk(*chunk) for chunk in chunks) + self.decode_attention(lengths)
         )
 
+    def fastest_tbt_s(self, num_tokens: int) -> float:
+        """Between two tokens of a request that decodes alone, after so many."""
+        return self.iteration([], [num_tokens])
+
+    def fastest_ttft_s(self, num_tokens: int, max_chunk: int) -> float:
+        """Of a prompt that is computed alone, in chunks of `max_chunk`."""
+        return sum(
+            self.iteration([(before, min(max_chunk, num_tokens - before))], [])
+            for before in range(0, num_tokens, max_chunk)
+        )
+
     def _chunk(self, before: int, count: int) -> float:
         compute_s = self.prefill_attention_s * (2 * before * count + count * count)
-        return max(compute_s, self.decode_attention_s * (before + count))
+        num_read = before + count
+        return max(compute_s, self.decode_attention_s * num_read) + self.prefill_context_s * num_read
 
     def decode_attention(self, lengths: Sequence[int]) -> float:
         match self.attention:
@@ -110,7 +129,8 @@ class CostModel(Record, frozen=True):
                 num_read = plain_cost(lengths, self.num_filling)
             case "padded":
                 num_read = len(lengths) * max(lengths, default=0)
-        return self.decode_attention_s * num_read
+        num_far = max(num_read - self.num_near_tokens, 0)
+        return self.decode_attention_s * num_read + self.decode_far_s * num_far
 
     def with_attention(self, attention: Attention) -> CostModel:
         return msgspec.structs.replace(self, attention=attention)

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from alignedserve.cost import CostModel
+from alignedserve.deadlines import Deadlines
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 
@@ -47,6 +49,8 @@ class Hello(Message):
     inventory: list[Stored] = []
     # of a prefill instance: "host:port" where staged KV is pulled from, if its link is not the pool's memory
     link: str = ""
+    # of an instance: how long its iterations take, if that is known
+    cost: CostModel | None = None
 
 
 class InstanceLimits(Message):
@@ -118,6 +122,8 @@ class Request(Message):
     deadline_s: float | None = None
     # of the HTTP call that it is part of, for logs; empty: of none
     request_id: str = ""
+    # of "ttft_s" and "tbt_s", what is the operator's default: what the model can't do alone is raised, not refused
+    slo_defaults: list[str] = []
 
 
 class Submit(Message):
@@ -126,6 +132,8 @@ class Submit(Message):
     delivered: list[int] = []
     # output tokens that it will have, the delivered ones included, as far as can be foreseen; 0: unknown
     predicted_len: int = 0
+    # since its arrival (of a call, its first byte), on the gateway's clock: so its deadlines get onto the router's
+    waited_s: float = 0.0
 
 
 class Abort(Message):
@@ -165,7 +173,8 @@ class Rejected(Message):
     """The request was not taken."""
 
     key: RequestKey
-    # "full" (try again), "too_long" (it can never fit), "duplicate"
+    # "full" (try again), "too_long" (it can never fit), "duplicate",
+    # "slo" (the model can't be so fast)
     reason: str
     message: str
 
@@ -253,6 +262,9 @@ class Work(Message):
     num_cached: int
     # pool blocks; those of the cached tokens first
     blocks: list[PoolBlockId]
+    deadlines: Deadlines = Deadlines()
+    # output tokens in all, as far as can be foreseen; 0: unknown
+    predicted_len: int = 0
 
 
 class Prefill(Message):
@@ -283,6 +295,15 @@ class Offer(Message):
     source: InstanceId | None = None
     # the source's `Hello.link`
     address: str = ""
+
+
+class Coming(Message):
+    """Real time that a decode instance will be offered in a moment: it had better be at an iteration's end then."""
+
+    # their prompts are being computed
+    num_prefilling: int
+    # they have their first token, and their KV is on its way to the pool
+    num_ready: int
 
 
 class Withdraw(Message):
@@ -326,6 +347,10 @@ class PrefillReport(Message):
     duration_s: float = 0.0
     # since the last report
     moved: list[Moved] = []
+    # of iterations, measured over predicted
+    pace: float = 1.0
+    # tokens whose KV was computed since the last report
+    num_computed: int = 0
 
 
 class DecodeReport(Message):
@@ -347,6 +372,13 @@ class DecodeReport(Message):
     min_length: int = 0
     # since the last report
     moved: list[Moved] = []
+    # of iterations, measured over predicted
+    pace: float = 1.0
+    # blocks that best-effort requests hold
+    num_be_blocks: int = 0
+    num_be_running: int = 0
+    # tokens whose KV was computed since the last report
+    num_computed: int = 0
 
 
 class Gone(Message):
@@ -398,6 +430,9 @@ class InstanceStats(Message):
     # in the buffer for candidates
     staged_bytes: int = 0
     moved: list[Moved] = []
+    # tokens whose KV was computed, and the time of the iterations that did it
+    num_computed_tokens: int = 0
+    computing_s: float = 0.0
 
 
 class Part(Message):
@@ -427,6 +462,9 @@ class Cluster(Message):
     tiers: dict[str, dict[str, int]] = {}
     # role of a process that was lost -> requests that went on without it, since the router started
     recoveries: dict[str, int] = {}
+    # how classes shared: "demoted" (real time that could not make it any more), "express" (real time that went to a
+    # decode instance at once), "evicted_for_rt" (best effort that left one meanwhile), "recomputed" (KV thrown away)
+    sharing: dict[str, int] = {}
 
 
 class Drain(Message):
@@ -460,6 +498,7 @@ AnyMessage = (
     | Stage
     | Unstage
     | Offer
+    | Coming
     | Withdraw
     | Evict
     | PrefillReport

@@ -25,7 +25,7 @@ from alignedserve.cost_presets import load_cost_model
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, cut, poisson_arrivals, read_azure_trace, scale_rate
-from decode_worker.schedule import DecodeOptions
+from decode_worker.options import DecodeOptions
 from router.config import RouterConfig
 
 KERNELS: tuple[Attention, ...] = get_args(Attention)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from alignedserve.engine.engine import Engine
+from alignedserve.estimate import Estimate
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kv_format import BlockFormat
 from alignedserve.types import Epoch
+from decode_worker.options import DecodeOptions
 from decode_worker.worker import DecodeWorker
 from kvpool.segment import Segment
 
@@ -15,8 +17,11 @@ from kvpool.segment import Segment
 class DecodeProcess(InstanceProcess):
     role = "decode"
 
-    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> DecodeWorker:
-        return DecodeWorker(engine, epoch, wake, transfers=self._config.transfers)
+    def _make_worker(
+        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+    ) -> DecodeWorker:
+        options = DecodeOptions(discipline=self._config.discipline, mix=self._config.mix)
+        return DecodeWorker(engine, epoch, wake, options, self._config.transfers, estimate)
 
     def _attach(self, segment: str, form: BlockFormat) -> Segment:
         return Segment.attach(segment, form)

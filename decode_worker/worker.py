@@ -11,12 +11,14 @@ from functools import partial
 
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Request
+from alignedserve.estimate import Estimate
 from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.requests import adopt, coming_news, complete, limits_of
 from alignedserve.instance.worker import Worker
 from alignedserve.messages import (
     Abort,
     AnyMessage,
+    Coming,
     DecodeReport,
     Evict,
     Failed,
@@ -32,7 +34,8 @@ from alignedserve.transport.completions import Outcome
 from alignedserve.transport.link import Want
 from alignedserve.transport.links import Links
 from alignedserve.types import Epoch, InstanceId, RequestKey
-from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
+from decode_worker.options import DecodeOptions
+from decode_worker.schedule import DecodePlan, DecodeSchedule
 
 
 @dataclass
@@ -42,6 +45,7 @@ class Changes:
     admitted: list[RequestKey] = field(default_factory=list)
     evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
     withdrawn: list[RequestKey] = field(default_factory=list)
+    num_computed: int = 0
     # an order that is answered by a report, whatever it says
     is_asked: bool = False
 
@@ -54,9 +58,10 @@ class DecodeWorker(Worker):
         wake: Callable[[], object] = lambda: None,
         options: DecodeOptions | None = None,
         transfers: TransferConfig | None = None,
+        estimate: Estimate | None = None,
     ) -> None:
         super().__init__(engine, epoch, wake, transfers)
-        self.schedule = DecodeSchedule(limits_of(engine), options)
+        self.schedule = DecodeSchedule(limits_of(engine), options, estimate)
         # to the prefill instances that stage for it, and where those are
         self._links: Links | None = None
         self._addresses: dict[InstanceId, str] = {}
@@ -85,6 +90,8 @@ class DecodeWorker(Worker):
                 self.schedule.offer(order.works, order.is_batch, order.source)
                 if order.source is not None:
                     self._addresses[order.source] = order.address
+            case Coming():
+                self.schedule.expect(order.num_prefilling, order.num_ready, self._clock())
             case Withdraw():
                 self._changes.withdrawn += self.schedule.withdraw(order.keys)
                 self._changes.is_asked = True
@@ -116,12 +123,15 @@ class DecodeWorker(Worker):
         if self.schedule.abort(key):
             self._farewells[key] = farewell
             self._mover.abandon(key)
+            if self._compiling.drop(key):
+                self._arrived(key)
         elif key in self._requests:
             self._leave(key, farewell)
         elif farewell:
             self._outbox.append(farewell)
 
     def drop_orders(self) -> None:
+        self.schedule.expect(0, 0, self._clock())
         for key in self.schedule.drop_candidates():
             self._abort(key, None)
         self._stop_copies()
@@ -142,10 +152,12 @@ class DecodeWorker(Worker):
         for work in works:
             key = work.request.key
             request = self._requests[key] = adopt(self.engine, work)
+            self._compiling.begin(key, request.matcher)
             cached = slice(self.engine.cache.format.num_blocks(work.num_cached))
             blocks, source = self.engine.blocks_of(request)[cached], self.schedule.source_of(key)
             if source is None:
-                self._load(key, list(zip(blocks, work.blocks[cached], strict=True)), self._pulled)
+                pairs = list(zip(blocks, work.blocks[cached], strict=True))
+                self._load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:
                 staged.setdefault(source, []).append((key, blocks))
         for source, wants in staged.items():
@@ -180,13 +192,19 @@ class DecodeWorker(Worker):
     def _pulled(self, outcome: Outcome) -> None:
         for key in outcome.keys:
             if outcome.error is not None:
+                self._compiling.drop(key)
                 self.schedule.pull_failed(key)
                 self._leave(key, Failed(key, "pull", outcome.error))
-            elif self.schedule.pulled(key):
-                self.engine.join(self._requests[key])
-                self._changes.admitted.append(key)
             else:
-                self._leave(key)
+                self._compiling.when_ready(key, partial(self._arrived, key))
+
+    def _arrived(self, key: RequestKey) -> None:
+        """Its KV, and its grammar is compiled; or it was aborted."""
+        if self.schedule.pulled(key):
+            self.engine.join(self._requests[key])
+            self._changes.admitted.append(key)
+        else:
+            self._leave(key)
 
     def _evicted(self, outcome: Outcome) -> None:
         (key,) = outcome.keys
@@ -212,12 +230,15 @@ class DecodeWorker(Worker):
     def step(self) -> tuple[list[AnyMessage], bool]:
         begun_s = self._clock()
         self._completions.run()
-        plan = self.schedule.plan()
+        plan = self.schedule.plan(begun_s)
+        self.patience_s = plan.hold_s or None
         self._pull(plan.pulls)
         news = self._compute(plan)
+        if plan.goes_on:
+            self.schedule.took(self._clock() - begun_s)
         self._check_blocks(self.schedule.num_free_blocks)
         report = self._report(news, plan.wants_evicted, self._clock() - begun_s)
-        return self._take_messages(report), bool(plan.run or plan.chunks)
+        return self._take_messages(report), plan.goes_on
 
     def _compute(self, plan: DecodePlan) -> list[NewTokens]:
         work = [(request, request.num_pending) for request in map(self._requests.__getitem__, plan.run)]
@@ -225,6 +246,7 @@ class DecodeWorker(Worker):
         if not work:
             return []
         iteration = self.engine.launch(work)
+        self._changes.num_computed += sum(count for _, count in work)
         # beside a GPU: all that needs no tokens
         self.schedule.sampled(plan.run)
         for key, count in plan.chunks:
@@ -244,6 +266,7 @@ class DecodeWorker(Worker):
         self, news: list[NewTokens], wants_evicted: list[RequestKey], duration_s: float
     ) -> DecodeReport:
         schedule, changes, lengths = self.schedule, self._changes, self.schedule.lengths()
+        num_be_running, num_be_blocks = schedule.best_effort()
         return DecodeReport(
             news=news,
             admitted=changes.admitted,
@@ -257,6 +280,10 @@ class DecodeWorker(Worker):
             duration_s=duration_s,
             min_length=min(lengths, default=0),
             moved=list(self._moved.values()),
+            num_computed=changes.num_computed,
+            pace=schedule.pace,
+            num_be_running=num_be_running,
+            num_be_blocks=num_be_blocks,
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from alignedserve.engine.engine import Engine
+from alignedserve.estimate import Estimate
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kv_format import BlockFormat
 from alignedserve.types import Epoch
 from kvpool.segment import Segment
+from prefill_worker.options import PrefillOptions
 from prefill_worker.worker import PrefillWorker
 
 
 class PrefillProcess(InstanceProcess):
     role = "prefill"
 
-    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> PrefillWorker:
-        return PrefillWorker(engine, epoch, wake, transfers=self._config.transfers)
+    def _make_worker(
+        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+    ) -> PrefillWorker:
+        options = PrefillOptions(self._config.discipline, self._config.mix)
+        return PrefillWorker(engine, epoch, wake, self._config.transfers, options, estimate)
 
     def _attach(self, segment: str, form: BlockFormat) -> Segment:
         return Segment.attach(segment, form)

@@ -24,7 +24,7 @@ from prefill_worker.schedule import PrefillSchedule
 class Neighbour(Protocol):
     """The worker."""
 
-    def load(self, key: RequestKey, pairs: Pairs, done: Done) -> None: ...
+    def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool) -> None: ...
 
     def abandon(self, key: RequestKey) -> None:
         """Stops the load of this request."""
@@ -70,7 +70,8 @@ class Staging:
         key, num_blocks = work.request.key, self._engine.cache.format.num_blocks(work.num_cached)
         blocks = self._engine.lease(_owner(key), num_blocks)
         self._candidates[key] = Candidate(blocks)
-        self._worker.load(key, list(zip(blocks, work.blocks[:num_blocks], strict=True)), self._loaded)
+        pairs = list(zip(blocks, work.blocks[:num_blocks], strict=True))
+        self._worker.load(key, pairs, self._loaded, work.deadlines.is_rt)
 
     def drop(self, key: RequestKey, farewell: Gone | None = None) -> bool:
         """False, and nothing changed, if it has no blocks here."""

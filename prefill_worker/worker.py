@@ -13,6 +13,7 @@ from alignedserve.engine.engine import Engine, TokenOutput
 from alignedserve.engine.logprobs import TokenLogprobs
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.validate import check_request
+from alignedserve.estimate import Estimate
 from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.worker import DRAIN_STEP_S, Worker
@@ -29,12 +30,14 @@ from alignedserve.messages import (
     Unstage,
     Work,
 )
+from alignedserve.text.grammar import Matcher
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.mover import Pairs
 from alignedserve.transport.shelf import Shelf
 from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
+from prefill_worker.options import PrefillOptions
 from prefill_worker.schedule import PrefillPlan, PrefillSchedule
 from prefill_worker.staging import Staging
 
@@ -47,6 +50,8 @@ class Prompt:
     num_saved_blocks: int
     # nothing of it will be computed or saved any more; it leaves when no copy is under way
     is_dropped: bool = False
+    # nothing will be computed until it starts again; it leaves likewise
+    is_giving_up: bool = False
     # what to say then
     farewell: Failed | Gone | None = None
     # of the prompt tokens so far, if they are to go out with the first token
@@ -69,6 +74,7 @@ class Changes:
     saved: list[tuple[RequestKey, int]] = field(default_factory=list)
     staged: list[RequestKey] = field(default_factory=list)
     progress: list[tuple[RequestKey, int]] = field(default_factory=list)
+    num_computed: int = 0
 
 
 class PrefillWorker(Worker):
@@ -78,15 +84,21 @@ class PrefillWorker(Worker):
         epoch: Epoch,
         wake: Callable[[], object] = lambda: None,
         transfers: TransferConfig | None = None,
+        options: PrefillOptions | None = None,
+        estimate: Estimate | None = None,
     ) -> None:
         super().__init__(engine, epoch, wake, transfers)
         staging_share = self.transfers.staging_share if self.transfers.is_staged else 0.0
-        self.schedule = PrefillSchedule(limits_of(engine), staging_share)
+        self.schedule = PrefillSchedule(limits_of(engine), staging_share, options, estimate)
         self._shelf = Shelf(epoch, self._completions)
         self._staging = Staging(engine, self.schedule, self._shelf, self)
         self._lender: Lender | None = None
         # those that hold blocks
         self._prompts: dict[RequestKey, Prompt] = {}
+        # of prompts that hold none, those with a grammar
+        self._matchers: dict[RequestKey, Matcher] = {}
+        # of prompts that gave their blocks up half-way
+        self._partial_logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
         self._changes = Changes()
         self._last_num_free = -1
 
@@ -129,9 +141,17 @@ class PrefillWorker(Worker):
                 NewTokens(wanted.key, first, [], finish_reason="error", error=str(error))
             )
             return
-        self.schedule.prefill([work])
+        self._when_compiled(work, partial(self.schedule.prefill, [work]))
+
+    def _when_compiled(self, work: Work, then: Callable[[], None]) -> None:
+        key, structure = work.request.key, work.request.params.structured_outputs
+        if structure is not None:
+            matcher = self._matchers[key] = self.engine.grammars.matcher(structure)
+            self._compiling.begin(key, matcher)
+        self._compiling.when_ready(key, then)
 
     def _abort(self, key: RequestKey) -> None:
+        self._forget(key)
         if self._staging.drop(key, Gone([key])):
             return
         if self.schedule.abort(key):
@@ -139,7 +159,15 @@ class PrefillWorker(Worker):
         else:
             self._outbox.append(Gone([key]))
 
+    def _forget(self, key: RequestKey) -> None:
+        """What is kept of a prompt that holds no blocks."""
+        self._compiling.drop(key)
+        self._matchers.pop(key, None)
+        self._partial_logprobs.pop(key, None)
+
     def drop_orders(self) -> None:
+        for key in [*self._matchers, *self._partial_logprobs]:
+            self._forget(key)
         for key in self.schedule.drop_waiting():
             if not self._staging.drop(key):
                 self._drop(self._prompts[key], None)
@@ -165,7 +193,9 @@ class PrefillWorker(Worker):
     def step(self) -> tuple[list[AnyMessage], bool]:
         begun_s = self._clock()
         self._completions.run()
-        plan = self.schedule.plan()
+        plan = self.schedule.plan(begun_s)
+        for key in plan.gives_up:
+            self._give_up(self._prompts[key])
         for work in plan.starts:
             self._start(work)
         for work in plan.loads:
@@ -173,14 +203,16 @@ class PrefillWorker(Worker):
         for work in plan.stages:
             self._staging.start(work)
         self._compute(plan)
+        # what could be copied at once is said with what was computed
+        self._completions.run()
         self._check_blocks(self.schedule.num_free_blocks)
-        return self._take_messages(self._clock() - begun_s), bool(plan.chunks)
+        return self._take_messages(self._clock() - begun_s), plan.goes_on
 
     def _start(self, work: Work) -> None:
-        request = adopt(self.engine, work)
+        request = adopt(self.engine, work, self._matchers.pop(work.request.key, None))
         num_saved_blocks = work.num_cached // self.engine.cache.format.block_size
         wants_logprobs = request.params.prompt_logprobs is not None
-        logprobs: list[TokenLogprobs] | None = [] if wants_logprobs else None
+        logprobs = self._partial_logprobs.pop(work.request.key, []) if wants_logprobs else None
         self._prompts[work.request.key] = Prompt(work, request, num_saved_blocks, logprobs=logprobs)
         if not work.num_cached:
             self.engine.join(request)
@@ -188,7 +220,10 @@ class PrefillWorker(Worker):
     def _compute(self, plan: PrefillPlan) -> None:
         if not plan.chunks:
             return
+        begun_s = self._clock()
         outputs = self.engine.execute([(self._prompts[key].request, count) for key, count in plan.chunks])
+        self._changes.num_computed += sum(count for _, count in plan.chunks)
+        self.schedule.took(self._clock() - begun_s)
         for output in outputs:
             self._take_output(output)
         for key, count in plan.chunks:
@@ -221,6 +256,7 @@ class PrefillWorker(Worker):
             prompt.key,
             self._pairs(prompt, 0, self.engine.cache.format.num_blocks(work.num_cached)),
             self._loaded,
+            work.deadlines.is_rt,
         )
 
     def _loaded(self, outcome: Outcome) -> None:
@@ -238,7 +274,7 @@ class PrefillWorker(Worker):
         pairs = self._pairs(prompt, prompt.num_saved_blocks, end)
         if pairs:
             prompt.num_saved_blocks = end
-            self._save(prompt.key, pairs, self._saved)
+            self._save(prompt.key, pairs, self._saved, prompt.work.deadlines.is_rt)
 
     def _saved(self, outcome: Outcome) -> None:
         prompt = self._prompts[outcome.keys[0]]
@@ -247,14 +283,29 @@ class PrefillWorker(Worker):
         else:
             self._leave_if_done(prompt)
 
+    def _give_up(self, prompt: Prompt) -> None:
+        prompt.is_giving_up = True
+        self.engine.part(prompt.request)
+        self._save_blocks(prompt, self.engine.cache.format.num_blocks(prompt.request.num_computed))
+        self._leave_if_done(prompt)
+
+    def _gave_up(self, prompt: Prompt) -> None:
+        self.schedule.gave_up(prompt.key)
+        self.engine.release(prompt.request)
+        del self._prompts[prompt.key]
+        if prompt.logprobs:
+            self._partial_logprobs[prompt.key] = prompt.logprobs
+        if prompt.request.matcher is not None:
+            self._matchers[prompt.key] = prompt.request.matcher
+
     def _pairs(self, prompt: Prompt, first: int, end: int) -> list[tuple[BlockId, PoolBlockId]]:
         here = self.engine.blocks_of(prompt.request)[first:end]
         return list(zip(here, prompt.work.blocks[first:end], strict=True))
 
     # ---- for staging: copies, and what is said ----------------------------------------------------------------------
 
-    def load(self, key: RequestKey, pairs: Pairs, done: Done) -> None:
-        self._load(key, pairs, done)
+    def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool) -> None:
+        self._load(key, pairs, done, is_urgent)
 
     def abandon(self, key: RequestKey) -> None:
         self._mover.abandon(key)
@@ -284,6 +335,9 @@ class PrefillWorker(Worker):
             return
         if prompt.is_dropped:
             self._outbox += [prompt.farewell] if prompt.farewell else []
+        elif prompt.is_giving_up:
+            self._gave_up(prompt)
+            return
         elif prompt.is_computed:
             self._changes.saved.append((prompt.key, prompt.request.num_computed))
         else:
@@ -307,6 +361,8 @@ class PrefillWorker(Worker):
                     num_free_blocks=num_free_blocks,
                     duration_s=duration_s,
                     moved=list(self._moved.values()),
+                    num_computed=changes.num_computed,
+                    pace=self.schedule.pace,
                 )
             )
             self._moved = {}

@@ -1,12 +1,20 @@
-"""Which requests are taken. A refusal has a reason for programs and a sentence for people."""
+"""Which requests are taken. A refusal has a reason for programs and a sentence for people.
+
+An objective that the model can't keep even for a single request is refused, if it was asked for; a default is raised.
+"""
 
 from __future__ import annotations
+
+from msgspec.structs import replace
 
 from alignedserve.messages import Request
 from router.config import RouterConfig
 from router.fleet import Fleet
 
 Refusal = tuple[str, str]
+
+# A default objective leaves so much of the time that a request takes alone.
+DEFAULT_SLACK = 1.25
 
 
 def refuse(
@@ -40,3 +48,46 @@ def refuse(
             f"prompt and output need {needed} blocks of KV, and there are at most {most} for a request",
         )
     return None
+
+
+def refuse_slo(request: Request, fleet: Fleet) -> Refusal | None:
+    num_prompt = len(request.prompt)
+    for field, asked_s, least_s, what in (
+        ("ttft", request.ttft_s, fleet.fastest_ttft_s(num_prompt), f"a prompt of {num_prompt} tokens takes"),
+        ("tbt", request.tbt_s, fleet.fastest_tbt_s(num_prompt + 1), "a token takes"),
+    ):
+        if asked_s is not None and asked_s < least_s and f"{field}_s" not in request.slo_defaults:
+            least_ms = 1000 * least_s
+            return (
+                "slo",
+                f"slo.{field}_ms={1000 * asked_s:g}: must be at least {least_ms:.3g}, which is what {what} "
+                "when this server does nothing else",
+            )
+    return None
+
+
+def with_possible_slo(request: Request, fleet: Fleet) -> Request:
+    """Its defaults raised to what the model can do."""
+    num_prompt = len(request.prompt)
+    ttft_s, tbt_s = request.ttft_s, request.tbt_s
+    if ttft_s is not None and "ttft_s" in request.slo_defaults:
+        ttft_s = max(ttft_s, DEFAULT_SLACK * fleet.fastest_ttft_s(num_prompt))
+    if tbt_s is not None and "tbt_s" in request.slo_defaults:
+        tbt_s = max(tbt_s, DEFAULT_SLACK * fleet.fastest_tbt_s(num_prompt + 1))
+    return replace(request, ttft_s=ttft_s, tbt_s=tbt_s)
+
+
+def remark_on(asked: Request, possible: Request) -> list[tuple[str, str]]:
+    """(objective, sentence) of each default that was raised."""
+    return [
+        (
+            name,
+            f"The default objective {name}={given_s:g} is more than the model can do for a prompt of "
+            f"{len(asked.prompt)} tokens: raised to {raised_s:.3g} for it, and for others as far as they need it",
+        )
+        for name, given_s, raised_s in (
+            ("ttft_s", asked.ttft_s, possible.ttft_s),
+            ("tbt_s", asked.tbt_s, possible.tbt_s),
+        )
+        if given_s is not None and raised_s is not None and raised_s > given_s
+    ]

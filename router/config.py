@@ -8,9 +8,11 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class RouterConfig:
-    policy: Annotated[str, "aligned (batches of similar length) or fcfs (decode in order of arrival)"] = (
-        "aligned"
-    )
+    policy: Annotated[
+        str,
+        "aligned (batches of similar length, deadlines), priority (real time first, then in order of arrival) "
+        "or fcfs (in order of arrival)",
+    ] = "aligned"
     link: Annotated[str, "how KV gets to decode instances: host, gloo or nccl"] = "host"
     max_num_queued_reqs: Annotated[int, "more than these wait for prefill: 503"] = 4096
     max_num_queued_tokens: Annotated[int, "more tokens than these wait for prefill: 503"] = 4 << 20

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from alignedserve.messages import Moved
+from alignedserve.messages import DecodeReport, Moved, PrefillReport
 from alignedserve.types import InstanceId
 
 
@@ -18,9 +18,17 @@ class InstanceCounters:
     num_evictions: int = 0
     num_spills: int = 0
     num_batch_switches: int = 0
+    num_computed_tokens: int = 0
+    computing_s: float = 0.0
     moved: dict[str, Moved] = field(default_factory=dict)
 
-    def add_moved(self, all_moved: Iterable[Moved]) -> None:
+    def add_report(self, report: PrefillReport | DecodeReport) -> None:
+        self._add_moved(report.moved)
+        if report.num_computed:
+            self.num_computed_tokens += report.num_computed
+            self.computing_s += report.duration_s
+
+    def _add_moved(self, all_moved: Iterable[Moved]) -> None:
         for each in all_moved:
             total = self.moved.setdefault(each.what, Moved(each.what, 0, 0.0))
             total.num_bytes += each.num_bytes
@@ -31,6 +39,12 @@ class Counters:
     def __init__(self) -> None:
         # role of a process that was lost -> requests that went on without it
         self.recoveries: Counter[str] = Counter()
+        # requests whose KV was thrown away for want of room
+        self.num_recomputed = 0
+        # real-time requests that went to a decode instance at once
+        self.num_express = 0
+        # best-effort requests that left one while real time was on its way there
+        self.num_evicted_for_rt = 0
         self._instances: defaultdict[InstanceId, InstanceCounters] = defaultdict(InstanceCounters)
 
     def of(self, instance_id: InstanceId) -> InstanceCounters:

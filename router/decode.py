@@ -17,12 +17,15 @@ from alignedserve.messages import (
 )
 from alignedserve.types import InstanceId, RequestKey
 from router.entry import Entry, State
+from router.express import express
 from router.fleet import DecodeView, PrefillView
 from router.life import Life
 from router.policies import Assign
 
-# A request goes on while it waits for its way out.
-EVICT_SLACK_BLOCKS = 2
+# Victims without room in the pool wait for it while others run. When nothing has run for so long, or for so many
+# iterations, one of them is computed again later.
+STANDSTILL_S = 1.0
+STANDSTILL_ITERATIONS = 4
 
 
 class DecodeSide:
@@ -35,14 +38,24 @@ class DecodeSide:
         life = self._life
         if not life.fleet.pool:
             return
+        if life.may_have_room:
+            life.may_have_room = False
+            self._ask_again()
+        if life.is_mixed and life.pooled.real_time:
+            for assign in express(life.pooled.real_time, life.fleet.decodes):
+                life.counters.num_express += len(assign.entries)
+                self._take(assign, is_urgent=True)
         for ask in life.policy.decide(life.fleet, life.pooled, life.now):
             if isinstance(ask, Assign):
-                if life.policy.uses_index:
-                    for entry in ask.entries:
-                        life.commit(entry, is_candidate=False)
-                self._assign(ask.decode, ask.entries, ask.is_batch)
+                self._take(ask)
             else:
                 life.send_pool(ask)
+
+    def _take(self, ask: Assign, is_urgent: bool = False) -> None:
+        if self._life.policy.uses_index:
+            for entry in ask.entries:
+                self._life.commit(entry, is_candidate=False)
+        self._assign(ask.decode, ask.entries, ask.is_batch, is_urgent)
 
     def candidates(self, found: Candidates) -> None:
         """The pool's answer: these are no candidates any more."""
@@ -57,14 +70,19 @@ class DecodeSide:
         search.answered(has_found=bool(found.keys))
         self._assign(found.decode, entries, found.is_batch)
 
-    def _assign(self, decode: InstanceId, entries: Sequence[Entry], is_batch: bool) -> None:
+    def _assign(
+        self, decode: InstanceId, entries: Sequence[Entry], is_batch: bool, is_urgent: bool = False
+    ) -> None:
         """Staged is what the emptiest buffer has room for; a candidate that waited for room there might be what an
-        idle decode instance waits for. The others are fetched from the pool."""
+        idle decode instance waits for. The others are fetched from the pool, as are urgent ones where others are
+        being staged already or prompts have taken the room."""
         view = self._life.fleet.decode(decode)
         if entries and view and is_batch and not view.batch:
             view.is_batch_begun = False
         prefills = self._life.fleet.prefills if self._life.config.link != "host" else []
         stager = max(prefills, key=lambda view: view.num_free_staging_blocks, default=None)
+        if stager and is_urgent and not _has_room_at_once(stager, entries):
+            stager = None
         staged = self._stage(stager, decode, entries, is_batch) if stager else set()
         if fetched := [entry for entry in entries if entry.key not in staged]:
             self._offer(decode, fetched, is_batch, source=None)
@@ -115,7 +133,9 @@ class DecodeSide:
         if view := self._life.fleet.decode(decode):
             if is_batch and not view.batch:
                 view.batch_since_s = self._life.now
-            (view.batch if is_batch else view.near)[entry.key] = len(entry.blocks) + 1
+            needed = (view.batch if is_batch else view.near)[entry.key] = len(entry.blocks) + 1
+            if not entry.is_rt:
+                view.be_promised[entry.key] = needed
 
     # ---- on a decode instance ----
 
@@ -124,23 +144,36 @@ class DecodeSide:
         if view is None:
             raise RuntimeError(f"{sender} reports as a decode instance, but is none that is up")
         counters = life.counters.of(sender)
-        counters.add_moved(report.moved)
+        counters.add_report(report)
         view.report, view.num_free_blocks = report, report.num_free_blocks
         self._admitted(view, report.admitted)
         life.news(sender, report.news)
-        for key in report.wants_evicted:
-            if entry := life.at(key, sender, State.RUNNING):
-                counters.num_preemptions += 1
-                life.enter(entry, State.MAKING_ROOM, sender)
-                self.make_room(entry)
+        view.pace = report.pace
+        if report.news:
+            view.progress_s = life.now
+        self._victims(view, report.wants_evicted)
         for key, num_tokens in report.evicted:
             if entry := life.at(key, sender, State.EVICTING):
                 counters.num_evictions += 1
+                life.counters.num_evicted_for_rt += view.awaits_rt and not entry.is_rt
                 entry.num_cached = num_tokens
                 life.requeue(entry)
         for key in report.withdrawn:
             if entry := life.at(key, sender, State.OFFERED):
                 life.recall(entry, gone_from=sender)
+
+    def _victims(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
+        life, sender = self._life, view.instance_id
+        for key in view.refused.keys() - keys:
+            del view.refused[key]
+            if entry := life.at(key, sender, State.MAKING_ROOM):
+                life.enter(entry, State.RUNNING, sender)
+                life.send_pool(MakeSpare([key]))
+        for key in keys:
+            if entry := life.at(key, sender, State.RUNNING):
+                life.counters.of(sender).num_preemptions += 1
+                life.enter(entry, State.MAKING_ROOM, sender)
+                self.make_room(entry)
 
     def _admitted(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
         sender = view.instance_id
@@ -166,18 +199,56 @@ class DecodeSide:
             self._life.send(stager, Unstage(keys))
 
     def make_room(self, entry: Entry) -> None:
-        pool, view = self._life.fleet.pool, self._life.fleet.decode(entry.place)
-        if pool and view:
-            block_size = view.hello.limits.block_size
-            most = pool.hello.limits.num_blocks * block_size
-            num_tokens = min(entry.num_tokens + EVICT_SLACK_BLOCKS * block_size, most)
+        pool, memory = self._life.fleet.pool, self._life.memory
+        if pool:
+            most = pool.hello.limits.num_blocks * pool.hello.limits.block_size
+            num_tokens = min(memory.tokens_to_evict(entry), most)
             self._life.send_pool(Reserve(entry.key, num_tokens, entry.request.request_id))
 
     def made_room(self, entry: Entry, reserved: Reserved) -> None:
-        """Without room its KV is lost, and computed again when there is some."""
+        """Without room it stays where it is, with its KV, and goes on if it can."""
         if reserved.blocks is None:
-            self._life.recall(entry)
+            if self._life.give_way():
+                self.make_room(entry)
+            elif view := self._life.fleet.decode(entry.place):
+                view.refused[entry.key] = None
             return
+        if view := self._life.fleet.decode(entry.place):
+            view.refused.pop(entry.key, None)
         entry.blocks = reserved.blocks
         self._life.enter(entry, State.EVICTING, entry.place)
         self._life.send(entry.place, Evict(entry.key, entry.blocks, entry.num_cached))
+
+    def _ask_again(self) -> None:
+        """For those that found no room."""
+        for view in self._life.fleet.decodes:
+            victims = [
+                entry
+                for key in view.refused
+                if (entry := self._life.at(key, view.instance_id, State.MAKING_ROOM))
+            ]
+            view.refused = {entry.key: None for entry in victims}
+            if victims and self._stands_still(view, victims):
+                self._give_up(view, victims)
+            else:
+                for entry in victims:
+                    self.make_room(entry)
+
+    def _stands_still(self, view: DecodeView, victims: Sequence[Entry]) -> bool:
+        iteration_s = view.report.duration_s if view.report else 0.0
+        patience_s = max(STANDSTILL_S, STANDSTILL_ITERATIONS * iteration_s)
+        since_s = max(view.progress_s, max(entry.since_s for entry in victims))
+        return self._life.now - since_s > patience_s
+
+    def _give_up(self, view: DecodeView, victims: Sequence[Entry]) -> None:
+        """The one with least to compute again: all wait for each other, and nobody else has room to give."""
+        victim = min(victims, key=lambda entry: (entry.is_rt, entry.num_tokens))
+        del view.refused[victim.key]
+        view.progress_s = self._life.now
+        self._life.counters.num_recomputed += 1
+        self._life.recall(victim)
+
+
+def _has_room_at_once(stager: PrefillView, entries: Sequence[Entry]) -> bool:
+    needed = sum(len(entry.blocks) for entry in entries)
+    return not stager.staging and needed <= min(stager.num_free_blocks, stager.num_free_staging_blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from alignedserve.deadlines import Deadlines
 from alignedserve.lengths.forecast import Forecast
 from alignedserve.messages import Request, Work
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
@@ -33,6 +34,9 @@ class State(Enum):
     LEAVING = "leaving"
 
 
+# real time on its way from prefill to a decode instance, which is told so
+COMING = {State.PREFILLING, State.POOLED, State.STAGED}
+
 # A request that is evicted again and again has a long story; its beginning is enough.
 MAX_MARKS = 64
 
@@ -53,6 +57,8 @@ class Entry:
     # the prefill instance that holds a staged copy, for which decode instance, to go into which of its lists
     staged_at: InstanceId | None = None
     staged_for: InstanceId | None = None
+    # the decode instance that was told to expect it
+    expected_at: InstanceId | None = None
     is_in_batch: bool = False
     # instances that have not said yet that they forgot it
     holders: list[InstanceId] = field(default_factory=list)
@@ -63,6 +69,9 @@ class Entry:
     blocks: list[PoolBlockId] = field(default_factory=list)
     # of its length; grows when it is exceeded
     forecast: Forecast = field(default_factory=Forecast)
+    # on the router's clock: when it came to its gateway, and when its tokens are due
+    arrived_s: float = 0.0
+    deadlines: Deadlines = field(default_factory=Deadlines)
     # (state, seconds since the router took it) for each state that it entered
     timeline: list[tuple[str, float]] = field(default_factory=list)
     _taken_s: float = 0.0
@@ -79,6 +88,10 @@ class Entry:
     @property
     def key(self) -> RequestKey:
         return self.request.key
+
+    @property
+    def is_rt(self) -> bool:
+        return self.deadlines.is_rt
 
     @property
     def num_tokens(self) -> int:
@@ -103,4 +116,11 @@ class Entry:
         return bool(self.output) and self.num_cached == self.num_tokens - 1
 
     def work(self) -> Work:
-        return Work(self.request, list(self.output), self.num_cached, list(self.blocks))
+        return Work(
+            self.request,
+            list(self.output),
+            self.num_cached,
+            list(self.blocks),
+            self.deadlines,
+            self.forecast.length,
+        )

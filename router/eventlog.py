@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from alignedserve.mix import MixConfig
 from alignedserve.types import Epoch
 from router.config import RouterConfig
 from router.events import Event, Send
@@ -19,14 +20,15 @@ _LENGTH_BYTES = 4
 class Header(msgspec.Struct):
     config: RouterConfig
     epoch: Epoch
+    mix: MixConfig
 
 
 class EventLog:
     """Appends events; a reader may follow, and a torn last record is ignored."""
 
-    def __init__(self, file: BinaryIO, config: RouterConfig, epoch: Epoch) -> None:
+    def __init__(self, file: BinaryIO, config: RouterConfig, epoch: Epoch, mix: MixConfig) -> None:
         self._file = file
-        self._write(Header(config, epoch))
+        self._write(Header(config, epoch, mix))
 
     def append(self, now: float, event: Event) -> None:
         self._write((now, event))
@@ -49,7 +51,7 @@ def replay(path: Path) -> Iterator[tuple[float, Event, list[Send]]]:
     """Each event again, with the orders of a new router."""
     records = _records(path)
     header = msgspec.msgpack.decode(next(records), type=Header)
-    router = Router(header.config, header.epoch)
+    router = Router(header.config, header.epoch, header.mix)
     decoder = msgspec.msgpack.Decoder(tuple[float, Event])
     for record in records:
         now, event = decoder.decode(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.messages import DecodeReport, Hello
+from alignedserve.messages import Coming, DecodeReport, Hello
 from alignedserve.types import InstanceId, RequestKey
 
 
@@ -13,6 +13,8 @@ from alignedserve.types import InstanceId, RequestKey
 class Process:
     hello: Hello
     num_free_blocks: int = 0
+    # of an instance's iterations, measured over predicted
+    pace: float = 1.0
 
     @property
     def instance_id(self) -> InstanceId:
@@ -61,12 +63,22 @@ class DecodeView(Process):
     # what it was offered and has not admitted, with blocks needed
     batch: dict[RequestKey, int] = field(default_factory=dict)
     near: dict[RequestKey, int] = field(default_factory=dict)
+    # of these, what best-effort requests were promised
+    be_promised: dict[RequestKey, int] = field(default_factory=dict)
     # since when it has a batch that it has not admitted entirely
     batch_since_s: float = 0.0
     # whether something of it was admitted
     is_batch_begun: bool = False
+    # real time that it will be offered in a moment: whether its first token is out; and what it was told of that
+    coming: dict[RequestKey, bool] = field(default_factory=dict)
+    told: Coming = field(default_factory=lambda: Coming(0, 0))
     # requests that run there
     running: dict[RequestKey, None] = field(default_factory=dict)
+    be_running: dict[RequestKey, None] = field(default_factory=dict)
+    # of those, victims that the pool had no room for
+    refused: dict[RequestKey, None] = field(default_factory=dict)
+    # when it last brought a token, or gave one of them up
+    progress_s: float = 0.0
     batch_search: Search = field(default_factory=Search)
     near_search: Search = field(default_factory=Search)
 
@@ -83,8 +95,43 @@ class DecodeView(Process):
     def num_unspoken_slots(self) -> int:
         return self.hello.limits.max_num_seqs - len(self.running) - len(self.batch) - len(self.near)
 
+    @property
+    def num_blocks_for_rt(self) -> int:
+        """What is free, or best effort can give, and not promised to real time."""
+        num_be_blocks = self.report.num_be_blocks if self.report else 0
+        return self.num_unspoken_blocks + sum(self.be_promised.values()) + num_be_blocks
+
+    @property
+    def num_slots_for_rt(self) -> int:
+        return self.num_unspoken_slots + len(self.be_promised) + len(self.be_running)
+
+    @property
+    def num_rt(self) -> int:
+        """Requests that run there, or are to."""
+        return self.hello.limits.max_num_seqs - self.num_slots_for_rt
+
+    def reluctance(self, num_blocks: int) -> tuple[bool, int]:
+        """Of two with as much real time, better is where this is less, for a request of so many blocks: nobody has to
+        make room, and there is more of it."""
+        has_room = self.num_unspoken_slots > 0 and self.num_unspoken_blocks >= num_blocks
+        return not has_room, -self.num_blocks_for_rt
+
+    @property
+    def awaits_rt(self) -> bool:
+        return len(self.be_promised) < len(self.batch) + len(self.near)
+
+    @property
+    def news_of_coming(self) -> Coming | None:
+        """What it has not been told."""
+        num_ready = sum(self.coming.values())
+        news = Coming(len(self.coming) - num_ready, num_ready)
+        return None if news == self.told else news
+
     def forget(self, key: RequestKey) -> None:
         """Safe to repeat."""
+        self.coming.pop(key, None)
+        self.be_promised.pop(key, None)
+        self.be_running.pop(key, None)
         self.batch.pop(key, None)
         self.near.pop(key, None)
         self.running.pop(key, None)
@@ -123,6 +170,36 @@ class Fleet:
     @property
     def decodes(self) -> list[DecodeView]:
         return [process for process in self if isinstance(process, DecodeView)]
+
+    @property
+    def max_model_len(self) -> int:
+        """0 without instances."""
+        return max((view.hello.limits.max_model_len for view in (*self.prefills, *self.decodes)), default=0)
+
+    def fastest_ttft_s(self, num_tokens: int) -> float:
+        """Of a prompt that has the best instance for itself, by its cost model; 0: nobody knows."""
+        known = [(view.hello.cost, view.hello.limits.max_num_batched_tokens) for view in self.prefills]
+        return min((cost.fastest_ttft_s(num_tokens, chunk) for cost, chunk in known if cost), default=0.0)
+
+    def fastest_tbt_s(self, num_tokens: int) -> float:
+        """Likewise, between two tokens after so many."""
+        known = [view.hello.cost for view in self.decodes]
+        return min((cost.fastest_tbt_s(num_tokens) for cost in known if cost), default=0.0)
+
+    def prefill_s(self, num_cached: int, num_tokens: int) -> float:
+        """What an instance takes for a prompt of which so much is there, as fast as it is of late."""
+        found = []
+        for view in self.prefills:
+            if cost := view.hello.cost:
+                chunk = view.hello.limits.max_num_batched_tokens
+                all_s = cost.fastest_ttft_s(num_tokens, chunk)
+                found.append((all_s - cost.fastest_ttft_s(num_cached, chunk)) * view.pace)
+        return min(found, default=0.0)
+
+    def decode_s(self, num_tokens: int) -> float:
+        """Likewise, between two tokens after so many."""
+        costs = [(view.hello.cost, view.pace) for view in self.decodes]
+        return min((cost.fastest_tbt_s(num_tokens) * pace for cost, pace in costs if cost), default=0.0)
 
     def prefill(self, instance_id: InstanceId | None) -> PrefillView | None:
         process = self._processes.get(instance_id) if instance_id else None

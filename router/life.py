@@ -12,28 +12,41 @@ request says so (`Gone`), or dies; until then the request is LEAVING.
 from __future__ import annotations
 
 from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release, Tokens
+from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.types import InstanceId, RequestKey
+from router.clock import with_first_token
 from router.config import RouterConfig
 from router.counters import Counters
-from router.entry import RUNNING, Entry, State
+from router.entry import COMING, RUNNING, Entry, State
 from router.events import Send
 from router.fleet import Fleet
+from router.memory import Memory
 from router.policies.base import BatchPolicy
 from router.pooled import Pooled
 from router.queue import PrefillQueue
+from router.urgency import urgency_of
+
+# finish reasons of answers that are whole
+ENDS = ("stop", "length")
 
 
 class Life:
-    def __init__(self, config: RouterConfig, policy: BatchPolicy) -> None:
+    def __init__(self, config: RouterConfig, policy: BatchPolicy, mix: MixConfig) -> None:
         self.config = config
         self.policy = policy
+        self.discipline = DISCIPLINES[config.policy]
         self.fleet = Fleet()
+        self.memory = Memory(self.fleet, mix)
         self.counters = Counters()
         self.entries: dict[RequestKey, Entry] = {}
-        self.queue = PrefillQueue()
+        self.queue = PrefillQueue(self.discipline)
+        # best-effort prompts that were begun, and wait with what the pool has of them
+        self.held: dict[RequestKey, Entry] = {}
         # those whose blocks the pool was asked for, before prefill
         self.reserving: dict[RequestKey, Entry] = {}
         self.pooled = Pooled()
+        # something was released since victims were last asked room for
+        self.may_have_room = False
         self.now = 0.0
         self._sends: list[Send] = []
         # what gateways will hear: of each, tokens, and the stories of some of the requests
@@ -63,6 +76,10 @@ class Life:
     def take_sends(self) -> list[Send]:
         for gateway, tokens in self._news.items():
             self.send(gateway, tokens)
+        for view in self.fleet.decodes:
+            if (coming := view.news_of_coming) is not None:
+                view.told = coming
+                self.send(view.instance_id, coming)
         sends, self._sends, self._news = self._sends, [], {}
         return sends
 
@@ -73,21 +90,40 @@ class Life:
         self.reserving.pop(entry.key, None)
         self.pooled.discard(entry)
         self.queue.discard(entry)
+        self.held.pop(entry.key, None)
         if prefill := self.fleet.prefill(entry.place):
             prefill.pending.pop(entry.key, None)
         for name in (entry.place, entry.staged_for):
             if decode := self.fleet.decode(name):
                 decode.forget(entry.key)
+        if (expecting := self.fleet.decode(entry.expected_at)) and state not in COMING:
+            expecting.coming.pop(entry.key, None)
         entry.state, entry.place, entry.since_s = state, place, self.now
         entry.mark()
+        if state is State.QUEUED:
+            self.memory.drop(entry)
+        else:
+            self.memory.claim(entry)
         if state is State.RESERVING:
             self.reserving[entry.key] = entry
         elif state is State.POOLED:
             self.pooled.add(entry)
         elif state is State.PREFILLING and (prefill := self.fleet.prefill(place)):
             prefill.pending[entry.key] = entry.num_missing
+            self._announce(entry)
         elif state in RUNNING and (decode := self.fleet.decode(place)):
             decode.running[entry.key] = None
+            if not entry.is_rt:
+                decode.be_running[entry.key] = None
+
+    def _announce(self, entry: Entry) -> None:
+        """Real time beside best effort: a decode instance will have its next iteration end soon enough for it."""
+        views = self.fleet.decodes
+        if entry.is_rt and self.is_mixed and views:
+            needed = len(entry.blocks) + 1
+            view = min(views, key=lambda view: (view.num_rt + len(view.coming), *view.reluctance(needed)))
+            entry.expected_at = view.instance_id
+            view.coming[entry.key] = bool(entry.output)
 
     def requeue(self, entry: Entry) -> None:
         """No instance has it: on with what the pool has."""
@@ -97,21 +133,50 @@ class Life:
         else:
             entry.num_cached = entry.num_reusable
             self.enter(entry, State.QUEUED)
-            self.queue.push(entry, self.policy.prefill_due_s(entry))
-            self._hold_no_room(entry)
+            num_output = self.memory.expected_output(entry)
+            self.queue.push(entry, urgency_of(entry, self.discipline, self.fleet, num_output))
+            self._keep_what_it_has(entry)
         entry.staged_at = entry.staged_for = None
 
-    def _hold_no_room(self, entry: Entry) -> None:
-        """Or those before it in the queue might wait for it for ever."""
-        if entry.num_cached:
+    def _keep_what_it_has(self, entry: Entry) -> None:
+        """As a spare: those before it in the queue might wait for its room for ever. Only what was computed of a
+        best-effort prompt is not for others to take: it is counted with what is under way, and comes first when its
+        class has its turn; and real time may take it (`give_way`)."""
+        if entry.num_cached and not entry.is_rt and self.discipline.has_deadlines:
+            self.held[entry.key] = entry
+            self.memory.claim(entry)
+            self.commit(entry, is_candidate=False)
+        elif entry.num_cached:
             self.send_pool(MakeSpare([entry.key]))
         elif entry.blocks:
             entry.blocks = []
             self.release([entry.key])
 
+    def give_way(self) -> bool:
+        """Begun best-effort prompts that wait hold nothing any more. Whether there were any."""
+        held, self.held = list(self.held.values()), {}
+        if held:
+            self.send_pool(MakeSpare([entry.key for entry in held]))
+            self.queue.has_room_again()
+        for entry in held:
+            self.memory.drop(entry)
+        return bool(held)
+
     def commit(self, entry: Entry, is_candidate: bool) -> None:
-        due_s = entry.since_s + self.policy.patience_s(self.fleet, self.pooled)
-        self.send_pool(Commit(entry.key, entry.num_cached, due_s, is_candidate))
+        self.send_pool(Commit(entry.key, entry.num_cached, self._admission_due_s(entry), is_candidate))
+
+    def _admission_due_s(self, entry: Entry) -> float:
+        """Beside best effort, real time is due with its next token. Where all is real time, batches of like lengths
+        are what serves it best, and only who would starve goes first."""
+        patience_s = entry.since_s + self.policy.patience_s(self.fleet, self.pooled)
+        if not (entry.is_rt and self.is_mixed):
+            return patience_s
+        return min(patience_s, entry.deadlines.token_due_s(len(entry.output)))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Deadlines count, and there is best effort that can give way."""
+        return self.discipline.has_deadlines and self.memory.num_be > 0
 
     def recall(self, entry: Entry, gone_from: InstanceId | None = None) -> None:
         """Takes it from wherever it is; it goes on from the pool. `gone_from` has forgotten it already."""
@@ -144,13 +209,19 @@ class Life:
             self.requeue(entry)
             return
         self.enter(entry, State.LEAVING)
+        self.memory.drop(entry)
         del self.entries[entry.key]
         self.release([entry.key])
 
     def release(self, keys: list[RequestKey]) -> None:
         if keys:
-            self.queue.pool_is_full = False
+            self.has_room_again()
             self.send_pool(Release(keys))
+
+    def has_room_again(self) -> None:
+        """Or may have: what the pool refused may be asked for once more."""
+        self.may_have_room = True
+        self.queue.has_room_again()
 
     # ---- tokens ----
 
@@ -166,15 +237,23 @@ class Life:
                 )
             is_first = not entry.output
             entry.output.extend(news.tokens)
+            if is_first:
+                entry.deadlines = with_first_token(entry.deadlines, self.now)
+                if (view := self.fleet.decode(entry.expected_at)) and entry.key in view.coming:
+                    view.coming[entry.key] = True
             if is_first or news.finish_reason:
                 self.tell_story(entry)
             self.tell_client(entry, news)
             if news.finish_reason:
+                if news.finish_reason in ENDS:
+                    self.memory.ended(entry)
                 # a prefill instance may still be saving it
                 is_forgotten = self.fleet.decode(sender) is not None
                 self.end(entry, gone_from=sender if is_forgotten else None)
             else:
                 entry.forecast.advance(len(entry.output), self.now)
+                if self.memory.is_outgrown(entry):
+                    self.memory.claim(entry)
 
     def at(self, key: RequestKey, place: InstanceId, *states: State) -> Entry | None:
         """The request, if it is there in one of these states: messages cross."""

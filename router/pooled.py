@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from alignedserve.types import RequestKey
 from router.entry import Entry
@@ -11,6 +11,7 @@ from router.entry import Entry
 class Pooled:
     def __init__(self) -> None:
         self._entries: dict[RequestKey, Entry] = {}
+        self._real_time: dict[RequestKey, Entry] = {}
         self.num_tokens = 0
         # additions so far, and whatever else gives searches that found nothing a new chance
         self.num_changes = 0
@@ -22,15 +23,23 @@ class Pooled:
         """Those that came first first."""
         return iter(self._entries.values())
 
+    @property
+    def real_time(self) -> Collection[Entry]:
+        """Likewise, of that class."""
+        return self._real_time.values()
+
     def get(self, key: RequestKey) -> Entry | None:
         return self._entries.get(key)
 
     def add(self, entry: Entry) -> None:
         self._entries[entry.key] = entry
+        if entry.is_rt:
+            self._real_time[entry.key] = entry
         self.num_tokens += entry.num_tokens
         self.num_changes += 1
 
     def discard(self, entry: Entry) -> None:
         """Safe to repeat."""
         if self._entries.pop(entry.key, None):
+            self._real_time.pop(entry.key, None)
             self.num_tokens -= entry.num_tokens

@@ -16,16 +16,36 @@ class PrefillSide:
         life = self._life
         if not (life.queue and life.fleet.pool and life.fleet.prefills):
             return
-        num_reserving = sum(entry.num_missing for entry in life.reserving.values())
-        for entry in life.queue.startable(life.fleet.prefills, num_reserving, life.config.prefill_window):
+        for entry in life.queue.startable(*self._rooms(), life.now, self._may_start):
             life.enter(entry, State.RESERVING)
             life.send_pool(Reserve(entry.key, entry.num_tokens, entry.request.request_id))
+
+    def _rooms(self) -> tuple[int, int]:
+        """In the windows of work ahead of all instances together, for either class."""
+        life = self._life
+        num_ahead = {True: 0, False: 0}
+        for entry in life.reserving.values():
+            num_ahead[entry.is_rt] += entry.num_missing
+        for view in life.fleet.prefills:
+            for key, num_tokens in view.pending.items():
+                num_ahead[life.entries[key].is_rt] += num_tokens
+        limits = [view.hello.limits for view in life.fleet.prefills]
+        window = life.config.prefill_window * sum(each.max_num_batched_tokens for each in limits)
+        if not life.discipline.has_deadlines:
+            room = window - sum(num_ahead.values())
+            return room, room
+        return window - num_ahead[True], window - num_ahead[False]
+
+    def _may_start(self, entry: Entry) -> bool:
+        life = self._life
+        if entry.is_rt or not life.discipline.has_deadlines:
+            return True
+        return life.memory.has_room_for(entry, is_scarce=life.queue.is_rt_refused)
 
     def reserved(self, entry: Entry, reserved: Reserved) -> None:
         life = self._life
         if reserved.blocks is None:
-            life.queue.pool_is_full = True
-            life.requeue(entry)
+            self._refused(entry)
             return
         entry.blocks = reserved.blocks
         views = life.fleet.prefills
@@ -36,12 +56,19 @@ class PrefillSide:
         life.enter(entry, State.PREFILLING, view.instance_id)
         life.send(view.instance_id, Prefill([entry.work()]))
 
+    def _refused(self, entry: Entry) -> None:
+        """Real time takes what begun best-effort prompts hold; and one of those would wait for the others for ever."""
+        life = self._life
+        if not ((entry.is_rt or entry.num_cached) and life.give_way()):
+            life.queue.refused(entry)
+        life.requeue(entry)
+
     def report(self, sender: InstanceId, report: PrefillReport) -> None:
         life, view = self._life, self._life.fleet.prefill(sender)
         if view is None:
             raise RuntimeError(f"{sender} reports as a prefill instance, but is none that is up")
-        life.counters.of(sender).add_moved(report.moved)
-        view.num_free_blocks = report.num_free_blocks
+        life.counters.of(sender).add_report(report)
+        view.num_free_blocks, view.pace = report.num_free_blocks, report.pace
         life.news(sender, report.news)
         for key, num_computed in report.progress:
             if entry := life.at(key, sender, State.PREFILLING):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alignedserve.logs import LogConfig
+from alignedserve.mix import MixConfig
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, new_epoch, stop_on_sigterm
 from router.config import RouterConfig
@@ -26,6 +27,7 @@ class RouterProcessConfig:
     # directory for logs of events, one for each epoch
     event_log: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
+    mix: MixConfig = field(default_factory=MixConfig)
 
 
 class RouterProcess:
@@ -41,7 +43,8 @@ class RouterProcess:
     async def _run(self, epoch: Epoch, files: ExitStack) -> None:
         config = self._config
         log = self._event_log(epoch, files)
-        server = RouterServer(Router(config.router, epoch), epoch, config.address.token, config.expected, log)
+        router = Router(config.router, epoch, config.mix)
+        server = RouterServer(router, epoch, config.address.token, config.expected, log)
         await server.listen(config.address.host, config.address.port)
         stop_on_sigterm(server.stop)
         await server.run()
@@ -52,4 +55,4 @@ class RouterProcess:
         directory = Path(self._config.event_log)
         directory.mkdir(parents=True, exist_ok=True)
         file = files.enter_context((directory / f"router-{epoch}.events").open("wb", buffering=0))
-        return EventLog(file, self._config.router, epoch)
+        return EventLog(file, self._config.router, epoch, self._config.mix)

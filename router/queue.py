@@ -1,51 +1,137 @@
-"""Requests that wait for prefill, the most urgent first."""
+"""Requests that wait for prefill, the most urgent first.
+
+With classes there are two queues. What real time (RT) waits for is room in the pool, and its turn among its own; best
+effort (BE) waits behind it in the same window of work ahead (static priority), or, with deadlines, has a window of its
+own, since instances give it what RT leaves of each iteration.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import NamedTuple
 
+from alignedserve.deadlines import DEMOTION_S
+from alignedserve.mix import Discipline
 from router.entry import Entry, State
-from router.fleet import PrefillView
+from router.urgency import Urgency
 
 
-class PrefillQueue:
+class Place(NamedTuple):
+    is_new: bool
+    start_s: float
+    number: int
+    entry: Entry
+
+
+class ClassQueue:
     def __init__(self) -> None:
-        # (due, number, request); a request that has left meanwhile, or came again, is skipped
-        self._heap: list[tuple[float, int, Entry]] = []
+        # a request that has left meanwhile, or came again, is skipped. Those without an objective, those that can
+        # still make theirs, and those that can't: their places have moved back by DEMOTION_S
+        self._steady: list[Place] = []
+        self._alive: list[Place] = []
+        self._lost: list[Place] = []
         self._numbers: dict[int, int] = {}
-        self._missing: dict[int, int] = {}
-        # tokens to compute of all of them
-        self.num_tokens = 0
         self._num_pushed = 0
+        self.num_demotions = 0
         # nothing starts until something was released
-        self.pool_is_full = False
+        self.is_refused = False
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def push(self, entry: Entry, due_s: float) -> None:
-        self.discard(entry)
+    def push(self, entry: Entry, urgency: Urgency) -> None:
         self._num_pushed += 1
-        self._missing[entry.key] = entry.num_missing
-        self.num_tokens += entry.num_missing
         self._numbers[entry.key] = self._num_pushed
-        heapq.heappush(self._heap, (due_s, self._num_pushed, entry))
+        heap = self._alive if urgency.can_be_lost else self._steady
+        heapq.heappush(heap, Place(urgency.is_new, urgency.start_s, self._num_pushed, entry))
 
     def discard(self, entry: Entry) -> None:
         """Safe to repeat."""
         self._numbers.pop(entry.key, None)
+
+    def first(self, now: float) -> Entry | None:
+        """It stays there until it is discarded."""
+        for heap in (self._steady, self._alive, self._lost):
+            self._skip_gone(heap)
+        while self._alive and self._alive[0].start_s < now:
+            self._demote(heapq.heappop(self._alive))
+            self._skip_gone(self._alive)
+        tops = [heap[0] for heap in (self._steady, self._alive, self._lost) if heap]
+        return min(tops).entry if tops else None
+
+    def _demote(self, place: Place) -> None:
+        self.num_demotions += 1
+        heapq.heappush(self._lost, place._replace(start_s=place.start_s + DEMOTION_S))
+
+    def _skip_gone(self, heap: list[Place]) -> None:
+        while heap and self._numbers.get(heap[0].entry.key) != heap[0].number:
+            heapq.heappop(heap)
+
+
+class PrefillQueue:
+    def __init__(self, discipline: Discipline) -> None:
+        self.discipline = discipline
+        self._first_class = ClassQueue()
+        self._best_effort = ClassQueue() if discipline.has_classes else self._first_class
+        self._missing: dict[int, int] = {}
+        # tokens to compute of all of them
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    @property
+    def num_demotions(self) -> int:
+        return sum(each.num_demotions for each in {self._first_class, self._best_effort})
+
+    @property
+    def is_rt_refused(self) -> bool:
+        """Real time waits for room in the pool."""
+        return self._first_class.is_refused
+
+    def push(self, entry: Entry, urgency: Urgency) -> None:
+        self.discard(entry)
+        self._missing[entry.key] = entry.num_missing
+        self.num_tokens += entry.num_missing
+        self._queue_of(entry).push(entry, urgency)
+
+    def discard(self, entry: Entry) -> None:
+        """Safe to repeat."""
+        self._queue_of(entry).discard(entry)
         self.num_tokens -= self._missing.pop(entry.key, 0)
 
-    def startable(self, prefills: list[PrefillView], num_reserving: int, window: int) -> Iterator[Entry]:
-        """Requests to ask room for, as many as keep prefill instances busy for `window` iterations."""
-        if self.pool_is_full:
+    def refused(self, entry: Entry) -> None:
+        """The pool has no room for it."""
+        self._queue_of(entry).is_refused = True
+
+    def has_room_again(self) -> None:
+        self._first_class.is_refused = self._best_effort.is_refused = False
+
+    def startable(
+        self, rt_room: int, be_room: int, now: float, may_start: Callable[[Entry], bool]
+    ) -> Iterator[Entry]:
+        """Requests to ask room for, as many as the rooms, in tokens of work, allow. Without deadlines they are one."""
+        left = yield from self._take(self._first_class, rt_room, now, may_start)
+        if self._best_effort is self._first_class:
             return
-        room = sum(window * view.hello.limits.max_num_batched_tokens - view.num_pending for view in prefills)
-        room -= num_reserving
-        while self._heap and room > 0:
-            _, number, entry = heapq.heappop(self._heap)
-            if self._numbers.get(entry.key) == number and entry.state is State.QUEUED:
-                self.discard(entry)
-                room -= entry.num_missing
-                yield entry
+        if self.discipline.has_deadlines:
+            yield from self._take(self._best_effort, be_room, now, may_start)
+        elif not self._first_class:
+            yield from self._take(self._best_effort, left, now, may_start)
+
+    def _take(
+        self, queue: ClassQueue, room: int, now: float, may_start: Callable[[Entry], bool]
+    ) -> Generator[Entry, None, int]:
+        while room > 0 and not queue.is_refused and (entry := queue.first(now)):
+            if entry.state is not State.QUEUED:
+                raise RuntimeError(f"request {entry.key} waits for prefill, but is {entry.state.value}")
+            if not may_start(entry):
+                break
+            self.discard(entry)
+            room -= entry.num_missing
+            yield entry
+        return room
+
+    def _queue_of(self, entry: Entry) -> ClassQueue:
+        return self._first_class if entry.is_rt else self._best_effort

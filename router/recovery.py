@@ -56,7 +56,7 @@ class Recovery:
             entry.staged_at = None
 
     def _pool_closed(self) -> None:
-        self._life.queue.pool_is_full = False
+        self._life.has_room_again()
         for view in self._life.fleet.decodes:
             view.batch_search, view.near_search = Search(), Search()
         for entry in list(self._life.reserving.values()):

@@ -6,6 +6,8 @@ request goes through is in life.py; the two directions are prefill.py and decode
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from alignedserve.lengths.forecast import Forecast
 from alignedserve.messages import (
     Abort,
@@ -21,8 +23,10 @@ from alignedserve.messages import (
     Reserved,
     Submit,
 )
+from alignedserve.mix import MixConfig
 from alignedserve.types import Epoch, InstanceId, RequestKey
-from router.admission import refuse
+from router.admission import refuse, refuse_slo, remark_on, with_possible_slo
+from router.clock import arrived_s, deadlines_of
 from router.config import RouterConfig
 from router.decode import DecodeSide
 from router.entry import Entry, State
@@ -35,9 +39,12 @@ from router.recovery import Recovery
 
 
 class Router:
-    def __init__(self, config: RouterConfig, epoch: Epoch) -> None:
+    def __init__(self, config: RouterConfig, epoch: Epoch, mix: MixConfig | None = None) -> None:
         self.config = config
-        self.life = Life(config, make_policy(config))
+        self.life = Life(config, make_policy(config), mix or MixConfig())
+        # by what they are about
+        self._remarks: dict[str, str] = {}
+        self._num_remarked = 0
         self._orphans = Orphans(config.orphan_s)
         self._prefill = PrefillSide(self.life)
         self._decode = DecodeSide(self.life)
@@ -53,7 +60,7 @@ class Router:
             case Received():
                 self._received(event.sender, event.message)
             case Tick():
-                self.life.queue.pool_is_full = False
+                self.life.has_room_again()
                 self.life.release([key for key in self._orphans.take_expired(now) if self._is_unused(key)])
         self._prefill.start()
         self._decode.assign()
@@ -136,19 +143,41 @@ class Router:
     def _take(self, gateway: InstanceId, submit: Submit) -> None:
         life, request = self.life, submit.request
         refusal = refuse(request, life.fleet, self.num_queued, self.num_queued_tokens, self.config)
+        if not refusal and not submit.delivered:
+            refusal = refuse_slo(request, life.fleet)
         if refusal:
             life.send(gateway, Rejected(request.key, *refusal))
             return
+        submit = self._with_possible_slo(submit)
         forecast = Forecast(submit.predicted_len)
         forecast.advance(len(submit.delivered), life.now)
         entry = Entry(
-            request, gateway, State.QUEUED, life.now, output=list(submit.delivered), forecast=forecast
+            submit.request,
+            gateway,
+            State.QUEUED,
+            life.now,
+            output=list(submit.delivered),
+            forecast=forecast,
+            arrived_s=arrived_s(submit, life.now),
+            deadlines=deadlines_of(submit, life.now),
         )
         life.entries[entry.key] = entry
         if stored := self._orphans.claim(entry.key):
             entry.blocks = stored.blocks
             entry.num_cached = min(stored.num_tokens, entry.num_tokens - 1)
         life.requeue(entry)
+
+    def _with_possible_slo(self, submit: Submit) -> Submit:
+        possible = with_possible_slo(submit.request, self.life.fleet)
+        for name, remark in remark_on(submit.request, possible):
+            self._remarks.setdefault(name, remark)
+        return replace(submit, request=possible)
+
+    def take_remarks(self) -> list[str]:
+        """For the log; each is made once."""
+        remarks = list(self._remarks.values())[self._num_remarked :]
+        self._num_remarked += len(remarks)
+        return remarks
 
     def _reserved(self, reserved: Reserved) -> None:
         for key in reserved.dropped:
@@ -164,6 +193,7 @@ class Router:
     def _dropped(self, entry: Entry) -> None:
         """The pool has nothing of it any more."""
         entry.num_cached, entry.blocks = 0, []
+        self.life.held.pop(entry.key, None)
         if entry.state is State.POOLED:
             self.life.requeue(entry)
 

@@ -133,6 +133,8 @@ class RouterServer:
                 self._log.append(now, event)
             for send in self._router.on(event, now):
                 self._hub.send(send.to, send.message)
+            for remark in self._router.take_remarks():
+                logger.warning(remark)
         except Exception as error:
             self._over.set_exception(error)
 

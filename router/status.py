@@ -35,7 +35,18 @@ def describe(
         requests=_by_state(entries),
         tiers={tier: _by_state(some) for tier, some in _by_tier(entries).items()},
         recoveries=dict(router.life.counters.recoveries),
+        sharing=_sharing(router),
     )
+
+
+def _sharing(router: Router) -> dict[str, int]:
+    counters = router.life.counters
+    return {
+        "demoted": router.life.queue.num_demotions,
+        "express": counters.num_express,
+        "evicted_for_rt": counters.num_evicted_for_rt,
+        "recomputed": counters.num_recomputed,
+    }
 
 
 def _by_tier(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
@@ -78,6 +89,8 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
         max_length=report.max_length if report else 0,
         staged_bytes=sum(prefill.staging.values()) * block_bytes if prefill else 0,
         moved=[Moved(each.what, each.num_bytes, each.seconds) for each in counted.moved.values()],
+        num_computed_tokens=counted.num_computed_tokens,
+        computing_s=counted.computing_s,
     )
 
 

@@ -36,7 +36,7 @@ from alignedserve.messages import (
 )
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
-from decode_worker.schedule import DecodeOptions
+from decode_worker.options import DecodeOptions
 from decode_worker.worker import DecodeWorker
 from kvpool.owners import OwnerTable
 from kvpool.pool import Pool

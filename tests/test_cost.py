@@ -45,6 +45,13 @@ def test_balanced_attention_sees_only_the_sum() -> None:
     assert OPT_13B.iteration([], [100, 7900]) == OPT_13B.iteration([], [4000, 4000])
 
 
+def test_kv_that_is_far_costs_more() -> None:
+    model = msgspec.structs.replace(OPT_13B, decode_far_s=1e-7, num_near_tokens=10_000)
+    assert model.iteration([], [5000, 5000]) == OPT_13B.iteration([], [5000, 5000])
+    more = model.iteration([], [5000, 7000]) - OPT_13B.iteration([], [5000, 7000])
+    assert more == pytest.approx(2000 * 1e-7)
+
+
 def test_plain_attention_waits_for_the_longest() -> None:
     plain = OPT_13B.with_attention("plain")
     assert plain.iteration([], [4000] * 8) == pytest.approx(OPT_13B.iteration([], [4000] * 8))
@@ -81,6 +88,20 @@ def test_more_work_never_takes_less_time(
     assert model.iteration([(more, 16)], lengths) > before
     if lengths:
         assert model.iteration([], [lengths[0] + more, *lengths[1:]]) >= before - 1e-12
+
+
+def test_a_prompt_alone_takes_at_least_the_sum_of_its_chunks() -> None:
+    assert OPT_13B.fastest_ttft_s(1000, 2048) == OPT_13B.iteration([(0, 1000)], [])
+    in_chunks = OPT_13B.iteration([(0, 400)], []) + OPT_13B.iteration([(400, 400)], [])
+    assert OPT_13B.fastest_ttft_s(1000, 400) == pytest.approx(in_chunks + OPT_13B.iteration([(800, 200)], []))
+
+
+@given(st.integers(1, 20_000), st.integers(1, 20_000))
+def test_company_and_longer_prompts_never_make_a_token_faster(length: int, other: int) -> None:
+    fastest = OPT_13B.fastest_tbt_s(length)
+    assert fastest == OPT_13B.iteration([], [length])
+    assert OPT_13B.iteration([(0, 16)], [length, other]) >= fastest
+    assert OPT_13B.fastest_tbt_s(length + other) >= fastest
 
 
 def test_a_channel_takes_its_latency_and_its_bytes() -> None:

@@ -31,6 +31,10 @@ BASE = {
         "types",
         "config",
         "messages",
+        "cost",
+        "deadlines",
+        "estimate",
+        "mix",
         "sampling_params",
         "prompt_logprobs",
         "structured_outputs",
@@ -40,15 +44,27 @@ BASE = {
         "logs",
     )
 }
-INSTANCE = BASE | {"alignedserve.engine", "alignedserve.instance", "alignedserve.transport", "kvpool.segment"}
-SCHEDULES = {"prefill_worker.schedule", "decode_worker.schedule"}
+INSTANCE = BASE | {
+    "alignedserve.engine",
+    "alignedserve.instance",
+    "alignedserve.text.grammar",
+    "alignedserve.transport",
+    "kvpool.segment",
+}
+SCHEDULES = {
+    f"{part}_worker.{module}" for part in ("prefill", "decode") for module in ("schedule", "options")
+}
 # What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.
 MAY_IMPORT = {
     "router": BASE | {"alignedserve.lengths.forecast", "kvpool.segment"},
     "kvpool": BASE,
     "prefill_worker": INSTANCE,
     "decode_worker": INSTANCE,
-    "alignedserve/instance": BASE | {"alignedserve.engine", "alignedserve.transport"},
+    "alignedserve/instance": BASE
+    | {"alignedserve.engine", "alignedserve.text.grammar", "alignedserve.transport", "alignedserve.profile"},
+    "alignedserve/profile": BASE
+    | {"alignedserve", "alignedserve.engine", "alignedserve.instance.requests", "alignedserve.cost_presets"}
+    | {"alignedserve.models.config"},
     "alignedserve/transport": BASE,
     "alignedserve/wire": BASE,
     "alignedserve/gateway": BASE
@@ -58,9 +74,7 @@ MAY_IMPORT = {
     "alignedserve/lengths": BASE,
     "alignedserve/batch": BASE | {"alignedserve.store"},
     "alignedserve/store": BASE,
-    "alignedserve/sim": BASE
-    | SCHEDULES
-    | {"alignedserve.cost", "alignedserve.cost_presets", "router", "kvpool"},
+    "alignedserve/sim": BASE | SCHEDULES | {"alignedserve.cost_presets", "router", "kvpool"},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+from alignedserve.deadlines import Deadlines
 from alignedserve.messages import Request, Work
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import PoolBlockId, RequestKey
@@ -20,6 +21,9 @@ def make_work(
     tbt_s: float | None = None,
     key: int | None = None,
     blocks: Sequence[int] = (),
+    deadlines: Deadlines | None = None,
+    ttft_s: float | None = None,
+    predicted_len: int = 0,
 ) -> Work:
     """Cached, if nothing else is said, is all but the last token."""
     request = Request(
@@ -29,6 +33,14 @@ def make_work(
         seed=0,
         arrival_s=0.0,
         tbt_s=tbt_s,
+        ttft_s=ttft_s,
     )
     cached = prompt_len + output_len - 1 if num_cached is None else num_cached
-    return Work(request, [0] * output_len, cached, [PoolBlockId(block) for block in blocks])
+    return Work(
+        request,
+        [0] * output_len,
+        cached,
+        [PoolBlockId(block) for block in blocks],
+        deadlines or Deadlines(),
+        predicted_len,
+    )

@@ -13,6 +13,7 @@ _COMMANDS = {
     "batch": "alignedserve.cli.batch",
     "bench": "alignedserve.cli.bench",
     "serve": "alignedserve.cli.serve",
+    "profile": "alignedserve.cli.profile",
     "predict-lengths": "alignedserve.cli.predict_lengths",
 }
 

@@ -10,6 +10,7 @@ from alignedserve.cli.options import engine_options, options_of, taken
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
+from alignedserve.mix import MixConfig
 from router.config import RouterConfig
 
 
@@ -19,6 +20,7 @@ from router.config import RouterConfig
 @options_of(Limits)
 @engine_options
 @options_of(RouterConfig)
+@options_of(MixConfig)
 def command(model: str | None, **options: Any) -> None:
     """Serve MODEL (the demo model if none is named) behind the OpenAI API."""
     from alignedserve import demo
@@ -29,8 +31,9 @@ def command(model: str | None, **options: Any) -> None:
     engine = EngineConfig(model or str(demo.MODEL_DIR), **taken(EngineConfig, options))
     config = ServeConfig(**taken(ServeConfig, options))
     limits = Limits(**taken(Limits, options))
+    mix = MixConfig(**taken(MixConfig, options))
     try:
-        serve(engine, RouterConfig(**taken(RouterConfig, options)), config, limits, _say)
+        serve(engine, RouterConfig(**taken(RouterConfig, options)), config, limits, mix, _say)
     except RuntimeError as error:
         # PartFailed; imported by name it would bring ray into every --help
         raise click.ClickException(str(error)) from error

@@ -22,7 +22,7 @@ from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
 from alignedserve.engine.validate import Vocabulary, check_request
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.text.grammar import Grammars
+from alignedserve.text.grammar import Grammars, Matcher
 from alignedserve.types import BlockId, RequestId
 
 
@@ -101,17 +101,20 @@ class Engine:
         seed: int,
         output: Sequence[int] = (),
         num_computed: int = 0,
+        matcher: Matcher | None = None,
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. Who adopts it says when it runs and leaves.
 
         It gets blocks for all of its tokens. Once the KV of the first `num_computed` is in them: `join`, `execute`.
         It holds them, after its end too, until `release`: they may be under a copy.
+        `matcher`: its own, from `grammars`, if the caller had it made. One that is not ready compiles when the first
+        token is due, and all who run wait for it.
         None, and nothing changed, when there are too few. Raises InvalidRequest when it can't be run.
         """
         num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output))
         if num_blocks > self._blocks.num_free:
             return None
-        request = self._request(request_id, prompt_token_ids, params, seed)
+        request = self._request(request_id, prompt_token_ids, params, seed, matcher)
         request.status, request.is_adopted = Status.HELD, True
         request.output, request.num_computed = list(output), num_computed
         if params.has_penalties:
@@ -234,13 +237,19 @@ class Engine:
             )
 
     def _request(
-        self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
+        self,
+        request_id: RequestId,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        matcher: Matcher | None = None,
     ) -> Request:
         if request_id in self._requests:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
         check_request(prompt_token_ids, params, self.vocabulary, self.max_model_len)
         room = self.max_model_len - len(prompt_token_ids)
-        wanted = params.structured_outputs
+        if matcher is None and params.structured_outputs is not None:
+            matcher = self.grammars.matcher(params.structured_outputs)
         stops = frozenset(params.stop_token_ids or ())
         request = Request(
             request_id=request_id,
@@ -249,7 +258,7 @@ class Engine:
             seed=seed,
             stop_token_ids=stops if params.ignore_eos else stops | self.vocabulary.eos_token_ids,
             max_output_len=min(room, params.max_tokens or room),
-            matcher=None if wanted is None else self.grammars.matcher(wanted),
+            matcher=matcher,
         )
         self._endings.watch(request)
         self._requests[request_id] = request

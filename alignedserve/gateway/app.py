@@ -55,13 +55,13 @@ def create_app(
 
     @app.post("/v1/completions", responses=ANSWERED)
     async def completions(body: CompletionBody, http: Request) -> Response:
-        service = service_of(body.service_tier, body.slo, http.headers)
+        service = service_of(body.service_tier, body.slo, http.headers, intake.slo)
         generation, answer = await intake.completion(body, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 
     @app.post("/v1/chat/completions", responses=ANSWERED)
     async def chat_completions(body: ChatBody, http: Request) -> Response:
-        service = service_of(body.service_tier, body.slo, http.headers)
+        service = service_of(body.service_tier, body.slo, http.headers, intake.slo)
         generation, answer = await intake.chat(body, service)
         return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
 

@@ -147,6 +147,7 @@ HISTOGRAMS = {
 def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     yield from _requests(clusters)
     yield from _recoveries(clusters)
+    yield _sharing(clusters)
     parts = [(str(island), part) for island, cluster in clusters.items() for part in cluster.parts]
     yield _processes(parts)
     yield _kv_use(parts)
@@ -181,6 +182,19 @@ def _recoveries(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     yield recoveries
 
 
+def _sharing(clusters: Mapping[int, Cluster]) -> Metric:
+    sharing = _counter(
+        "class_sharing_events",
+        "How real time and best effort shared: see messages.Cluster.",
+        "island",
+        "event",
+    )
+    for island, cluster in clusters.items():
+        for event, count in cluster.sharing.items():
+            sharing.add_metric([str(island), event], count)
+    return sharing
+
+
 def _processes(parts: Iterable[tuple[str, Part]]) -> Metric:
     up = _gauge("process_up", "1 for a process that is there, 0 for one that should be.", *INSTANCE_LABELS)
     for island, part in parts:
@@ -204,6 +218,8 @@ INSTANCE_COUNTERS = {
     "num_evictions": ("Those of them whose KV was kept.", "num_evictions"),
     "num_spills": ("Staged copies that were given up before admission.", "num_spills"),
     "num_batch_switches": ("Candidate batches that became the running one.", "num_batch_switches"),
+    "computed_tokens": ("Tokens whose KV was computed.", "num_computed_tokens"),
+    "computing_seconds": ("Time of the iterations that computed them.", "computing_s"),
 }
 
 

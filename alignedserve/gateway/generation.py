@@ -125,6 +125,7 @@ class Generation:
             tier=self.service.tier,
             deadline_s=self.service.deadline_s,
             request_id=request_id.get() or "",
+            slo_defaults=list(self.service.slo_defaults),
         )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
@@ -165,6 +166,8 @@ class Generation:
 def _rejection(rejected: Rejected) -> ApiError:
     if rejected.reason == "too_long":
         return ApiError(400, rejected.message, param="prompt", code="context_length_exceeded")
+    if rejected.reason == "slo":
+        return ApiError(400, rejected.message, param="slo", code="slo_unattainable")
     return unavailable(rejected.message)
 
 

@@ -14,7 +14,7 @@ from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.service import Service
+from alignedserve.gateway.service import Service, SloConfig
 from alignedserve.gateway.structure import check_structure
 from alignedserve.gateway.tooling import Tooling, tooling_of
 from alignedserve.gateway.tools import readable
@@ -30,6 +30,7 @@ class Intake:
     islands: Islands
     compiler: Compiler
     limits: Limits = field(default_factory=Limits)
+    slo: SloConfig = field(default_factory=SloConfig)
     lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
 
     async def completion(self, body: CompletionBody, service: Service) -> tuple[Generation, CompletionAnswer]:

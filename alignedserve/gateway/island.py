@@ -40,6 +40,9 @@ RESUBMIT_S = 0.25
 PATIENCE_S = 60.0
 CLUSTER_TIMEOUT_S = 2.0
 
+# Reasons to reject what won't be taken later either.
+NEVER = ("too_long", "slo")
+
 News = NewTokens | Rejected
 
 
@@ -175,7 +178,9 @@ class Island:
     def _submit(self, entry: Open) -> None:
         entry.watch.submitted(is_again=entry.num_submitted > 0)
         entry.num_submitted += 1
-        self._link.send(Submit(entry.request, list(entry.delivered), entry.watch.predicted_len))
+        watch = entry.watch
+        waited_s = time.monotonic() - watch.begun_s
+        self._link.send(Submit(entry.request, list(entry.delivered), watch.predicted_len, waited_s))
 
     def _news(self, news: NewTokens, now: float) -> None:
         entry = self._open.get(news.key)
@@ -208,7 +213,7 @@ class Island:
         entry = self._open.get(rejected.key)
         if entry is None:
             return
-        if entry.num_submitted > 1 and rejected.reason != "too_long":
+        if entry.num_submitted > 1 and rejected.reason not in NEVER:
             asyncio.get_running_loop().call_later(RESUBMIT_S, self._submit_again, entry)
             return
         del self._open[rejected.key]

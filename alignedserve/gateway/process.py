@@ -28,6 +28,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.server import Server
+from alignedserve.gateway.service import SloConfig
 from alignedserve.gateway.telemetry import Telemetry, Traces
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.logs import LogConfig
@@ -60,6 +61,7 @@ class GatewayConfig:
     lengths: LengthConfig = field(default_factory=LengthConfig)
     # where traces go; None: nowhere
     otlp_endpoint: str | None = None
+    slo: SloConfig = field(default_factory=SloConfig)
 
 
 class GatewayProcess:
@@ -88,7 +90,7 @@ class GatewayProcess:
         """`is_prepared`: the first one who wants a grammar does not wait for what the second one need not."""
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
-        intake = Intake(model, self._islands, compiler, self._config.limits, self._lengths)
+        intake = Intake(model, self._islands, compiler, self._config.limits, self._config.slo, self._lengths)
         async with (
             contextlib.aclosing(compiler),
             self._store() as store,

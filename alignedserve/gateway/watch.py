@@ -38,12 +38,12 @@ class Watch:
     timeline: Timeline = ()
     _tier: TierMetrics = field(init=False)
     # a call's time counts from its first byte on
-    _begun_s: float = field(init=False)
+    begun_s: float = field(init=False)
     _is_late: bool = False
 
     def __post_init__(self) -> None:
         self._tier = self._metrics.of(self.request.tier)
-        self._begun_s = self.call.begun_s if self.call else self.request.arrival_s
+        self.begun_s = self.call.begun_s if self.call else self.request.arrival_s
         self._tier.predicted_by[self.prediction.source if self.prediction else "none"] += 1
 
     @property
@@ -88,19 +88,19 @@ class Watch:
 
     def _first(self, now: float) -> None:
         self.first_s = now
-        self._tier.time_to_first_token.observe(now - self._begun_s)
+        self._tier.time_to_first_token.observe(now - self.begun_s)
         self._tier.num_prompt_tokens += len(self.request.prompt)
 
     def _due_s(self, tbt_s: float) -> float:
         """When the last of its tokens so far was due."""
         assert self.first_s is not None
         ttft_s = self.request.ttft_s
-        first_due_s = self.first_s if ttft_s is None else max(self._begun_s + ttft_s, self.first_s)
+        first_due_s = self.first_s if ttft_s is None else max(self.begun_s + ttft_s, self.first_s)
         return first_due_s + (self.num_tokens - 1) * tbt_s
 
     def _count(self, first_s: float) -> None:
         tier = self._tier
-        tier.e2e_latency.observe(self.end_s - self._begun_s)
+        tier.e2e_latency.observe(self.end_s - self.begun_s)
         tier.decode_time.observe(self.last_s - first_s)
         tier.prompt_len.observe(len(self.request.prompt))
         tier.output_len.observe(self.num_tokens)
@@ -108,9 +108,9 @@ class Watch:
             tier.time_per_output_token.observe((self.last_s - first_s) / (self.num_tokens - 1))
         prefill_s = next((offset_s for state, offset_s in self.timeline if state == "prefilling"), None)
         if prefill_s is not None:
-            waited_s = self.submitted_s - self._begun_s + prefill_s
+            waited_s = self.submitted_s - self.begun_s + prefill_s
             tier.queue_time.observe(waited_s)
-            tier.prefill_time.observe(max(first_s - self._begun_s - waited_s, 0.0))
+            tier.prefill_time.observe(max(first_s - self.begun_s - waited_s, 0.0))
 
     def _compare(self) -> None:
         """With what was predicted, unless that was given."""
@@ -128,7 +128,7 @@ class Watch:
         request, met = self.request, self._tier.objectives
         is_whole = self.end_reason in ("stop", "length")
         if request.ttft_s is not None:
-            is_met = self.first_s is not None and self.first_s <= self._begun_s + request.ttft_s
+            is_met = self.first_s is not None and self.first_s <= self.begun_s + request.ttft_s
             met["ttft", is_met] += 1
         if request.tbt_s is not None:
             met["tbt", is_whole and not self._is_late] += 1

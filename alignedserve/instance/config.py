@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 from alignedserve.config import EngineConfig
 from alignedserve.logs import LogConfig
+from alignedserve.mix import DISCIPLINES, Discipline, MixConfig
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
+
+NO_PROFILE = "none"
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,9 @@ class TransferConfig:
     staging_share: float = 0.5
     # a copy that takes longer is given up
     timeout_s: float = 30.0
+    # A copy of less than that is made at once, by the thread that computes. On a CPU whose cores are all computing,
+    # another thread would wait for one of them longer than such a copy takes.
+    quick_bytes: int = 0
 
     @property
     def is_staged(self) -> bool:
@@ -31,3 +37,7 @@ class InstanceConfig:
     engine: EngineConfig
     transfers: TransferConfig = TransferConfig()
     log: LogConfig = field(default_factory=LogConfig)
+    discipline: Discipline = DISCIPLINES["aligned"]
+    mix: MixConfig = field(default_factory=MixConfig)
+    # file of the cost model's profile, or NO_PROFILE; None: where profiles are kept
+    cost_profile: str | None = None

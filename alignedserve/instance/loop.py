@@ -87,7 +87,7 @@ class WorkerLoop:
         goes_on = False
         while True:
             if not goes_on:
-                self._wake.wait()
+                self._wake.wait(self._worker.patience_s)
             self._wake.clear()
             self._take_inbox()
             if self._is_stopped:

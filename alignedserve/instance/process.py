@@ -7,18 +7,27 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
-from alignedserve.engine.build import build_engine
+from alignedserve.cost import CostModel
+from alignedserve.engine.build import BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
-from alignedserve.instance.config import InstanceConfig
+from alignedserve.estimate import Estimate
+from alignedserve.instance.config import NO_PROFILE, InstanceConfig
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
 from alignedserve.instance.worker import Worker
 from alignedserve.kv_format import BlockFormat
 from alignedserve.messages import AnyMessage, Hello, Welcome
+from alignedserve.profile.facts import facts_of
+from alignedserve.profile.make import find_or_make
+from alignedserve.profile.saved import default_path
 from alignedserve.transport.channel import Identity
 from alignedserve.types import Epoch
 from alignedserve.wire import RouterLink, new_epoch, stop_on_sigterm
+
+# Where instances compute on the cores that others live on: those pass messages on, which takes them little.
+NICENESS = 10
 
 
 class InstanceProcess(ABC):
@@ -28,7 +37,9 @@ class InstanceProcess(ABC):
         self._config = config
 
     @abstractmethod
-    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> Worker: ...
+    def _make_worker(
+        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+    ) -> Worker: ...
 
     @abstractmethod
     def _attach(self, segment: str, form: BlockFormat) -> Segment: ...
@@ -36,20 +47,30 @@ class InstanceProcess(ABC):
     def run(self) -> None:
         """Until the router says so, or SIGTERM. Raises what makes it impossible to go on."""
         self._config.log.start(self._config.instance_id)
-        engine = build_engine(self._config.engine).engine
-        engine.grammars.prepare()
+        if self._config.engine.device == "cpu":
+            os.nice(NICENESS)
+        built = build_engine(self._config.engine)
+        built.engine.grammars.prepare()
+        cost = self._cost(built)
         epoch, wake = new_epoch(), threading.Event()
-        worker = self._make_worker(engine, epoch, wake.set)
+        worker = self._make_worker(built.engine, epoch, wake.set, None if cost is None else Estimate(cost))
         address = worker.open_link(self._identity(worker, epoch))
-        asyncio.run(self._serve(worker, epoch, wake, address))
+        asyncio.run(self._serve(worker, self._hello(worker, epoch, address, cost), wake))
 
-    async def _serve(self, worker: Worker, epoch: Epoch, wake: threading.Event, address: str) -> None:
+    def _cost(self, built: BuiltEngine) -> CostModel | None:
+        """None, if nobody needs it."""
+        name = self._config.cost_profile
+        if name == NO_PROFILE or not self._config.discipline.has_deadlines:
+            return None
+        facts = facts_of(built, self._config.engine)
+        return find_or_make(built.engine, facts, Path(name) if name else default_path(facts)).cost
+
+    async def _serve(self, worker: Worker, hello: Hello, wake: threading.Event) -> None:
         messenger = _Messenger()
         form = worker.engine.cache.format
         loop = WorkerLoop(
             worker, wake, lambda name: self._attach(name, form), messenger.say, messenger.stop_soon
         )
-        hello = self._hello(worker, epoch, address)
         messenger.start(loop, RouterLink(self._config.router, lambda: hello, messenger))
         try:
             await messenger.link.run()
@@ -65,7 +86,7 @@ class InstanceProcess(ABC):
     def _identity(self, worker: Worker, epoch: Epoch) -> Identity:
         return Identity(self._config.instance_id, epoch, self._fingerprint(worker), self._config.router.token)
 
-    def _hello(self, worker: Worker, epoch: Epoch, address: str) -> Hello:
+    def _hello(self, worker: Worker, epoch: Epoch, address: str, cost: CostModel | None) -> Hello:
         return Hello(
             role=self.role,
             instance_id=self._config.instance_id,
@@ -75,6 +96,7 @@ class InstanceProcess(ABC):
             fingerprint=self._fingerprint(worker) | {"link": self._config.transfers.link},
             limits=worker.limits,
             link=address,
+            cost=cost,
         )
 
 

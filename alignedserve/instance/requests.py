@@ -11,6 +11,7 @@ from alignedserve.engine.request import Request
 from alignedserve.messages import InstanceLimits, NewTokens, Work
 from alignedserve.prompt_logprobs import TokenLogprobs as PlainLogprobs
 from alignedserve.prompt_logprobs import pack
+from alignedserve.text.grammar import Matcher
 from alignedserve.types import RequestId, RequestKey
 
 
@@ -25,14 +26,14 @@ def limits_of(engine: Engine) -> InstanceLimits:
     )
 
 
-def adopt(engine: Engine, work: Work) -> Request:
+def adopt(engine: Engine, work: Work, matcher: Matcher | None = None) -> Request:
     """The schedule has found it room."""
     wanted, params = work.request, work.request.params
     if work.output:
         # its prompt's log-probabilities went out with the first token
         params = replace(params, prompt_logprobs=None)
     request = engine.adopt(
-        RequestId(str(wanted.key)), wanted.prompt, params, wanted.seed, work.output, work.num_cached
+        RequestId(str(wanted.key)), wanted.prompt, params, wanted.seed, work.output, work.num_cached, matcher
     )
     if request is None:
         num_tokens = len(wanted.prompt) + len(work.output)

@@ -1,7 +1,8 @@
 """What both kinds of instances are to the loop that drives them (`loop.py`).
 
 Everything happens on the loop's thread: orders are taken, outcomes of copies picked up, iterations run. Copies of KV
-run on threads of their own beside that. Nothing that belongs to a copy is freed before its outcome is there.
+run on threads of their own beside that, and so are grammars compiled (`compiling.py`). Nothing that belongs to a copy
+is freed before its outcome is there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.engine.engine import Engine
+from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.config import TransferConfig
 from alignedserve.messages import AnyMessage, InstanceLimits, Moved
 from alignedserve.transport.channel import Identity
@@ -41,6 +43,7 @@ class Worker(ABC):
         self._epoch = epoch
         self._clock = time.monotonic
         self._completions = Completions(wake)
+        self._compiling = Compiling(self._completions)
         # copies under way of each request
         self._num_copies: Counter[RequestKey] = Counter()
         self._pool_mover: Mover | None = None
@@ -48,6 +51,8 @@ class Worker(ABC):
         self._moved: dict[str, Moved] = {}
         # to be sent after the next report
         self._outbox: list[AnyMessage] = []
+        # where the next step needs a wake, how long it may take to come; None: however long
+        self.patience_s: float | None = None
 
     @property
     @abstractmethod
@@ -75,7 +80,13 @@ class Worker(ABC):
     def use_pool(self, pool: NDArray[np.uint8]) -> None:
         """The pool's memory from here on. Orders before this are void."""
         self.leave_pool()
-        self._pool_mover = Mover(self.engine.cache.blocks, pool, self._epoch, self._completions)
+        self._pool_mover = Mover(
+            self.engine.cache.blocks,
+            pool,
+            self._epoch,
+            self._completions,
+            quick_bytes=self.transfers.quick_bytes,
+        )
 
     def leave_pool(self) -> None:
         """Lets go of the pool's memory. Safe to repeat."""
@@ -92,6 +103,7 @@ class Worker(ABC):
     def close(self) -> None:
         """No thread is left. Safe to repeat."""
         self.leave_pool()
+        self._compiling.close()
 
     # ---- for the kinds ----------------------------------------------------------------------------------------------
 
@@ -101,12 +113,12 @@ class Worker(ABC):
             raise RuntimeError("an order that needs the pool's memory came before UsePool")
         return self._pool_mover
 
-    def _load(self, key: RequestKey, pairs: Pairs, done: Done) -> None:
+    def _load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
         """`done` is called by `step`, or while orders are dropped."""
-        self._mover.load(key, pairs, self._counted([key], done), self.transfers.timeout_s)
+        self._mover.load(key, pairs, self._counted([key], done), self.transfers.timeout_s, is_urgent)
 
-    def _save(self, key: RequestKey, pairs: Pairs, done: Done) -> None:
-        self._mover.save(key, pairs, self._counted([key], done), self.transfers.timeout_s)
+    def _save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
+        self._mover.save(key, pairs, self._counted([key], done), self.transfers.timeout_s, is_urgent)
 
     def _counted(self, keys: Sequence[RequestKey], done: Done) -> Done:
         self._num_copies.update(keys)

@@ -40,6 +40,12 @@ class ServeConfig:
     state_dir: Annotated[
         str | None, "directory of the private Redis [default: ~/.local/state/alignedserve]"
     ] = None
+    slo_ttft_ms: Annotated[
+        float, "first token of requests that name no objective is due after so long; 0: whenever"
+    ] = 1000.0
+    slo_tbt_ms: Annotated[float, "each further token, after the one before"] = 100.0
+    slo_priority_ttft_ms: Annotated[float, "the same for service_tier=priority"] = 500.0
+    slo_priority_tbt_ms: Annotated[float, "the same for service_tier=priority"] = 50.0
     batch_max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
     length_predictor: Annotated[
         str, "what foresees how long answers will be: hash, sentence (embeddings) or none"
@@ -48,6 +54,11 @@ class ServeConfig:
         str | None, "of sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
     ] = None
     length_predictor_entries: Annotated[int, "past prompts that the length predictor keeps"] = MAX_ENTRIES
+    cost_profile: Annotated[
+        str | None,
+        "file of the cost model's profile, made if there is none; or none: deadlines without foresight "
+        "[default: in ~/.cache/alignedserve/profiles]",
+    ] = None
     event_log: Annotated[str | None, "directory to write the router's events to, for replay"] = None
     log_format: Annotated[str, "of every process: text or json, a line each, with the request's id"] = "text"
     log_level: Annotated[str, "debug (each request's way through each process), info, warning or error"] = (

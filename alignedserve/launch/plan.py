@@ -12,10 +12,12 @@ from alignedserve.engine.choices import block_format, choose_dtype, choose_max_m
 from alignedserve.gateway.keys import digests_of
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.process import GatewayConfig
+from alignedserve.gateway.service import SloConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
 from alignedserve.launch.config import ServeConfig
 from alignedserve.lengths.config import LengthConfig
+from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.models.locate import Location
 from alignedserve.transport.choose import choose_link
 from alignedserve.types import InstanceId
@@ -29,6 +31,9 @@ from router.process import RouterProcessConfig
 DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_POOL_SHARE = 0.5
 
+# On a CPU copies are made by the thread that computes, if they take it no more than about 0.2 ms.
+QUICK_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Request:
@@ -39,6 +44,7 @@ class Request:
     serve: ServeConfig
     model: Location
     limits: Limits = field(default_factory=Limits)
+    mix: MixConfig = field(default_factory=MixConfig)
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class IslandPlan:
 def check(asked: Request) -> None:
     """What can be said before it is known where it will run. Raises ValueError."""
     make_policy(asked.router)
+    _slo(asked.serve)
     digests_of(asked.serve.api_key, asked.serve.api_key_file)
     choose_max_model_len(asked.engine, asked.model.config)
 
@@ -98,7 +105,16 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
         PartPlan(
             role,
             name,
-            InstanceConfig(name, site.router, engine, TransferConfig(link), log),
+            InstanceConfig(
+                name,
+                site.router,
+                engine,
+                TransferConfig(link, quick_bytes=QUICK_BYTES if is_cpu else 0),
+                log,
+                DISCIPLINES[asked.router.policy],
+                asked.mix,
+                asked.serve.cost_profile,
+            ),
             num_gpus=0 if is_cpu else 1,
         )
         for role, count in (
@@ -112,7 +128,7 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
         pool_name, site.router, f"{segment_prefix}-{site.name}", form, num_pool_blocks, log
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
-    router = RouterProcessConfig(site.router, asked.router, expected, asked.serve.event_log, log)
+    router = RouterProcessConfig(site.router, asked.router, expected, asked.serve.event_log, log, asked.mix)
     parts = (
         PartPlan("router", InstanceId("router"), router),
         PartPlan("kvpool", pool_name, pool),
@@ -144,8 +160,15 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
             asked.serve.length_predictor_entries,
         ),
         otlp_endpoint=asked.serve.otlp_endpoint,
+        slo=_slo(asked.serve),
     )
     return PartPlan("gateway", name, config)
+
+
+def _slo(serve: ServeConfig) -> SloConfig:
+    return SloConfig(
+        serve.slo_ttft_ms, serve.slo_tbt_ms, serve.slo_priority_ttft_ms, serve.slo_priority_tbt_ms
+    )
 
 
 def served_name(asked: Request) -> str:

@@ -18,6 +18,7 @@ from alignedserve.launch.plan import Request, Site, check, plan_gateway, plan_is
 from alignedserve.launch.ports import is_free
 from alignedserve.launch.sites import nodes_of, this_machine
 from alignedserve.launch.store import store_site
+from alignedserve.mix import MixConfig
 from alignedserve.models.locate import locate_model
 from kvpool.segment import NAME_PREFIX
 from router.config import RouterConfig
@@ -30,13 +31,14 @@ def serve(
     router: RouterConfig,
     config: ServeConfig,
     limits: Limits,
+    mix: MixConfig,
     say: Callable[[str], None],
 ) -> None:
     """Until a signal ends it. Raises ValueError for what can't work, PartFailed for what turns out not to."""
     # from the loop's start on, the supervisor is told instead
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
-        _serve(engine, router, config, limits, say)
+        _serve(engine, router, config, limits, mix, say)
 
 
 def _serve(
@@ -44,6 +46,7 @@ def _serve(
     router: RouterConfig,
     config: ServeConfig,
     limits: Limits,
+    mix: MixConfig,
     say: Callable[[str], None],
 ) -> None:
     start_s = time.monotonic()
@@ -51,7 +54,7 @@ def _serve(
     if not is_free(config.host, config.port):
         raise ValueError(f"port={config.port}: another program listens on it at {config.host}")
     model = locate_model(engine.model, engine.load_format, engine.revision)
-    asked = Request(engine, router, config, model, limits)
+    asked = Request(engine, router, config, model, limits, mix)
     check(asked)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
     with store_site(config, prefix) as store, _sites(asked, prefix, say) as sites:

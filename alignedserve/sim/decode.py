@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from alignedserve.estimate import Estimate
 from alignedserve.messages import (
     Abort,
     AnyMessage,
+    Coming,
     DecodeReport,
     Evict,
     Failed,
@@ -20,7 +22,8 @@ from alignedserve.messages import (
 from alignedserve.sim.instance import Copies, Sequence, SimInstance
 from alignedserve.sim.prefill import SimPrefill
 from alignedserve.types import InstanceId, RequestKey
-from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
+from decode_worker.options import DecodeOptions
+from decode_worker.schedule import DecodePlan, DecodeSchedule
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
@@ -50,7 +53,9 @@ class SimDecode(SimInstance):
     def begin(self) -> None:
         super().begin()
         channels = self.world.cost.channels
-        self.schedule = DecodeSchedule(self.limits, self._options)
+        has_deadlines = self._options.discipline.has_deadlines
+        estimate = Estimate(self.world.cost) if has_deadlines else None
+        self.schedule = DecodeSchedule(self.limits, self._options, estimate)
         self._fetches = Copies(self, channels.fetch)
         self._admissions = Copies(self, channels.admit)
         self._saves = Copies(self, channels.save)
@@ -65,6 +70,8 @@ class SimDecode(SimInstance):
                 self.schedule.offer(order.works, order.is_batch, order.source)
                 for work in order.works:
                     self.adopt(work)
+            case Coming():
+                self.schedule.expect(order.num_prefilling, order.num_ready, self.world.clock.now)
             case Withdraw():
                 taken_back = self.schedule.withdraw(order.keys)
                 self._notes.withdrawn += taken_back
@@ -127,7 +134,7 @@ class SimDecode(SimInstance):
             still_works = works and stager.holds(key, num_tokens)
             self.at_boundary(lambda: self._pulled(key, still_works))
 
-        self._admissions.start(sequence.segment.num_blocks_for(num_tokens), finish)
+        self._admissions.start(sequence.segment.num_blocks_for(num_tokens), finish, sequence.is_rt)
 
     def _pulled(self, key: RequestKey, works: bool) -> None:
         if not works:
@@ -141,12 +148,14 @@ class SimDecode(SimInstance):
     # ---- iterations ----
 
     def go_on(self) -> None:
-        plan = self.schedule.plan()
+        plan = self.schedule.plan(self.world.clock.now)
         self.schedule.check()
         for work in plan.pulls:
             self._pull(work)
         self._report(plan.wants_evicted)
-        if plan.run or plan.chunks:
+        if plan.hold_s:
+            self.after(plan.hold_s, lambda: self.at_boundary(lambda: None))
+        elif plan.goes_on:
             duration_s = self._duration_s(plan)
             self.compute(duration_s, lambda: self._computed(plan, duration_s))
 
@@ -161,16 +170,17 @@ class SimDecode(SimInstance):
         return self.world.cost.iteration(chunks, lengths)
 
     def _computed(self, plan: DecodePlan, duration_s: float) -> None:
+        self.schedule.took(duration_s)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
-            self.sequences[key].num_cached += count
+            self.advance(self.sequences[key], count)
         self.schedule.sampled(plan.run)
         for key in plan.run:
             self._sample(self.sequences[key])
         self._notes.duration_s = duration_s
 
     def _sample(self, sequence: Sequence) -> None:
-        sequence.num_cached = sequence.num_tokens
+        self.advance(sequence, sequence.num_tokens - sequence.num_cached)
         news = self.sample(sequence)
         self._notes.news.append(news)
         if news.finish_reason:
@@ -179,6 +189,7 @@ class SimDecode(SimInstance):
 
     def _report(self, wants_evicted: list[RequestKey]) -> None:
         notes, schedule, lengths = self._notes, self.schedule, self.schedule.lengths()
+        num_be_running, num_be_blocks = schedule.best_effort()
         report = DecodeReport(
             news=notes.news,
             admitted=notes.admitted,
@@ -191,6 +202,9 @@ class SimDecode(SimInstance):
             sum_lengths=sum(lengths),
             duration_s=notes.duration_s,
             min_length=min(lengths, default=0),
+            pace=schedule.pace,
+            num_be_running=num_be_running,
+            num_be_blocks=num_be_blocks,
         )
         self._notes = Notes()
         if report != self._last_report:

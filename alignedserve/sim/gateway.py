@@ -48,7 +48,7 @@ class SimGateway(SimProcess):
         self.streams[request.key] = self.open[request.key] = stream
         if not self.is_up:
             self._end(stream, "lost")
-        self.send(Submit(request))
+        self._send_submit(stream)
 
     def abort(self, key: RequestKey) -> None:
         """By the client; nothing happens if it has its answer."""
@@ -70,7 +70,12 @@ class SimGateway(SimProcess):
     def connected(self, connection: Connection) -> None:
         super().connected(connection)
         for stream in self.open.values():
-            self.send(Submit(stream.request, list(stream.tokens)))
+            self._send_submit(stream)
+
+    def _send_submit(self, stream: Stream) -> None:
+        request, world = stream.request, self.world
+        waited_s = world.clock.now - request.arrival_s
+        self.send(Submit(request, list(stream.tokens), world.foresee(request), waited_s))
 
     def received(self, message: AnyMessage) -> None:
         match message:

@@ -6,9 +6,12 @@ a kind go one after the other, as fast as the cost model's channels.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from alignedserve.messages import (
     AnyMessage,
@@ -43,6 +46,7 @@ class Sequence:
     # in the pool
     blocks: list[PoolBlockId]
     segment: SimSegment
+    is_rt: bool
 
     @property
     def key(self) -> RequestKey:
@@ -54,17 +58,31 @@ class Sequence:
 
 
 class Copies:
-    """One after the other."""
+    """One after the other, urgent ones first."""
 
     def __init__(self, instance: SimInstance, channel: Channel) -> None:
         self._instance = instance
         self._channel = channel
-        self._free_s = 0.0
+        self._waiting: list[tuple[bool, int, float, Callable[[], None]]] = []
+        self._num_started = 0
+        self._is_busy = False
 
-    def start(self, num_blocks: int, done: Callable[[], None]) -> None:
-        now = self._instance.world.clock.now
-        self._free_s = max(self._free_s, now) + self._channel.seconds(num_blocks * self._instance.block_bytes)
-        self._instance.after(self._free_s - now, done)
+    def start(self, num_blocks: int, done: Callable[[], None], is_urgent: bool) -> None:
+        seconds = self._channel.seconds(num_blocks * self._instance.block_bytes)
+        self._num_started += 1
+        heapq.heappush(self._waiting, (not is_urgent, self._num_started, seconds, done))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._is_busy:
+            self._is_busy = True
+            *_, seconds, done = heapq.heappop(self._waiting)
+            self._instance.after(seconds, lambda: self._finish(done))
+
+    def _finish(self, done: Callable[[], None]) -> None:
+        self._is_busy = False
+        done()
+        self._go_on()
 
 
 class Schedule(Protocol):
@@ -94,7 +112,7 @@ class SimInstance(SimProcess):
         self._is_awake = False
 
     def hello(self) -> Hello:
-        return self.make_hello(self.schedule.limits)
+        return replace(self.make_hello(self.schedule.limits), cost=self.world.cost)
 
     def end_life(self) -> None:
         super().end_life()
@@ -159,7 +177,12 @@ class SimInstance(SimProcess):
         if self.segment is None:
             raise RuntimeError(f"{self.instance_id} gets request {key}, but no pool to use")
         self.sequences[key] = Sequence(
-            work.request, list(work.output), work.num_cached, work.blocks, self.segment
+            work.request,
+            list(work.output),
+            work.num_cached,
+            work.blocks,
+            self.segment,
+            work.deadlines.is_rt,
         )
 
     def forget(self, key: RequestKey) -> None:
@@ -175,6 +198,11 @@ class SimInstance(SimProcess):
         else:
             del self.sequences[key]
             self.send(Failed(key, what, "the simulation wanted it so"))
+
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """The KV of so many tokens more was computed."""
+        sequence.num_cached += count
+        self.world.computed[sequence.key] += count
 
     def sample(self, sequence: Sequence) -> NewTokens:
         k, request = len(sequence.output), sequence.request
@@ -195,7 +223,7 @@ class SimInstance(SimProcess):
             self.at_boundary(lambda: done(works))
 
         segment.check_read(key, blocks, num_tokens)
-        copies.start(segment.num_blocks_for(num_tokens), finish)
+        copies.start(segment.num_blocks_for(num_tokens), finish, sequence.is_rt)
 
     def save(self, copies: Copies, sequence: Sequence, first: int, end: int, done: Done) -> None:
         """KV of its tokens from `first` up to `end` to the pool."""
@@ -211,4 +239,4 @@ class SimInstance(SimProcess):
                 write.abandon()
             self.at_boundary(lambda: done(works))
 
-        copies.start(write.num_blocks, finish)
+        copies.start(write.num_blocks, finish, sequence.is_rt)

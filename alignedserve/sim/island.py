@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from alignedserve.cost import CostModel
 from alignedserve.messages import InstanceLimits, Request
+from alignedserve.mix import DISCIPLINES, Discipline, MixConfig
 from alignedserve.sim.decode import SimDecode
+from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
 from alignedserve.sim.instance import SimInstance
 from alignedserve.sim.network import Latency
@@ -18,7 +20,8 @@ from alignedserve.sim.process import SimProcess
 from alignedserve.sim.router import RouterProcess
 from alignedserve.sim.world import World
 from alignedserve.types import InstanceId
-from decode_worker.schedule import DecodeOptions
+from decode_worker.options import DecodeOptions
+from prefill_worker.options import PrefillOptions
 from router.config import RouterConfig
 from router.router import Router
 
@@ -37,16 +40,23 @@ class IslandConfig:
     num_gateways: int = 1
     router: RouterConfig = field(default_factory=RouterConfig)
     decode_options: DecodeOptions = field(default_factory=DecodeOptions)
+    mix: MixConfig = field(default_factory=MixConfig)
     # of a prefill instance's blocks, for candidates; none are staged where the link is "host"
     staging_share: float = 0.5
+    # what gateways say of a request's length
+    foresee: Foresee = nothing
+
+    @property
+    def discipline(self) -> Discipline:
+        return DISCIPLINES[self.router.policy]
 
 
 class Island:
     def __init__(self, config: IslandConfig, latency: Latency = lambda: LATENCY_S) -> None:
         self.config = config
-        self.world = World(config.cost, latency)
+        self.world = World(config.cost, latency, foresee=config.foresee)
         self.router = self.world.router = RouterProcess(
-            self.world, lambda epoch: Router(config.router, epoch)
+            self.world, lambda epoch: Router(config.router, epoch, config.mix)
         )
         self.pool = PoolProcess(
             self.world,
@@ -64,11 +74,14 @@ class Island:
 
     def _prefill(self, index: int) -> SimPrefill:
         share = 0.0 if self.config.router.link == "host" else self.config.staging_share
-        return SimPrefill(self.world, InstanceId(f"prefill-{index}"), self.config.prefill, share)
+        options = PrefillOptions(self.config.discipline, self.config.mix)
+        return SimPrefill(self.world, InstanceId(f"prefill-{index}"), self.config.prefill, share, options)
 
     def _decode(self, index: int) -> SimDecode:
         name = InstanceId(f"decode-{index}")
-        return SimDecode(self.world, name, self.config.decode, self.config.decode_options)
+        config = self.config
+        options = replace(config.decode_options, discipline=config.discipline, mix=config.mix)
+        return SimDecode(self.world, name, config.decode, options)
 
     @property
     def processes(self) -> list[SimProcess]:

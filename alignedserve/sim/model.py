@@ -25,6 +25,12 @@ def sample(seed: int, k: int) -> int:
     return (mixed ^ mixed >> 31) % VOCABULARY
 
 
+def num_output_tokens(request: Request, max_model_len: int) -> int:
+    """When it has ended."""
+    room = max_model_len - len(request.prompt)
+    return min(request.seed >> _SALT_BITS, request.params.max_tokens or room, room)
+
+
 def finish_reason(request: Request, num_output_tokens: int, max_model_len: int) -> str | None:
     if num_output_tokens >= request.seed >> _SALT_BITS:
         return "stop"
@@ -41,6 +47,8 @@ def make_request(
     max_tokens: int | None = None,
     ttft_s: float | None = None,
     tbt_s: float | None = None,
+    tier: str = "rt",
+    deadline_s: float | None = None,
 ) -> Request:
     return Request(
         key=RequestKey(key),
@@ -50,6 +58,10 @@ def make_request(
         arrival_s=arrival_s,
         ttft_s=ttft_s,
         tbt_s=tbt_s,
+        # what can't be kept is to be seen as missed, not to be refused
+        slo_defaults=["ttft_s", "tbt_s"],
+        tier=tier,
+        deadline_s=deadline_s,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from alignedserve.estimate import Estimate
 from alignedserve.messages import (
     Abort,
     AnyMessage,
@@ -18,6 +19,7 @@ from alignedserve.messages import (
 )
 from alignedserve.sim.instance import Copies, SimInstance
 from alignedserve.types import InstanceId, RequestKey
+from prefill_worker.options import PrefillOptions
 from prefill_worker.schedule import PrefillPlan, PrefillSchedule
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Saving:
     num_sent: int
     num_under_way: int = 0
     has_failed: bool = False
+    # all that is computed is sent; the rest waits
+    is_giving_up: bool = False
 
 
 class SimPrefill(SimInstance):
@@ -56,15 +60,23 @@ class SimPrefill(SimInstance):
     schedule: PrefillSchedule
 
     def __init__(
-        self, world: World, instance_id: InstanceId, limits: InstanceLimits, staging_share: float
+        self,
+        world: World,
+        instance_id: InstanceId,
+        limits: InstanceLimits,
+        staging_share: float,
+        options: PrefillOptions | None = None,
     ) -> None:
         super().__init__(world, instance_id, limits)
         self._staging_share = staging_share
+        self._options = options or PrefillOptions()
 
     def begin(self) -> None:
         super().begin()
         channels = self.world.cost.channels
-        self.schedule = PrefillSchedule(self.limits, self._staging_share)
+        has_deadlines = self._options.discipline.has_deadlines
+        estimate = Estimate(self.world.cost) if has_deadlines else None
+        self.schedule = PrefillSchedule(self.limits, self._staging_share, self._options, estimate)
         self._saving: dict[RequestKey, Saving] = {}
         self._loading: set[RequestKey] = set()
         # tokens of each that decode instances may pull from here
@@ -155,7 +167,7 @@ class SimPrefill(SimInstance):
         """Blocks that are full, and the last one once all is computed."""
         sequence, saving = self.sequences[key], self._saving[key]
         end = sequence.num_cached
-        if end < saving.num_tokens:
+        if end < saving.num_tokens and not saving.is_giving_up:
             end -= end % self.limits.block_size
         if end > saving.num_sent:
             self.save(self._saves, sequence, saving.num_sent, end, lambda works: self._saved(key, works))
@@ -177,10 +189,18 @@ class SimPrefill(SimInstance):
         if key in self.aborted or saving.has_failed:
             self._leave(key)
             self.fail(key, "save")
+        elif saving.is_giving_up:
+            saving.is_giving_up = False
+            self.schedule.gave_up(key)
         elif saving.num_sent == saving.num_tokens:
             self._leave(key)
             del self.sequences[key]
             self._notes.saved.append((key, saving.num_tokens))
+
+    def _give_up(self, key: RequestKey) -> None:
+        self._saving[key].is_giving_up = True
+        self._save_new(key)
+        self._finish_saving(key)
 
     def _leave(self, key: RequestKey) -> None:
         self.schedule.saved(key)
@@ -189,8 +209,10 @@ class SimPrefill(SimInstance):
     # ---- iterations ----
 
     def go_on(self) -> None:
-        plan = self.schedule.plan()
+        plan = self.schedule.plan(self.world.clock.now)
         self.schedule.check()
+        for key in plan.gives_up:
+            self._give_up(key)
         for work in plan.loads:
             self._load(work)
         for work in plan.stages:
@@ -200,12 +222,15 @@ class SimPrefill(SimInstance):
             chunks = [(self.sequences[key].num_cached, count) for key, count in plan.chunks]
             duration_s = self.world.cost.iteration(chunks, [])
             self.compute(duration_s, lambda: self._computed(plan, duration_s))
+        elif plan.goes_on:
+            self.at_boundary(lambda: None)
 
     def _computed(self, plan: PrefillPlan, duration_s: float) -> None:
+        self.schedule.took(duration_s)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
             sequence = self.sequences[key]
-            sequence.num_cached += count
+            self.advance(sequence, count)
             self._save_new(key)
             if sequence.num_cached == sequence.num_tokens:
                 self._notes.news.append(self.sample(sequence))
@@ -226,5 +251,6 @@ class SimPrefill(SimInstance):
                 progress=notes.progress,
                 num_free_blocks=self.schedule.num_free_blocks,
                 duration_s=notes.duration_s,
+                pace=self.schedule.pace,
             )
         )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from alignedserve.cost import CostModel
 from alignedserve.messages import InstanceLimits, Request
+from alignedserve.mix import MixConfig
+from alignedserve.sim.foresight import Foresee, nothing
+from alignedserve.sim.gateway import Stream
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
+from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Report, Slo, make_report
 from alignedserve.sim.trace import Arrival
-from decode_worker.schedule import DecodeOptions
+from alignedserve.types import RequestKey
+from decode_worker.options import DecodeOptions
 from router.config import RouterConfig
 
 # a request that makes no progress for so long in virtual time is stuck
@@ -33,6 +39,9 @@ class Scenario:
     pool_bytes: float = 256e9
     slo: Slo = field(default_factory=Slo)
     decode_options: DecodeOptions = field(default_factory=DecodeOptions)
+    mix: MixConfig = field(default_factory=MixConfig)
+    # what is known of lengths beforehand
+    foresee: Foresee = nothing
 
     def island(self) -> Island:
         limits = InstanceLimits(
@@ -51,37 +60,64 @@ class Scenario:
             num_decode=self.num_decode,
             router=self.router,
             decode_options=self.decode_options,
+            mix=self.mix,
+            foresee=self.foresee,
         )
         return Island(config)
 
     def requests(self, workload: Sequence[Arrival]) -> list[Request]:
-        """Those that fit the model."""
+        """Those that fit the model. Real time has the SLO, best effort its window."""
         fitting = [
             arrival
             for arrival in workload
             if arrival.lengths.prompt + arrival.lengths.output <= self.max_model_len
         ]
-        return [
-            make_request(
-                key=index,
-                prompt_len=arrival.lengths.prompt,
-                num_output_tokens=arrival.lengths.output,
-                arrival_s=arrival.time_s,
-                ttft_s=self.slo.ttft_s,
-                tbt_s=self.slo.tpot_s,
-            )
-            for index, arrival in enumerate(fitting, start=1)
-        ]
+        return [self._request(index, arrival) for index, arrival in enumerate(fitting, start=1)]
+
+    def _request(self, key: int, arrival: Arrival) -> Request:
+        is_rt, window_s = arrival.tier == "rt", arrival.window_s
+        return make_request(
+            key=key,
+            prompt_len=arrival.lengths.prompt,
+            num_output_tokens=arrival.lengths.output,
+            arrival_s=arrival.time_s,
+            ttft_s=self.slo.ttft_s if is_rt else None,
+            tbt_s=self.slo.tpot_s if is_rt else None,
+            tier=arrival.tier,
+            deadline_s=None if is_rt or window_s is None else arrival.time_s + window_s,
+        )
 
     def run(self, workload: Sequence[Arrival]) -> Report:
-        """Until all have ended, and then that nothing is left."""
-        island, lifetimes, requests = self.island(), Lifetimes(), self.requests(workload)
-        island.router.observers.append(lifetimes)
+        ran = self.simulate(workload)
+        return make_report(ran.streams, ran.lifetimes, self.slo)
+
+    def simulate(self, workload: Sequence[Arrival], until_s: float | None = None) -> Ran:
+        """Until all have ended, and then that nothing is left; or until a moment, whatever is open then."""
+        island, lifetimes, pauses, requests = self.island(), Lifetimes(), Pauses(), self.requests(workload)
+        island.router.observers += [lifetimes, pauses]
         island.submit(requests)
         island.start()
-        limit_s = requests[-1].arrival_s + STUCK_S
-        if not island.run_until_done(len(requests), limit_s):
-            raise RuntimeError(f"{island.num_open} of {len(requests)} requests are still open at {limit_s} s")
+        if until_s is None:
+            self._finish(island, len(requests), requests[-1].arrival_s + STUCK_S)
+        else:
+            island.run(until_s)
+        return Ran(self, island.streams, lifetimes, pauses, island.world.computed)
+
+    @staticmethod
+    def _finish(island: Island, num_requests: int, limit_s: float) -> None:
+        if not island.run_until_done(num_requests, limit_s):
+            raise RuntimeError(f"{island.num_open} of {num_requests} requests are still open at {limit_s} s")
         island.settle()
         island.check_idle()
-        return make_report(island.streams, lifetimes, self.slo)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a simulation left behind."""
+
+    scenario: Scenario
+    streams: list[Stream]
+    lifetimes: Lifetimes
+    pauses: Pauses
+    # request -> tokens computed
+    computed: Counter[RequestKey]

@@ -26,6 +26,10 @@ class Lengths:
 class Arrival:
     time_s: float
     lengths: Lengths
+    # see messages.Request
+    tier: str = "rt"
+    # best effort is due so long after it came; None: at no time
+    window_s: float | None = None
 
 
 def read_azure_trace(path: Path) -> list[Arrival]:
@@ -82,12 +86,26 @@ def cut(
 
 def poisson_arrivals(lengths: Iterable[Lengths], rate: float, seed: int) -> list[Arrival]:
     """One after the other, at moments that know nothing of each other, `rate` per second on average."""
+    return gamma_arrivals(lengths, rate, cv=1.0, seed=seed)
+
+
+def gamma_arrivals(lengths: Iterable[Lengths], rate: float, cv: float, seed: int) -> list[Arrival]:
+    """Gaps of a Gamma distribution, whose deviation is `cv` times their mean: 1 is Poisson, more comes in bursts."""
     _above_zero("rate", rate)
+    shape = 1 / _above_zero("cv", cv) ** 2
     generator, time_s, arrivals = random.Random(seed), 0.0, []
     for each in lengths:
-        time_s += generator.expovariate(rate)
+        time_s += (
+            generator.expovariate(rate) if cv == 1 else generator.gammavariate(shape, 1 / (rate * shape))
+        )
         arrivals.append(Arrival(time_s, each))
     return arrivals
+
+
+def mixed(*workloads: Sequence[Arrival]) -> list[Arrival]:
+    """In order of time."""
+    together = [arrival for workload in workloads for arrival in workload]
+    return sorted(together, key=lambda arrival: arrival.time_s)
 
 
 @dataclass(frozen=True)

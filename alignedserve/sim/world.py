@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING
 from alignedserve.cost import CostModel
 from alignedserve.messages import AnyMessage
 from alignedserve.sim.clock import Clock
+from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.network import Encode, Latency
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.types import Epoch, InstanceId, RequestKey
 
 if TYPE_CHECKING:
     from alignedserve.sim.router import RouterProcess
@@ -34,10 +36,14 @@ class World:
     copy_works: Callable[[], bool] = _always
     # messages go as they are unless a test wants them encoded
     encode: Encode = _same
+    # what gateways say of a request's length
+    foresee: Foresee = nothing
     clock: Clock = field(default_factory=Clock)
     processes: dict[InstanceId, SimProcess] = field(default_factory=dict)
     segments: dict[str, SimSegment] = field(default_factory=dict)
     num_epochs: int = 0
+    # request -> tokens whose KV instances have computed, counted by those
+    computed: Counter[RequestKey] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.router: RouterProcess

@@ -50,6 +50,7 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._lock = Lock()
+        self._taking_in = Lock()
 
     def prepare(self) -> None:
         """Takes the vocabulary in, if this model can have grammars: seconds, for a large one, that the first request
@@ -62,27 +63,34 @@ class Grammars:
         self.compiled(wanted)
 
     def matcher(self, wanted: StructuredOutputsParams) -> Matcher:
-        """Compiles nothing yet."""
-        return Matcher(self, wanted)
+        """Compiles nothing: it is ready if this grammar is kept."""
+        return Matcher(self, wanted, self._kept_one(wanted))
 
     def compiled(self, wanted: StructuredOutputsParams) -> LLMatcher:
         """A matcher at the beginning, of the caller's own."""
-        key = (wanted.kind, wanted.text)
+        kept = self._kept_one(wanted)
+        if kept is not None:
+            return kept
+        compiled = self._compile(wanted)
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is not None:
-                self._kept.move_to_end(key)
-        if kept is None:
-            kept = self._compile(wanted)
-            with self._lock:
-                self._kept[key] = kept
-                while len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
-        return kept.deep_copy()
+            self._kept[wanted.kind, wanted.text] = compiled
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return compiled.deep_copy()
 
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    def _kept_one(self, wanted: StructuredOutputsParams) -> LLMatcher | None:
+        """A copy."""
+        key = (wanted.kind, wanted.text)
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                return None
+            self._kept.move_to_end(key)
+        return kept.deep_copy()
 
     def _compile(self, wanted: StructuredOutputsParams) -> LLMatcher:
         from llguidance import LLMatcher
@@ -99,7 +107,7 @@ class Grammars:
         return found
 
     def _vocabulary(self) -> LLTokenizer:
-        with self._lock:
+        with self._taking_in:
             if self._tokenizer is None:
                 try:
                     self._tokenizer = self._take_in()
@@ -123,18 +131,37 @@ class Grammars:
 class Matcher:
     """One request's way through a grammar."""
 
-    def __init__(self, grammars: Grammars, wanted: StructuredOutputsParams) -> None:
+    def __init__(
+        self, grammars: Grammars, wanted: StructuredOutputsParams, state: LLMatcher | None = None
+    ) -> None:
         self._grammars = grammars
         self._wanted = wanted
-        self._state: LLMatcher | None = None
+        self._state = state
+        # why there is none, and never will be
+        self._failure: InvalidRequest | None = None
         self._num_seen = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Nothing is left to be compiled: `allowed` answers at once, or raises."""
+        return self._state is not None or self._failure is not None
+
+    def prepare(self) -> None:
+        """Compiles, unless that is done. On any thread, while nobody else has this matcher in hand."""
+        if self.is_ready:
+            return
+        try:
+            self._state = self._grammars.compiled(self._wanted)
+        except InvalidRequest as error:
+            self._failure = error
 
     def allowed(self, output: Sequence[int]) -> NDArray[np.bool_]:
         """Of each token, whether it may come after `output`, which only ever grows. At the end of the grammar that is
         the end of sequence alone. Raises GrammarError."""
-        if self._state is None:
-            self._state = self._compiled()
+        self.prepare()
         state = self._state
+        if state is None:
+            raise GrammarError(str(self._failure)) from self._failure
         if not state.consume_tokens(list(output[self._num_seen :])):
             raise self._error()
         self._num_seen = len(output)
@@ -142,12 +169,6 @@ class Matcher:
         if state.is_error():
             raise self._error()
         return np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little").view(np.bool_)
-
-    def _compiled(self) -> LLMatcher:
-        try:
-            return self._grammars.compiled(self._wanted)
-        except InvalidRequest as error:
-            raise GrammarError(str(error)) from error
 
     def _error(self) -> GrammarError:
         assert self._state

@@ -1,4 +1,4 @@
-"""Where transfers report that they have ended.
+"""Where transfers report that they have ended, and others that work on threads of their own.
 
 Transfers run on threads of their own; an instance's loop runs on one thread and owns everything that they are about.
 So an outcome waits in `Completions` until the loop picks it up, at an iteration boundary: then `done` is called, in the
@@ -12,6 +12,7 @@ import itertools
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -44,14 +45,18 @@ Done = Callable[[Outcome], None]
 
 
 class Completions:
-    """One for all transports of an instance. `wake` is called on the transfer's thread, once for every outcome."""
+    """One for all transports of an instance. `wake` is called on the thread of whoever reports, once for each."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Done, Outcome]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._wake = wake
 
     def post(self, done: Done, outcome: Outcome) -> None:
-        self._waiting.put((done, outcome))
+        self.call(partial(done, outcome))
+
+    def call(self, what: Callable[[], object]) -> None:
+        """From any thread: has it called by `run`."""
+        self._waiting.put(what)
         self._wake()
 
     def run(self, timeout_s: float = 0.0) -> int:
@@ -59,10 +64,10 @@ class Completions:
         num_run = 0
         while True:
             try:
-                done, outcome = self._waiting.get(timeout=timeout_s)
+                what = self._waiting.get(timeout=timeout_s)
             except queue.Empty:
                 return num_run
-            done(outcome)
+            what()
             num_run += 1
             timeout_s = 0.0
 

@@ -27,6 +27,8 @@ DIRECTIONS: tuple[Direction, Direction] = ("save", "load")
 
 # What is queued on a GPU in one call: at 50 GB/s, little more than a millisecond.
 GROUP_BYTES = 64 << 20
+# What one thread copies in less time than it takes to call another.
+ALONE_BYTES = 1 << 20
 
 
 class Copier(Protocol):
@@ -84,6 +86,9 @@ class HostCopier:
         mark: torch.cuda.Event | None,
         is_stopped: Callable[[], bool],
     ) -> None:
+        if sum(run.num_blocks for run in runs) * self._pool.shape[1] <= ALONE_BYTES:
+            self._copy(direction, runs, is_stopped)
+            return
         shares = [runs[first :: self._num_threads] for first in range(self._num_threads)]
         copies = [self._helpers.submit(self._copy, direction, share, is_stopped) for share in shares if share]
         wait(copies)

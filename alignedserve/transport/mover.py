@@ -1,12 +1,13 @@
 """The host link: blocks between an instance's KV cache and the pool's memory, moved beside the instance's compute.
 
-A thread carries out transfers in the order in which they were started; on a GPU, one for each direction. Before each
-piece it looks at the transfer's deadline, and whether it has been abandoned, so that nothing is written long after the
-blocks may belong to someone else.
+A thread carries out transfers in the order in which they were started, urgent ones before others; on a GPU, one for
+each direction. Before each piece it looks at the transfer's deadline, and whether it has been abandoned, so that
+nothing is written long after the blocks may belong to someone else.
 """
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -23,6 +24,8 @@ from alignedserve.transport.runs import Run, check_blocks, merge
 from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestKey
 
 DEFAULT_TIMEOUT_S = 30.0
+# places in a lane's queue
+_URGENT, _PLAIN, _LAST = range(3)
 
 Pairs = Sequence[tuple[BlockId, PoolBlockId]]
 
@@ -49,28 +52,41 @@ class Mover:
         completions: Completions,
         clock: Callable[[], float] = time.monotonic,
         num_threads: int = 2,
+        quick_bytes: int = 0,
     ) -> None:
+        """Transfers of less than `quick_bytes` are carried out by whoever starts them."""
         self._copier = make_copier(blocks, pool, num_threads)
         self._num_blocks, self._num_pool_blocks, self._block_bytes = len(blocks), len(pool), pool.shape[1]
         self._ids = TransferIds(epoch)
         self._completions = completions
         self._clock = clock
+        self._quick_bytes = quick_bytes
         self._pending: dict[TransferId, _Job] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._lanes = [_Lane(self._carry_out) for _ in range(self._copier.num_lanes)]
 
     def save(
-        self, key: RequestKey, pairs: Pairs, done: Done, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        key: RequestKey,
+        pairs: Pairs,
+        done: Done,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        is_urgent: bool = False,
     ) -> TransferId:
         """Cache blocks to pool blocks; it comes after all that was computed before this call."""
-        return self._start("save", key, pairs, done, timeout_s)
+        return self._start("save", key, pairs, done, timeout_s, is_urgent)
 
     def load(
-        self, key: RequestKey, pairs: Pairs, done: Done, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        key: RequestKey,
+        pairs: Pairs,
+        done: Done,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        is_urgent: bool = False,
     ) -> TransferId:
         """The same pairs, the other way."""
-        return self._start("load", key, pairs, done, timeout_s)
+        return self._start("load", key, pairs, done, timeout_s, is_urgent)
 
     def abandon(self, key: RequestKey) -> None:
         """Stops the request's transfers at their next piece; each still ends with an outcome. Safe to repeat."""
@@ -92,7 +108,13 @@ class Mover:
         return len(self._pending)
 
     def _start(
-        self, what: Direction, key: RequestKey, pairs: Pairs, done: Done, timeout_s: float
+        self,
+        what: Direction,
+        key: RequestKey,
+        pairs: Pairs,
+        done: Done,
+        timeout_s: float,
+        is_urgent: bool,
     ) -> TransferId:
         check_blocks((here for here, _ in pairs), self._num_blocks, "the KV cache")
         check_blocks((there for _, there in pairs), self._num_pool_blocks, "the pool")
@@ -109,7 +131,10 @@ class Mover:
             if self._is_closed:
                 raise RuntimeError(f"{what} of request {key}: the mover is closed")
             self._pending[job.transfer] = job
-        self._lanes[DIRECTIONS.index(what) % len(self._lanes)].jobs.put(job)
+        if len(pairs) * self._block_bytes < self._quick_bytes:
+            self._carry_out(job)
+            return job.transfer
+        self._lanes[DIRECTIONS.index(what) % len(self._lanes)].put(job, is_urgent)
         return job.transfer
 
     @staticmethod
@@ -138,19 +163,23 @@ class Mover:
 
 
 class _Lane:
-    """A thread, and what it has to do, in order."""
+    """A thread, and what it has to do: what is urgent first, then in order."""
 
     def __init__(self, carry_out: Callable[[_Job], None]) -> None:
-        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[tuple[int, int, _Job | None]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._carry_out = carry_out
         self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
         self._thread.start()
 
+    def put(self, job: _Job, is_urgent: bool) -> None:
+        self._jobs.put((_URGENT if is_urgent else _PLAIN, next(self._numbers), job))
+
     def _run(self) -> None:
-        while (job := self.jobs.get()) is not None:
+        while (job := self._jobs.get()[-1]) is not None:
             self._carry_out(job)
 
     def close(self) -> None:
         """Once all that is queued has been carried out, or found to be stopped."""
-        self.jobs.put(None)
+        self._jobs.put((_LAST, next(self._numbers), None))
         self._thread.join()

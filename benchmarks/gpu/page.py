@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,9 +217,10 @@ SECTIONS = {
 }
 
 
-def main() -> None:
+def run(description: str | None, write: Callable[[Sequence[Path], Path], None]) -> None:
+    """The command of a page: files in, a directory out."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
@@ -227,14 +228,19 @@ def main() -> None:
     write(args.files, args.out)
 
 
+def save(path: Path, runs: Any, rows: Sequence[Any]) -> None:
+    """A line for each row, so that changes can be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{"runs": {json.dumps(runs, indent=1)},\n "rows": [\n{lines}\n]}}\n')
+
+
 def write(files: Sequence[Path], out: Path) -> None:
     machines, rows = merged(files)
-    out.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    (out / "gpu.json").write_text(f'{{"runs": {json.dumps(machines, indent=1)},\n "rows": [\n{lines}\n]}}\n')
+    save(out / "gpu.json", machines, rows)
     (out / "gpu.md").write_text(markdown(machines, rows))
     plots.draw_all([row for row in rows if is_measured(row)], out)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, write)

@@ -6,8 +6,11 @@ from router.config import RouterConfig
 from router.policies.aligned import AlignedPolicy
 from router.policies.base import Assign, BatchPolicy
 from router.policies.fcfs import FcfsPolicy
+from router.policies.priority import PriorityPolicy
 
-POLICIES: dict[str, type[BatchPolicy]] = {policy.name: policy for policy in (AlignedPolicy, FcfsPolicy)}
+POLICIES: dict[str, type[BatchPolicy]] = {
+    policy.name: policy for policy in (AlignedPolicy, PriorityPolicy, FcfsPolicy)
+}
 
 
 def make_policy(config: RouterConfig) -> BatchPolicy:

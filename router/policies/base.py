@@ -32,10 +32,6 @@ class BatchPolicy(ABC):
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
 
-    def prefill_due_s(self, entry: Entry) -> float:
-        """Prefill goes in this order."""
-        return entry.request.arrival_s
-
     def patience_s(self, fleet: Fleet, pooled: Pooled) -> float:
         """A pooled request should be admitted after so long. With more of them than decode instances can hold, all
         wait long, whatever the order: only beyond that does somebody starve."""

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import random
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from alignedserve.cost import CostModel, Line
+from alignedserve.profile.points import Point
 from benchmarks.gpu import alignment, correct, cost_fit, cost_grid
 from tests.benchmarks.test_gpu_run import rows, tiny_bench
+from tests.profile.profiles import KNOWN, measured_by
 
 
 def test_aligned_and_mixed_groups_are_the_same_requests() -> None:
@@ -65,44 +63,19 @@ def test_tokens_are_compared_in_every_way(tmp_path: Path, monkeypatch: pytest.Mo
     assert len({tuple(tokens[:4]) for tokens in expected}) == len(expected)
 
 
-def measured_by(model: CostModel, noise: float) -> list[dict[str, Any]]:
-    choose = random.Random(0)
-    found = []
-    for point in cost_grid.points(max_len=32768, max_kv_tokens=600_000):
-        seconds = model.iteration(point.chunks, point.lengths) * choose.uniform(1 - noise, 1 + noise)
-        chunks = [list(chunk) for chunk in point.chunks]
-        found.append({"chunks": chunks, "lengths": list(point.lengths), "seconds": seconds})
-    return found
-
-
-def known_model() -> CostModel:
-    return cost_fit.fit_model(
-        [Line(5e-3, 2e-6), Line(3e-3, 4e-5)],
-        attention_s=3e-8,
-        chunk=(4e-3, 2.2e-5, 2.6e-10),
-        kv_bytes_per_token=131072,
-        source="made up",
-    )
-
-
-@pytest.mark.parametrize(("noise", "worst"), [(0.0, 1e-6), (0.02, 0.04)])
-def test_a_fit_predicts_points_that_it_has_not_seen(noise: float, worst: float) -> None:
-    points = measured_by(known_model(), noise)
-    row = {"points": points, "kv_bytes_per_token": 131072}
-    found = cost_fit.fit_row(row, "made up")
+def test_a_row_is_fitted_and_its_numbers_come_back() -> None:
+    points = [Point(each.chunks, each.lengths) for each in cost_grid.points(32768, max_kv_tokens=600_000)]
+    rows = [
+        {"chunks": [list(chunk) for chunk in each.point.chunks], "lengths": list(each.point.lengths)}
+        | {"seconds": each.seconds}
+        for each in measured_by(KNOWN, points, 0.0)
+    ]
+    found = cost_fit.fit_row({"points": rows, "kv_bytes_per_token": 131072}, "made up")
+    assert found["num_points"] == len(points) and found["kv_bytes_per_token"] == 131072
     error = found["error_on_held_out"]
-    assert error["decode_points"] + error["chunk_points"] + error.get("both_points", 0) == -(
-        -len(points) // 5
-    )
-    assert max(error["decode_p95"], error["chunk_p95"]) < worst
-    assert found["decode_attention_s"] == pytest.approx(3e-8, rel=max(10 * noise, 1e-4))
-    assert found["prefill_attention_s"] == pytest.approx(2.6e-10, rel=max(10 * noise, 1e-4))
-
-
-def test_no_coefficient_is_negative() -> None:
-    columns = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-    assert cost_fit.least_squares(columns, np.array([3.0, 2.0, 1.0])).min() >= 0
-    assert cost_fit.least_squares(columns, np.array([3.0, 5.0, 7.0])) == pytest.approx([1.0, 2.0])
+    assert max(error["decode_p95"], error["chunk_p95"], error["both_p95"]) < 1e-6
+    assert found["decode_attention_s"] == pytest.approx(KNOWN.decode_attention_s)
+    assert found["prefill_attention_s"] == pytest.approx(KNOWN.prefill_attention_s)
 
 
 def test_the_grid_holds_what_fits_and_every_kind() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from alignedserve.engine.engine import Engine, Iteration, TokenOutput
+from alignedserve.estimate import Estimate
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.types import Epoch, InstanceId
+from decode_worker.options import DecodeOptions
 from decode_worker.process import DecodeProcess
-from decode_worker.schedule import DecodeOptions
 from decode_worker.worker import DecodeWorker
 from kvpool.process import PoolProcess
 from prefill_worker.process import PrefillProcess
@@ -26,19 +27,25 @@ from router.process import RouterProcess
 class CrowdedDecode(DecodeProcess):
     """Admits whom it has blocks for at the moment, so that it has to evict all the time."""
 
-    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> DecodeWorker:
+    def _make_worker(
+        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+    ) -> DecodeWorker:
         options = DecodeOptions(evict_ahead=4, admit_ahead=5)
-        return DecodeWorker(engine, epoch, wake, options, self._config.transfers)
+        return DecodeWorker(engine, epoch, wake, options, self._config.transfers, estimate)
 
 
 class SlowPrefill(PrefillProcess):
-    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> PrefillWorker:
-        return PrefillWorker(slowed(engine), epoch, wake, self._config.transfers)
+    def _make_worker(
+        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+    ) -> PrefillWorker:
+        return super()._make_worker(slowed(engine), epoch, wake, estimate)
 
 
 class SlowDecode(DecodeProcess):
-    def _make_worker(self, engine: Engine, epoch: Epoch, wake: Callable[[], object]) -> DecodeWorker:
-        return DecodeWorker(slowed(engine), epoch, wake, None, self._config.transfers)
+    def _make_worker(
+        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+    ) -> DecodeWorker:
+        return super()._make_worker(slowed(engine), epoch, wake, estimate)
 
 
 # of an iteration of a large model

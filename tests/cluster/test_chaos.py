@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from alignedserve.messages import AnyMessage
 from alignedserve.sim.model import make_request
@@ -82,13 +83,20 @@ class Chaos(RuleBasedStateMachine):
         output_len=st.integers(1, 120),
         gateway=st.integers(0, 1),
         count=st.integers(1, 4),
+        is_rt=st.booleans(),
+        slo_s=st.sampled_from([None, 0.05, 1.0]),
     )
-    def submit(self, prompt_len: int, output_len: int, gateway: int, count: int) -> None:
+    def submit(
+        self, prompt_len: int, output_len: int, gateway: int, count: int, is_rt: bool, slo_s: float | None
+    ) -> None:
         for _ in range(count):
             self.num_submitted += 1
-            request = make_request(
-                self.num_submitted, prompt_len, output_len, arrival_s=self.island.now, max_tokens=100
-            )
+            now = self.island.now
+            request = make_request(self.num_submitted, prompt_len, output_len, now, max_tokens=100)
+            if is_rt:
+                request = replace(request, ttft_s=slo_s, tbt_s=slo_s)
+            else:
+                request = replace(request, tier="be", deadline_s=None if slo_s is None else now + slo_s)
             self.island.gateways[gateway].submit(request)
 
     @precondition(lambda self: self.num_submitted)
@@ -151,7 +159,7 @@ class Chaos(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("link", ["host", "gloo"])
-@pytest.mark.parametrize("policy", ["aligned", "fcfs"])
+@pytest.mark.parametrize("policy", ["aligned", "priority", "fcfs"])
 def test_nothing_is_lost_and_nothing_is_left(policy: str, link: str) -> None:
     machine: Any = type("Chaos", (Chaos,), {"policy": policy, "link": link})
     run_state_machine_as_test(

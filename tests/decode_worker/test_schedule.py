@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.deadlines import Deadlines
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.types import RequestKey
-from decode_worker.schedule import DecodeOptions, DecodePlan, DecodeSchedule
+from decode_worker.options import DecodeOptions
+from decode_worker.schedule import DecodePlan, DecodeSchedule
 from tests.works import make_work
 
 BLOCK = 4
@@ -22,19 +25,23 @@ LIMITS = InstanceLimits(
 NEXT_ONLY = DecodeOptions(evict_ahead=1, admit_ahead=1, fill_mark=1.0)
 
 
+def real_time(prompt_len: int, **more: Any) -> Work:
+    return make_work(prompt_len, deadlines=Deadlines(is_rt=True, first_due_s=0.0, tbt_s=0.1), **more)
+
+
 def keys(works: list[Work]) -> list[RequestKey]:
     return [work.request.key for work in works]
 
 
 def admit_all(schedule: DecodeSchedule) -> DecodePlan:
-    plan = schedule.plan()
+    plan = schedule.plan(0.0)
     for key in keys(plan.pulls):
         assert schedule.pulled(key)
     return plan
 
 
 def iterate(schedule: DecodeSchedule) -> DecodePlan:
-    plan = schedule.plan()
+    plan = schedule.plan(0.0)
     schedule.sampled(plan.run)
     return plan
 
@@ -47,14 +54,14 @@ def test_candidate_requests_come_before_the_candidate_batch() -> None:
     batch, request = [make_work(8), make_work(8)], make_work(8)
     schedule.offer(batch, is_batch=True)
     schedule.offer([request], is_batch=False)
-    assert keys(schedule.plan().pulls) == keys([request, *batch])
+    assert keys(schedule.plan(0.0).pulls) == keys([request, *batch])
 
 
 def test_the_batch_waits_while_a_candidate_request_does() -> None:
     schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
     schedule.offer([make_work(40), make_work(41)], is_batch=False)
     schedule.offer([make_work(4)], is_batch=True)
-    assert len(schedule.plan().pulls) == 1
+    assert len(schedule.plan(0.0).pulls) == 1
 
 
 def test_the_batch_is_admitted_below_the_fill_mark_only() -> None:
@@ -64,7 +71,7 @@ def test_the_batch_is_admitted_below_the_fill_mark_only() -> None:
     assert len(admit_all(schedule).pulls) == 2
     assert schedule.num_candidates == 2
     schedule.offer([make_work(16)], is_batch=False)
-    assert len(schedule.plan().pulls) == 1, "candidate requests know no mark"
+    assert len(schedule.plan(0.0).pulls) == 1, "candidate requests know no mark"
 
 
 def test_a_batch_leaves_no_block_unused() -> None:
@@ -80,10 +87,10 @@ def test_slots_bound_admission() -> None:
     schedule = DecodeSchedule(limits, NEXT_ONLY)
     schedule.offer([make_work(4) for _ in range(5)], is_batch=False)
     assert len(admit_all(schedule).pulls) == 3
-    assert not schedule.plan().pulls
+    assert not schedule.plan(0.0).pulls
     key = iterate(schedule).run[0]
     schedule.ended(key)
-    assert len(schedule.plan().pulls) == 1
+    assert len(schedule.plan(0.0).pulls) == 1
 
 
 def test_admission_leaves_what_the_running_need_soon() -> None:
@@ -93,10 +100,10 @@ def test_admission_leaves_what_the_running_need_soon() -> None:
     admit_all(schedule)
     assert schedule.num_free_blocks == 7
     schedule.offer([make_work(24, max_tokens=2)], is_batch=False)
-    assert not schedule.plan().pulls, "7 blocks, and none for the running one"
+    assert not schedule.plan(0.0).pulls, "7 blocks, and none for the running one"
     other = DecodeSchedule(LIMITS, DecodeOptions(evict_ahead=1, admit_ahead=9, fill_mark=1.0))
     other.offer([make_work(48, max_tokens=12), make_work(16, max_tokens=2)], is_batch=False)
-    assert len(other.plan().pulls) == 2, "5 blocks, and 2 for the running one"
+    assert len(other.plan(0.0).pulls) == 2, "5 blocks, and 2 for the running one"
 
 
 def test_whoever_is_alone_fits() -> None:
@@ -136,7 +143,7 @@ def test_the_longest_gives_way_when_blocks_run_out() -> None:
     assert plan.wants_evicted == keys([long])
     assert plan.run == [], "nobody has a block for one more token"
     assert schedule.evict(long.request.key)
-    assert schedule.plan().run == [], "its blocks are under a copy"
+    assert schedule.plan(0.0).run == [], "its blocks are under a copy"
     assert schedule.evicted(long.request.key)
     assert sorted(iterate(schedule).run) == sorted(keys([short, middle, filler]))
     schedule.check()
@@ -172,15 +179,15 @@ def test_the_older_batch_gives_way_first() -> None:
     admit_all(schedule)
     assert schedule.num_free_blocks == 0
     iterate(schedule)
-    assert schedule.plan().wants_evicted == keys([old]), "though others are longer"
+    assert schedule.plan(0.0).wants_evicted == keys([old]), "though others are longer"
 
 
 def test_best_effort_gives_way_before_deadlines() -> None:
     best_effort = make_work(15)
-    schedule = full(NEXT_ONLY, make_work(15, tbt_s=0.1), best_effort, make_work(47, tbt_s=0.1))
+    schedule = full(NEXT_ONLY, real_time(15), best_effort, real_time(47))
     assert schedule.num_free_blocks == 0
     iterate(schedule)
-    assert schedule.plan().wants_evicted == keys([best_effort]), "though others are longer"
+    assert schedule.plan(0.0).wants_evicted == keys([best_effort]), "though others are longer"
 
 
 def test_a_victim_is_none_any_more_when_others_end() -> None:
@@ -190,19 +197,19 @@ def test_a_victim_is_none_any_more_when_others_end() -> None:
     (victim,) = iterate(schedule).wants_evicted
     other = ({short.request.key, long.request.key} - {victim}).pop()
     schedule.ended(other)
-    plan = schedule.plan()
+    plan = schedule.plan(0.0)
     assert plan.run == [victim] and not plan.wants_evicted
 
 
 def test_missing_kv_is_computed_in_chunks_beside_the_others() -> None:
     schedule = full(NEXT_ONLY, make_work(4), make_work(50, num_cached=10))
-    plan = schedule.plan()
+    plan = schedule.plan(0.0)
     ((behind, count),) = plan.chunks
     (ready,) = plan.run
     assert count == LIMITS.max_num_batched_tokens - 1
     schedule.sampled(plan.run)
     schedule.computed(behind, count)
-    plan = schedule.plan()
+    plan = schedule.plan(0.0)
     assert sorted(plan.run) == sorted([ready, behind]) and not plan.chunks
     schedule.sampled(plan.run)
     assert max(schedule.lengths()) == 52
@@ -216,7 +223,7 @@ def test_withdraw_takes_back_what_was_not_admitted() -> None:
     works = [make_work(40), make_work(40), make_work(8)]
     schedule.offer(works[:2], is_batch=False)
     schedule.offer(works[2:], is_batch=True)
-    assert keys(schedule.plan().pulls) == keys(works[:1])
+    assert keys(schedule.plan(0.0).pulls) == keys(works[:1])
     assert schedule.withdraw([*keys(works), RequestKey(0)]) == keys(works[1:])
     assert schedule.num_candidates == 0
 
@@ -232,7 +239,7 @@ def test_abort_holds_blocks_under_a_copy_until_it_is_reported() -> None:
     schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
     work = make_work(8)
     schedule.offer([work], is_batch=False)
-    schedule.plan()
+    schedule.plan(0.0)
     assert schedule.abort(work.request.key)
     assert schedule.num_free_blocks == 17
     assert not schedule.pulled(work.request.key)
@@ -254,15 +261,15 @@ def test_failed_copies() -> None:
     schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
     work = make_work(8)
     schedule.offer([work], is_batch=False)
-    schedule.plan()
+    schedule.plan(0.0)
     schedule.pull_failed(work.request.key)
     schedule.check_idle()
     schedule.offer([work], is_batch=False)
     admit_all(schedule)
     schedule.evict(work.request.key)
-    assert schedule.plan().run == []
+    assert schedule.plan(0.0).run == []
     assert schedule.evict_failed(work.request.key)
-    assert schedule.plan().run == keys([work])
+    assert schedule.plan(0.0).run == keys([work])
 
 
 def test_what_is_wrong_is_said() -> None:
@@ -308,7 +315,7 @@ class World:
         work = make_work(
             prompt_len,
             max_tokens=self.rng.choice([None, 2, 9]),
-            tbt_s=self.rng.choice([None, 0.1]),
+            deadlines=self.rng.choice([Deadlines(), Deadlines(is_rt=True, first_due_s=0.0, tbt_s=0.1)]),
         )
         key = work.request.key
         self.lengths[key], self.cached[key] = (
@@ -337,7 +344,7 @@ class World:
         )
 
     def step(self) -> bool:
-        plan = self.schedule.plan()
+        plan = self.schedule.plan(0.0)
         self.schedule.check()
         self.pulling |= set(keys(plan.pulls))
         assert self.running >= {*plan.run, *plan.wants_evicted}

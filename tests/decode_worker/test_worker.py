@@ -197,3 +197,12 @@ def test_what_was_copied_is_reported(island: Island) -> None:
     form = island.decode.engine.cache.format
     num_blocks = form.num_blocks(len(entry.request.prompt))
     assert [(each.what, each.num_bytes) for each in moved] == [("load", num_blocks * form.block_bytes)]
+
+
+def test_what_was_computed_is_reported_once(island: Island) -> None:
+    entries = [island.submit(prompts()[number], greedy_params()) for number in (2, 5)]
+    island.finish()
+    # the first token is the prefill instance's, and the last one's KV is nobody's
+    assert sum(report.num_computed for report in island.reports) == sum(
+        len(entry.output) - 1 for entry in entries
+    )

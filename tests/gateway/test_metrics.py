@@ -84,6 +84,8 @@ class KnowingRouter(ScriptedRouter):
             min_length=10,
             max_length=50,
             moved=moved,
+            num_computed_tokens=600,
+            computing_s=1.5,
         )
         prefill = InstanceStats(num_spills=1, staged_bytes=8192)
         self.parts = [
@@ -94,7 +96,7 @@ class KnowingRouter(ScriptedRouter):
 
     def cluster(self, ticket: int) -> Cluster:
         tiers = {"rt": {"running": 2, "queued": 1, "leaving": 1}, "be": {"pooled": 4, "prefilling": 1}}
-        return Cluster(ticket, self.parts, {"running": 2}, tiers, {"decode": 6})
+        return Cluster(ticket, self.parts, {"running": 2}, tiers, {"decode": 6}, {"express": 9})
 
 
 def test_what_routers_know_is_shown_by_island_and_instance() -> None:
@@ -106,10 +108,13 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             assert found['num_requests_running{island="0",tier="be"}'] == 1
             assert found['num_requests_waiting{island="0",tier="be"}'] == 4
             assert found['recoveries_total{island="0",lost="decode"}'] == 6
+            assert found['class_sharing_events_total{event="express",island="0"}'] == 9
             decode = '{instance="decode-0",island="0",role="decode"}'
             assert found[f"num_preemptions_total{decode}"] == 3
             assert found[f"num_evictions_total{decode}"] == 2
             assert found[f"num_batch_switches_total{decode}"] == 5
+            assert found[f"computed_tokens_total{decode}"] == 600
+            assert found[f"computing_seconds_total{decode}"] == 1.5
             assert found[f"prefix_length_spread{decode}"] == 40
             assert found[f"kv_cache_usage_perc{decode}"] == pytest.approx(0.6)
             prefill = '{instance="prefill-0",island="0",role="prefill"}'

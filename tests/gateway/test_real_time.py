@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.messages import NewTokens, Request
+from alignedserve.gateway.service import SloConfig
+from alignedserve.messages import NewTokens, Rejected, Request
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
 from tests.gateway.test_gateway import QUESTION, play, served
 
@@ -49,13 +50,75 @@ def test_deadlines_come_in_the_body_or_in_headers() -> None:
             await at.http.post("/v1/chat/completions", json=CHAT, headers=headers)
             await at.http.post("/v1/chat/completions", json=CHAT | {"slo": {"ttft_ms": 200}}, headers=headers)
             found = [(submit.request.ttft_s, submit.request.tbt_s) for submit in at.router.submitted]
-            assert found == [(None, None), (0.8, 0.0625), (0.2, 0.0625)]
+            assert found == [(1.0, 0.1), (0.8, 0.0625), (0.2, 0.0625)]
             for header in ({"X-SLO-TTFT-MS": "soon"}, {"X-SLO-TTFT-MS": "nan"}, {"X-SLO-TTFT-MS": "0"}):
                 response = await at.http.post("/v1/chat/completions", json=CHAT, headers=header)
                 assert response.status_code == 400
                 assert response.json()["error"]["param"] == "X-SLO-TTFT-MS"
 
     play(scenario)
+
+
+def test_a_tier_has_objectives_of_its_own_and_best_effort_none() -> None:
+    async def scenario() -> None:
+        async with served(slo=SloConfig(800.0, 0.0, 300.0, 20.0)) as at:
+            await at.post("/v1/chat/completions", CHAT)
+            await at.post("/v1/chat/completions", CHAT | {"service_tier": "priority"})
+            await at.post(
+                "/v1/chat/completions", CHAT | {"service_tier": "priority", "slo": {"ttft_ms": 900}}
+            )
+            await at.post("/v1/chat/completions", CHAT | {"service_tier": "flex"})
+            found = [
+                (submit.request.ttft_s, submit.request.tbt_s, submit.request.slo_defaults)
+                for submit in at.router.submitted
+            ]
+            assert found == [
+                (0.8, None, ["ttft_s", "tbt_s"]),
+                (0.3, 0.02, ["ttft_s", "tbt_s"]),
+                (0.9, 0.02, ["tbt_s"]),
+                (None, None, []),
+            ]
+            assert all(0 <= submit.waited_s < 10 for submit in at.router.submitted)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("name", ["ttft_ms", "tbt_ms"])
+@pytest.mark.parametrize("value", [0, -5, 0.5, "soon", True, 1e9, float("nan"), float("inf")])
+def test_an_objective_out_of_range_is_named(name: str, value: Any) -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            body = json.dumps(CHAT | {"slo": {name: value}})
+            headers = {"Content-Type": "application/json"}
+            response = await at.http.post("/v1/chat/completions", content=body, headers=headers)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "slo"
+            assert not at.router.submitted
+
+    play(scenario)
+
+
+def test_an_objective_that_the_model_cannot_keep_is_named_with_what_is_possible() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            said = "slo.tbt_ms=2: must be at least 7.5"
+            at.router.refuse = lambda submit: Rejected(submit.request.key, "slo", said)
+            response = await at.post("/v1/chat/completions", CHAT | {"slo": {"tbt_ms": 2}})
+            assert response.status_code == 400
+            assert response.json()["error"] == {
+                "message": said,
+                "type": "invalid_request_error",
+                "param": "slo",
+                "code": "slo_unattainable",
+            }
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.5, float("nan"), 1e9])
+def test_a_default_out_of_range_is_named(value: float) -> None:
+    with pytest.raises(ValueError, match="slo_priority_tbt_ms=.*must be 0 or from 1"):
+        SloConfig(priority_tbt_ms=value)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

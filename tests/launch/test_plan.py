@@ -129,7 +129,9 @@ def test_links_that_cannot_be_are_refused(router: RouterConfig, message: str) ->
 
 def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
     check(asked())
-    with pytest.raises(ValueError, match="policy='best': must be one of aligned, fcfs"):
+    with pytest.raises(ValueError, match="policy='best': must be one of aligned, priority, fcfs"):
         check(replace(asked(), router=RouterConfig(policy="best")))
+    with pytest.raises(ValueError, match="slo_tbt_ms=0.5: must be 0 or from 1 to 60000"):
+        check(asked(slo_tbt_ms=0.5))
     with pytest.raises(ValueError, match="max_model_len=9999: the model was made for at most 2048"):
         check(asked(EngineConfig(MODEL, max_model_len=9999)))

@@ -332,7 +332,7 @@ def test_a_port_in_use_is_one_line() -> None:
         (["--log-level", "loud"], "Error: log_level='loud': must be one of debug, info, warning, error"),
         (["--log-dir", "/proc/none"], "Error: log_dir='/proc/none': No such file or directory"),
         (["--dtype", "int3"], "Error: dtype='int3': must be one of"),
-        (["--policy", "best"], "Error: policy='best': must be one of aligned, fcfs"),
+        (["--policy", "best"], "Error: policy='best': must be one of aligned, priority, fcfs"),
         (["--max-model-len", "100000"], "Error: max_model_len=100000: the model was made for at most 2048"),
     ],
 )

@@ -28,7 +28,7 @@ def keys(works: list[Work]) -> list[RequestKey]:
 
 
 def compute(schedule: PrefillSchedule) -> list[int]:
-    chunks = schedule.plan().chunks
+    chunks = schedule.plan(0.0).chunks
     for key, count in chunks:
         schedule.computed(key, count)
     return [count for _, count in chunks]
@@ -56,7 +56,7 @@ def test_blocks_are_held_until_the_kv_is_saved() -> None:
     assert compute(schedule) == [4]
     with pytest.raises(RuntimeError, match="saved, but it is COMPUTING"):
         schedule.prefill([other := prompt(20)])
-        schedule.plan()
+        schedule.plan(0.0)
         schedule.saved(other.request.key)
 
 
@@ -64,20 +64,20 @@ def test_cached_kv_is_loaded_before_the_rest_is_computed() -> None:
     schedule = PrefillSchedule(LIMITS)
     cached, plain = prompt(20, num_cached=15), prompt(10)
     schedule.prefill([cached, plain])
-    plan = schedule.plan()
+    plan = schedule.plan(0.0)
     assert plan.starts == [cached, plain] and plan.loads == [cached]
     assert plan.chunks == [(plain.request.key, 10)], "nobody waits for the copy"
     schedule.computed(plain.request.key, 10)
-    assert schedule.plan().chunks == []
+    assert schedule.plan(0.0).chunks == []
     assert schedule.loaded(cached.request.key)
-    assert schedule.plan().chunks == [(cached.request.key, 5)]
+    assert schedule.plan(0.0).chunks == [(cached.request.key, 5)]
 
 
 def test_slots_bound_what_is_computed_at_once_but_not_what_is_saved() -> None:
     schedule = PrefillSchedule(LIMITS)
     works = [prompt(4) for _ in range(5)]
     schedule.prefill(works)
-    assert keys(schedule.plan().starts) == keys(works[:3])
+    assert keys(schedule.plan(0.0).starts) == keys(works[:3])
     assert compute(schedule) == [4, 4, 4]
     assert compute(schedule) == [4, 4]
 
@@ -87,33 +87,33 @@ def test_candidates_have_a_share_and_within_it_come_first() -> None:
     staged = [make_work(15) for _ in range(4)]
     schedule.stage(staged)
     schedule.prefill([prompt(40), prompt(40)])
-    plan = schedule.plan()
+    plan = schedule.plan(0.0)
     assert keys(plan.stages) == keys(staged[:3]), "12 of 30 blocks are for candidates, 4 each"
     assert len(plan.starts) == 1, "18 for the prompts"
     for work in staged[:3]:
         assert schedule.staged(work.request.key)
     schedule.unstage(keys(staged[:1]))
-    assert keys(schedule.plan().stages) == keys(staged[3:])
+    assert keys(schedule.plan(0.0).stages) == keys(staged[3:])
 
 
 def test_a_candidate_that_waits_for_blocks_holds_new_prompts_back() -> None:
     schedule = PrefillSchedule(LIMITS, staging_share=0.4)
     first, second = prompt(57), prompt(57)
     schedule.prefill([first, second])
-    schedule.plan()
+    schedule.plan(0.0)
     candidate, third = make_work(40), prompt(4)
     schedule.stage([candidate])
     schedule.prefill([third])
-    assert schedule.plan().starts == [], "no block is free"
+    assert schedule.plan(0.0).starts == [], "no block is free"
     assert not schedule.abort(third.request.key)
     schedule.prefill([fourth := prompt(57)])
     schedule.abort(first.request.key)
     schedule.saved(first.request.key)
-    plan = schedule.plan()
+    plan = schedule.plan(0.0)
     assert plan.stages == [candidate] and plan.starts == []
     schedule.abort(second.request.key)
     schedule.saved(second.request.key)
-    assert schedule.plan().starts == [fourth]
+    assert schedule.plan(0.0).starts == [fourth]
 
 
 def test_abort_holds_blocks_until_the_copy_is_reported() -> None:
@@ -121,14 +121,14 @@ def test_abort_holds_blocks_until_the_copy_is_reported() -> None:
     loading, computing, staging, waiting = prompt(20, num_cached=8), prompt(20), make_work(9), prompt(59)
     schedule.prefill([loading, computing, other := prompt(59), waiting])
     schedule.stage([staging])
-    schedule.plan()
+    schedule.plan(0.0)
     num_free = schedule.num_free_blocks
     assert schedule.abort(loading.request.key)
     assert schedule.abort(computing.request.key)
     assert schedule.abort(staging.request.key)
     assert not schedule.abort(waiting.request.key)
     assert schedule.num_free_blocks == num_free
-    assert [key for key, _ in schedule.plan().chunks] == keys([other])
+    assert [key for key, _ in schedule.plan(0.0).chunks] == keys([other])
     assert not schedule.loaded(loading.request.key)
     assert not schedule.staged(staging.request.key)
     schedule.saved(computing.request.key)
@@ -141,7 +141,7 @@ def test_unstaging_what_is_on_its_way_or_unknown() -> None:
     schedule = PrefillSchedule(LIMITS)
     on_its_way, waiting = make_work(9), make_work(50)
     schedule.stage([on_its_way, waiting])
-    schedule.plan()
+    schedule.plan(0.0)
     schedule.unstage([*keys([on_its_way, waiting]), RequestKey(0)])
     assert schedule.num_staged_blocks == 3
     assert not schedule.staged(on_its_way.request.key)
@@ -203,7 +203,7 @@ def test_everyone_gets_through_and_every_plan_fits(
         if left["stages"] and rng.random() < 0.3:
             left["stages"] -= 1
             schedule.stage([make_work(rng.randint(1, min(max_stage_tokens, 58)))])
-        plan = schedule.plan()
+        plan = schedule.plan(0.0)
         schedule.check()
         assert sum(count for _, count in plan.chunks) <= max_tokens
         assert len(plan.chunks) <= max_num_seqs

@@ -107,6 +107,12 @@ def test_what_was_copied_is_reported_once(rig: Rig) -> None:
     rig.check_idle()
 
 
+def test_what_was_computed_is_reported_once(rig: Rig) -> None:
+    rig.worker.on(Prefill([work(LONG)]))
+    rig.step_until(lambda: any(report.saved for report in rig.reports))
+    assert sum(report.num_computed for report in rig.reports) == len(LONG)
+
+
 def test_complete_blocks_are_saved_before_the_rest_is_computed(rig: Rig) -> None:
     rig.worker.on(Prefill([work(LONG)]))
     rig.step()

@@ -18,6 +18,7 @@ from alignedserve.messages import (
     Stored,
     Submit,
 )
+from alignedserve.mix import MixConfig
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from router.config import RouterConfig
@@ -68,9 +69,14 @@ def request(key: int = 1, num_prompt: int = 6, max_tokens: int = 10, arrival_s: 
 
 class Script:
     def __init__(
-        self, connect: bool = True, num_blocks: int = 100, num_staging_blocks: int = 50, **config: Any
+        self,
+        connect: bool = True,
+        num_blocks: int = 100,
+        num_staging_blocks: int = 50,
+        mix: MixConfig | None = None,
+        **config: Any,
     ) -> None:
-        self.router = Router(RouterConfig(**config), Epoch(7))
+        self.router = Router(RouterConfig(**config), Epoch(7), mix)
         self.now = 0.0
         self.sent: list[tuple[str, AnyMessage]] = []
         if connect:
@@ -143,9 +149,13 @@ class Script:
         self.chosen(key)
         self.decode(admitted=[RequestKey(key)])
 
-    def token(self, key: int = 1, token: int = 60, **news: Any) -> None:
+    def token(
+        self, key: int = 1, token: int = 60, wants_evicted: list[RequestKey] | None = None, **news: Any
+    ) -> None:
         first = len(self.entry(key).output)
-        self.decode(news=[NewTokens(RequestKey(key), first, [token], **news)])
+        self.decode(
+            news=[NewTokens(RequestKey(key), first, [token], **news)], wants_evicted=wants_evicted or []
+        )
 
     def gone(self, sender: str, key: int = 1) -> None:
         self.say(sender, Gone([RequestKey(key)]))

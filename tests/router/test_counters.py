@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from alignedserve.messages import Cluster, InstanceStats, Moved, Tokens
+from msgspec.structs import replace
+
+from alignedserve.messages import Cluster, InstanceStats, Moved, Submit, Tokens
 from alignedserve.types import InstanceId, RequestKey
 from router.status import describe
 from tests.router.script import (
@@ -15,6 +17,7 @@ from tests.router.script import (
     decode_report,
     hello,
     prefill_report,
+    request,
 )
 
 
@@ -103,6 +106,17 @@ def test_counts_stay_while_an_instance_is_away() -> None:
     assert stats(script).moved[0] == Moved("load", 121, 1.75)
 
 
+def test_the_time_of_iterations_counts_where_they_computed_something() -> None:
+    script = Script()
+    script.running()
+    script.decode(num_computed=3, duration_s=0.5)
+    script.decode(duration_s=0.25)
+    script.decode(num_computed=4, duration_s=1.0)
+    script.say(PREFILL, prefill_report(num_computed=10, duration_s=2.0))
+    assert (stats(script).num_computed_tokens, stats(script).computing_s) == (7, 1.5)
+    assert (stats(script, PREFILL).num_computed_tokens, stats(script, PREFILL).computing_s) == (10, 2.0)
+
+
 def test_the_running_batch_has_a_spread() -> None:
     script = Script()
     script.say(DECODE, decode_report(min_length=10, max_length=25))
@@ -142,3 +156,19 @@ def test_the_first_token_and_the_last_bring_the_story() -> None:
         ("offered", 1.5),
         ("running", 1.75),
     ]
+
+
+def test_how_classes_share_is_counted() -> None:
+    script = Script()
+    script.say(GATEWAY, Submit(replace(request(1), tier="be")))
+    script.reserve(1)
+    script.first_token(1)
+    script.saved(1)
+    script.chosen(1)
+    script.decode(admitted=[ONE], num_be_blocks=3, num_be_running=1)
+    assert asked(script).sharing == {"demoted": 0, "express": 0, "evicted_for_rt": 0, "recomputed": 0}
+    script.pooled(2)
+    script.decode(wants_evicted=[ONE], num_be_blocks=3, num_be_running=1)
+    script.reserve(1, blocks=[10, 11, 12, 13])
+    script.decode(evicted=[(ONE, 6)])
+    assert asked(script).sharing == {"demoted": 0, "express": 1, "evicted_for_rt": 1, "recomputed": 0}

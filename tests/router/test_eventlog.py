@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from alignedserve.messages import Abort
+from alignedserve.mix import MixConfig
 from alignedserve.types import Epoch
 from router.config import RouterConfig
 from router.eventlog import EventLog, replay
@@ -41,7 +42,7 @@ def test_replay_gives_the_same_orders(tmp_path: Path) -> None:
 
     path = tmp_path / "events"
     with path.open("wb") as file:
-        log = EventLog(file, RouterConfig(), Epoch(7))
+        log = EventLog(file, RouterConfig(), Epoch(7), MixConfig())
         for now, event in script.events:
             log.append(now, event)
     replayed = list(replay(path))
@@ -55,7 +56,7 @@ def test_a_torn_record_ends_the_log(tmp_path: Path) -> None:
     script.submit()
     path = tmp_path / "events"
     with path.open("wb") as file:
-        log = EventLog(file, RouterConfig(), Epoch(7))
+        log = EventLog(file, RouterConfig(), Epoch(7), MixConfig())
         for now, event in script.events:
             log.append(now, event)
     path.write_bytes(path.read_bytes()[:-3])

@@ -29,6 +29,7 @@ from alignedserve.messages import (
     UsePool,
     Welcome,
 )
+from alignedserve.mix import MixConfig
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from alignedserve.wire import RouterAddress, RouterLink
@@ -210,7 +211,7 @@ def test_the_event_log_replays_to_the_same_orders(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         with (tmp_path / "log").open("wb", buffering=0) as file:
-            async with serving(EventLog(file, RouterConfig(), EPOCH)) as (server, port, _):
+            async with serving(EventLog(file, RouterConfig(), EPOCH, MixConfig())) as (server, port, _):
                 core_on = server._router.on
 
                 def noting(event: Any, now: float) -> list[Send]:

@@ -183,14 +183,51 @@ def test_an_eviction_that_failed_leaves_it_running() -> None:
     assert script.take_one(MakeSpare, POOL).keys == [ONE], "nobody needs the room that was made"
 
 
-def test_an_eviction_without_room_is_recomputed() -> None:
-    script = Script()
+def without_room(script: Script) -> None:
+    """A victim, and a full pool."""
     script.running()
     script.token()
     script.decode(wants_evicted=[ONE])
     script.take()
     script.say(POOL, Reserved(ONE, None))
+    assert not script.take()
+
+
+def test_an_eviction_without_room_is_asked_for_again_and_loses_nothing() -> None:
+    script = Script()
+    without_room(script)
+    for _ in range(50):
+        script.tick(0.1)
+        assert script.take_one(Reserve, POOL) == Reserve(ONE, 16)
+        script.say(POOL, Reserved(ONE, None))
+        # it has blocks left, or others give some back: it goes on
+        script.token(wants_evicted=[ONE])
+        script.take()
+    script.tick(0.1)
+    script.reserve(blocks=[10, 11, 12, 13])
+    assert [type(message) for to, message in script.take() if to == DECODE] == [Evict]
+    assert script.router.life.counters.of(DECODE).num_preemptions == 1
+
+
+def test_an_eviction_that_is_not_wanted_any_more_is_forgotten() -> None:
+    script = Script()
+    without_room(script)
+    script.decode()
+    assert script.take_one(MakeSpare, POOL).keys == [ONE]
+    assert script.entry().state is State.RUNNING
+    script.tick(5.0)
+    assert not script.take()
+
+
+def test_a_victim_without_room_is_recomputed_when_nothing_moves_any_more() -> None:
+    script = Script()
+    without_room(script)
+    script.tick(0.9)
+    assert script.take_one(Reserve, POOL).key == ONE
+    script.say(POOL, Reserved(ONE, None))
+    script.tick(0.2)
     assert script.take_one(Abort, DECODE).key == ONE
+    assert script.router.life.counters.num_recomputed == 1
     script.gone(DECODE)
     assert script.take_one(Reserve, POOL).key == ONE
     script.reserve()

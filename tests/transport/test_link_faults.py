@@ -29,7 +29,7 @@ from tests.transport.peers import SEED, Order, Peer, Staged, lend, pull
 
 MIB = 1 << 20
 # much more than sockets hold, and than gloo moves before a signal arrives
-NUM_BLOCKS = 384
+NUM_BLOCKS = 768
 BIG, SMALL = RequestKey(1), RequestKey(2)
 ALL = [BlockId(block) for block in range(NUM_BLOCKS)]
 STAGED = Staged(NUM_BLOCKS + 2, MIB, {BIG: ALL, SMALL: block_ids(NUM_BLOCKS + 1, NUM_BLOCKS)})

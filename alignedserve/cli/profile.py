@@ -1,0 +1,95 @@
+"""`alignedserve profile`: how long iterations take on this device, for `alignedserve serve` to go by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from alignedserve.cli.options import engine_options
+from alignedserve.config import EngineConfig
+
+if TYPE_CHECKING:
+    from alignedserve.profile.saved import Profile
+
+_KINDS = {"decode": "decodes", "chunk": "prefill chunks", "both": "decodes beside a chunk"}
+
+
+@click.command("profile")
+@click.argument("model", required=False)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    help="to measure for at most [default: 22, or 50 for a slow model]",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="file to write [default: where serve looks, in ~/.cache/alignedserve/profiles]",
+)
+@engine_options
+def command(model: str | None, seconds: float | None, out: Path | None, **options: Any) -> None:
+    """Measure the iterations of MODEL (the demo model if none is named), fit the cost model, and save it."""
+    from dataclasses import replace
+
+    from alignedserve import demo
+    from alignedserve.engine.build import build_engine
+    from alignedserve.profile.facts import facts_of
+    from alignedserve.profile.make import FULL, make
+    from alignedserve.profile.saved import default_path, locked, save
+
+    config = EngineConfig(model or str(demo.MODEL_DIR), **options)
+    built = build_engine(config)
+    facts = facts_of(built, config)
+    path = out or default_path(facts)
+    effort = replace(FULL, budget_s=seconds, slow_budget_s=seconds) if seconds else FULL
+    try:
+        with locked(path):
+            with _bar(config.use_tqdm) as progress:
+                profile = make(built.engine, facts, effort, progress)
+            save(path, profile)
+    except OSError as error:
+        raise click.ClickException(f"--out {path}: {error}") from error
+    _print(profile, path)
+
+
+class Progress(Protocol):
+    def __call__(self, share: float) -> None: ...
+
+
+@contextmanager
+def _bar(is_shown: bool) -> Iterator[Progress]:
+    from tqdm import tqdm
+
+    with tqdm(total=100, desc="Measuring", unit="%", disable=not is_shown, leave=False) as bar:
+
+        def show(share: float) -> None:
+            bar.update(round(100 * share) - bar.n)
+
+        yield show
+
+
+def _print(profile: Profile, path: Path) -> None:
+    from alignedserve.profile.make import CROWDED_SHARE
+
+    facts, cost = profile.facts, profile.cost
+    click.echo(f"{facts['model']} in {facts['dtype']} on {facts['device']}: {profile.num_points} points\n")
+    click.echo("| error on points held out | points | median | p95 |")
+    click.echo("| --- | ---: | ---: | ---: |")
+    for kind, error in profile.errors.items():
+        click.echo(
+            f"| {_KINDS[kind]} | {error.num_points} | {100 * error.median:.1f} % | {100 * error.p95:.1f} % |"
+        )
+    fastest_s = cost.fastest_tbt_s(16), cost.fastest_ttft_s(128, profile.reach.max_chunk)
+    click.echo(
+        f"\nA token alone takes {1000 * fastest_s[0]:.2f} ms, a prompt of 128 {1000 * fastest_s[1]:.2f} ms"
+    )
+    if profile.waited_share > CROWDED_SHARE:
+        click.echo(
+            f"For {100 * profile.waited_share:.0f} % of the time a core was waited for, which others had: "
+            "profile again when the machine is quiet"
+        )
+    click.echo(f"Saved as {path}")

@@ -1,0 +1,72 @@
+"""Requests' grammars, compiled on threads of their own: an iteration never waits for one.
+
+llguidance lets go of the interpreter while it compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from alignedserve.text.grammar import Matcher
+from alignedserve.transport.completions import Completions
+from alignedserve.types import RequestKey
+
+# One that takes long holds up others, but not all.
+NUM_THREADS = 2
+
+
+@dataclass(eq=False)
+class _Job:
+    future: Future[None]
+    # what waits for it
+    then: Callable[[], None] | None = None
+
+
+class Compiling:
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._jobs: dict[RequestKey, _Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def begin(self, key: RequestKey, matcher: Matcher | None) -> None:
+        """Nothing is to be done if there is no grammar, or it is ready."""
+        if matcher is None or matcher.is_ready:
+            return
+        job = self._jobs[key] = _Job(self._threads.submit(matcher.prepare))
+        job.future.add_done_callback(lambda _: self._completions.call(partial(self._ended, key, job)))
+
+    def when_ready(self, key: RequestKey, then: Callable[[], None]) -> None:
+        """`then` is called at once, or by the completions, unless it is dropped before."""
+        job = self._jobs.get(key)
+        if job is None:
+            then()
+        else:
+            job.then = then
+
+    def drop(self, key: RequestKey) -> bool:
+        """Nobody wants it any more. Whether something waited for it, which is not called now. Safe to repeat."""
+        job = self._jobs.pop(key, None)
+        if job is None:
+            return False
+        job.future.cancel()
+        return job.then is not None
+
+    def close(self) -> None:
+        """No thread is left. Safe to repeat."""
+        for key in list(self._jobs):
+            self.drop(key)
+        self._threads.shutdown()
+
+    def _ended(self, key: RequestKey, job: _Job) -> None:
+        if self._jobs.get(key) is not job:
+            return
+        del self._jobs[key]
+        job.future.result()
+        if job.then is not None:
+            job.then()

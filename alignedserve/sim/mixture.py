@@ -1,0 +1,130 @@
+"""What a mixture of real time and best effort was worth in a simulation, class by class, and what the mixing cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from alignedserve.sim.gateway import Stream
+from alignedserve.sim.report import Quantiles, quantiles
+from alignedserve.sim.scenario import Ran
+
+_NONE = Quantiles(0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class RealTime:
+    num_requests: int
+    # share of them whose tokens all came when they were due: see `is_kept`
+    attainment: float
+    # one that has no token yet counts with the time that it has waited
+    ttft_s: Quantiles
+    # between two tokens of a request
+    gap_s: Quantiles
+    # in the window
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class BestEffort:
+    num_requests: int
+    # in the window
+    tokens_per_s: float
+    # of the jobs that had a deadline, the share that met it; None: none had
+    jobs_kept: float | None
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """`num_computed` and `num_needed`: tokens, of requests that are complete."""
+
+    rt: RealTime
+    be: BestEffort
+    num_evicted: int
+    num_sat_out: int
+    num_interrupted: int
+    moved_bytes: int
+    num_computed: int
+    num_needed: int
+    # of the window, the share in which decode instances compute
+    busy: float
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def mixture(ran: Ran, begin_s: float, end_s: float) -> Mixture:
+    """Of what happened in the window; real time: of those that arrived in it. Pauses: of all the time."""
+    rt = [stream for stream in ran.streams if stream.request.tier == "rt"]
+    be = [stream for stream in ran.streams if stream.request.tier == "be"]
+    pauses, complete = ran.pauses, [stream for stream in ran.streams if stream.is_complete]
+    num_moved_tokens = pauses.num_saved_tokens + pauses.num_fetched_tokens
+    return Mixture(
+        rt=real_time(rt, begin_s, end_s),
+        be=best_effort(be, begin_s, end_s),
+        num_evicted=len(pauses.evicted),
+        num_sat_out=len(pauses.sat_out),
+        num_interrupted=len(pauses.interrupted),
+        moved_bytes=num_moved_tokens * ran.scenario.cost.kv_bytes_per_token,
+        num_computed=sum(ran.computed[stream.request.key] for stream in complete),
+        num_needed=sum(num_needed(stream) for stream in complete),
+        busy=_busy(ran, begin_s, end_s),
+    )
+
+
+def num_needed(stream: Stream) -> int:
+    """The last token's KV is not."""
+    return len(stream.request.prompt) + len(stream.tokens) - 1
+
+
+def is_kept(stream: Stream) -> bool:
+    """As the gateway's metrics judge it: what came late moves no later token's due time, but for the first."""
+    request, times_s = stream.request, stream.times_s
+    if not stream.is_complete:
+        return False
+    first_due_s = request.arrival_s + (request.ttft_s if request.ttft_s is not None else float("inf"))
+    if times_s[0] > first_due_s:
+        return False
+    if request.tbt_s is None:
+        return True
+    start_s = first_due_s if request.ttft_s is not None else times_s[0]
+    return all(time_s <= start_s + k * request.tbt_s for k, time_s in enumerate(times_s))
+
+
+def real_time(streams: Sequence[Stream], begin_s: float, end_s: float) -> RealTime:
+    arrived = [stream for stream in streams if begin_s <= stream.request.arrival_s < end_s]
+    if not arrived:
+        return RealTime(0, 0.0, _NONE, _NONE, 0.0)
+    firsts = [
+        (stream.times_s[0] if stream.times_s else end_s) - stream.request.arrival_s for stream in arrived
+    ]
+    gaps = [later - sooner for stream in arrived for sooner, later in pairwise(stream.times_s)]
+    return RealTime(
+        num_requests=len(arrived),
+        attainment=sum(map(is_kept, arrived)) / len(arrived),
+        ttft_s=quantiles(firsts),
+        gap_s=quantiles(gaps) if gaps else _NONE,
+        tokens_per_s=_num_tokens(streams, begin_s, end_s) / (end_s - begin_s),
+    )
+
+
+def _num_tokens(streams: Sequence[Stream], begin_s: float, end_s: float) -> int:
+    return sum(begin_s <= time_s < end_s for stream in streams for time_s in stream.times_s)
+
+
+def best_effort(streams: Sequence[Stream], begin_s: float, end_s: float) -> BestEffort:
+    num_tokens = _num_tokens(streams, begin_s, end_s)
+    jobs = [stream for stream in streams if stream.request.deadline_s is not None]
+    kept = [stream.is_complete and stream.ended_s <= (stream.request.deadline_s or 0.0) for stream in jobs]
+    return BestEffort(len(streams), num_tokens / (end_s - begin_s), sum(kept) / len(kept) if kept else None)
+
+
+def _busy(ran: Ran, begin_s: float, end_s: float) -> float:
+    """Iterations that reach over an end of the window count with what lies in it."""
+    computing_s = sum(
+        max(0.0, min(each.end_s, end_s) - max(each.end_s - each.duration_s, begin_s))
+        for iterations in ran.lifetimes.iterations.values()
+        for each in iterations
+    )
+    return computing_s / ((end_s - begin_s) * ran.scenario.num_decode)

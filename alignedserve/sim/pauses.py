@@ -1,0 +1,107 @@
+"""How often requests had to stop and went on later, and what was moved for it. An observer of the router's messages.
+
+- evicted: it left its decode instance, its KV kept, and came back;
+- sat out: it stayed there, blocks and all, but the instance ran iterations without it;
+- interrupted: its prompt was computed in part, and the instance computed others before it went on.
+
+A spell of iterations without it counts once. One that is named a victim waits for its eviction, and does not sit out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from alignedserve.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, PrefillReport
+from alignedserve.types import InstanceId, RequestKey
+from router.events import Closed, Event, Received, Send
+
+# request -> whether it was in the last iteration
+_Members = dict[RequestKey, bool]
+
+
+class Pauses:
+    def __init__(self) -> None:
+        self.evicted: list[RequestKey] = []
+        self.sat_out: list[RequestKey] = []
+        self.interrupted: list[RequestKey] = []
+        # tokens whose KV was copied to the pool for evictions, and has to come back
+        self.num_saved_tokens = 0
+        self.num_fetched_tokens = 0
+        self._running: defaultdict[InstanceId, _Members] = defaultdict(dict)
+        self._prompts: defaultdict[InstanceId, _Members] = defaultdict(dict)
+        # of those whose eviction was ordered, the tokens that the pool had then
+        self._num_in_pool: dict[RequestKey, int] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self.evicted) + len(self.sat_out) + len(self.interrupted)
+
+    def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
+        match event:
+            case Received(sender, message):
+                self._received(sender, message)
+            case Closed(instance_id):
+                self._running.pop(instance_id, None)
+                self._prompts.pop(instance_id, None)
+            case _:
+                pass
+        for send in sends:
+            self._sent(send.to, send.message)
+
+    def _sent(self, to: InstanceId, message: AnyMessage) -> None:
+        match message:
+            case Evict(key, _, num_saved):
+                self._num_in_pool[key] = num_saved
+            case Abort(key):
+                self._running[to].pop(key, None)
+                self._prompts[to].pop(key, None)
+                self._num_in_pool.pop(key, None)
+            case _:
+                pass
+
+    def _received(self, sender: InstanceId, message: AnyMessage) -> None:
+        match message:
+            case DecodeReport():
+                self._decoded(self._running[sender], message)
+            case PrefillReport():
+                self._prefilled(self._prompts[sender], message)
+            case Failed(key, "evict"):
+                self._num_in_pool.pop(key, None)
+            case _:
+                pass
+
+    def _decoded(self, running: _Members, report: DecodeReport) -> None:
+        if report.news:
+            ran = {news.key for news in report.news}
+            self.sat_out += _left_out(running, ran, unless=[*report.wants_evicted, *self._num_in_pool])
+            running.update(dict.fromkeys(ran, True))
+        running.update(dict.fromkeys(report.admitted, True))
+        running.update({key: False for key in report.wants_evicted if key in running})
+        for news in report.news:
+            if news.finish_reason:
+                running.pop(news.key, None)
+                self._num_in_pool.pop(news.key, None)
+        for key, num_tokens in report.evicted:
+            running.pop(key, None)
+            self.evicted.append(key)
+            self.num_saved_tokens += num_tokens - self._num_in_pool.pop(key, 0)
+            self.num_fetched_tokens += num_tokens
+
+    def _prefilled(self, prompts: _Members, report: PrefillReport) -> None:
+        computed = [key for key, _ in report.progress]
+        done = {news.key for news in report.news}
+        if not computed and not done:
+            return
+        self.interrupted += _left_out(prompts, {*computed, *done})
+        prompts.update(dict.fromkeys(computed, True))
+        for key in done:
+            prompts.pop(key, None)
+
+
+def _left_out(members: _Members, ran: set[RequestKey], unless: Iterable[RequestKey] = ()) -> list[RequestKey]:
+    """Those that were in the iteration before this one, and are not in it."""
+    excused = set(unless)
+    left_out = [key for key, was_in in members.items() if was_in and key not in ran and key not in excused]
+    members.update(dict.fromkeys(left_out, False))
+    return left_out

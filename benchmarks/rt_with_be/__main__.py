@@ -1,0 +1,127 @@
+"""Measures the parts that are asked for; DIR/rt_with_be.json is written anew after every case, the page at the end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from alignedserve.mix import DISCIPLINES
+from alignedserve.sim.report import Slo
+from benchmarks.gpu.record import Record
+from benchmarks.rt_with_be import peer
+from benchmarks.rt_with_be.arithmetic import Row
+from benchmarks.rt_with_be.live import Live
+from benchmarks.rt_with_be.page import line, terminal_table, write
+from benchmarks.rt_with_be.simulated import Simulated, Workload
+
+PARTS = ("sim", "bursts", "goodput", "exact", "live", "live_bursts", "live_exact")
+ROOT = Path(__file__).parent.parent.parent
+
+
+def rows_of(part: str, args: argparse.Namespace) -> Iterator[Row]:
+    live = Live(args.rt_rate, args.window, args.lines, vllm_python=args.vllm_python)
+    with_peers = [*args.policies, *(peer.POLICIES if args.vllm_python else ())]
+    slo_s = None if args.slo_ms is None else (args.slo_ms[0] / 1e3, args.slo_ms[1] / 1e3)
+    slo = None if slo_s is None else Slo(*slo_s)
+    match part:
+        case "live":
+            return live.rounds(with_peers, args.rounds, slo_s)
+        case "live_bursts":
+            return live.bursts(with_peers, slo_s)
+        case "live_exact":
+            return live.exact(args.policies)
+    simulated = Simulated(Workload.of_trace(args.trace) if args.trace else Workload.made_up())
+    match part:
+        case "sim":
+            return simulated.table(args.policies, slo)
+        case "bursts":
+            return simulated.bursts(args.policies, slo)
+        case "goodput":
+            return simulated.goodput(args.policies, slo)
+        case _:
+            return simulated.exact(args.policies)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = _parser().parse_args(arguments)
+    args.out.mkdir(parents=True, exist_ok=True)
+    record = Record(args.out / "rt_with_be.json", describe(args))
+    for part in args.parts:
+        begun_s = time.monotonic()
+        for row in rows_of(part, args):
+            record.add(row | {"took_s": round(time.monotonic() - begun_s, 1)})
+            begun_s = time.monotonic()
+            print(line(row), flush=True)
+    print(terminal_table(record.rows))
+    write([record.path], args.out)
+
+
+def describe(args: argparse.Namespace) -> dict[str, Any]:
+    command = shlex.join(["python", "-m", "benchmarks.rt_with_be", *sys.argv[1:]])
+    if args.vllm_python:
+        command = command.replace(str(args.vllm_python), "VENV/bin/python")
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return {
+        "command": command,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit.stdout.strip() or None,
+        "python": platform.python_version(),
+        "num_cpus": os.cpu_count(),
+        "rt_rate": args.rt_rate,
+        "window_s": args.window,
+        "lengths": args.trace.name if args.trace else "log-normal",
+        "vllm": _vllm_version(args.vllm_python) if args.vllm_python else None,
+    }
+
+
+def _vllm_version(python: Path) -> str:
+    """Raises CalledProcessError where there is none."""
+    code = "import vllm; print(vllm.__version__)"
+    return subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rt_with_be",
+        description="Real time beside best effort, by policy, live and in simulation.",
+    )
+    parser.add_argument("--parts", type=_names(PARTS), default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument(
+        "--policies", type=_names(DISCIPLINES), default=list(DISCIPLINES), help=", ".join(DISCIPLINES)
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=2, help="of the live table")
+    parser.add_argument("--rt-rate", type=float, default=2.0, help="live: real-time requests a second")
+    parser.add_argument("--window", type=float, default=16.0, help="live: seconds of each case")
+    parser.add_argument("--lines", type=int, default=1500, help="live: of the batch job")
+    parser.add_argument(
+        "--slo-ms", type=float, nargs=2, metavar=("TTFT", "TBT"), help="[default: 1.25 times the p99 alone]"
+    )
+    parser.add_argument(
+        "--vllm-python", type=Path, help=f"has vLLM for CPU: live also measures {', '.join(peer.POLICIES)}"
+    )
+    parser.add_argument("--trace", type=Path, help="simulated: lengths of a trace of the Azure format")
+    return parser
+
+
+def _names(known: Sequence[str] | dict[str, Any]) -> Any:
+    def parse(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",")]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r}: must be one of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+if __name__ == "__main__":
+    main()

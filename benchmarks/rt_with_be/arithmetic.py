@@ -1,0 +1,171 @@
+"""Figures of cases, and what they say together. Pure; seconds and tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from alignedserve.bench.client import Outcome
+from alignedserve.sim.report import quantiles
+
+# what RT may lose, and what BE has to keep
+MOST_OF_RT, LEAST_OF_BE = 1.25, 0.85
+PREFIX = "alignedserve:"
+
+Row = dict[str, Any]
+# (name, labels) -> value
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of one policy in one round."""
+
+    num_rt: int = 0
+    ttft_p50_s: float = 0.0
+    ttft_p99_s: float = 0.0
+    # between two tokens of a request
+    gap_p50_s: float = 0.0
+    gap_p99_s: float = 0.0
+    # of RT's requests, the share that was kept; None: they had no objectives
+    attainment: float | None = None
+    rt_tokens_per_s: float = 0.0
+    be_tokens_per_s: float = 0.0
+    # of the decode instances' time, the share in which they compute
+    busy: float = 0.0
+
+    def as_row(self) -> Row:
+        return asdict(self)
+
+    @staticmethod
+    def of(row: Mapping[str, Any]) -> Case:
+        return Case(**{field.name: row[field.name] for field in fields(Case)})
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Ratios of one round: RT beside BE to RT alone; BE beside RT to what it was expected to do."""
+
+    ttft_p50: float
+    ttft_p99: float
+    gap_p99: float
+    be_by_time: float
+    be_by_tokens: float
+
+
+def worth(rt: Case, be: Case, mix: Case) -> Worth:
+    return Worth(
+        ttft_p50=_ratio(mix.ttft_p50_s, rt.ttft_p50_s),
+        ttft_p99=_ratio(mix.ttft_p99_s, rt.ttft_p99_s),
+        gap_p99=_ratio(mix.gap_p99_s, rt.gap_p99_s),
+        be_by_time=_ratio(mix.be_tokens_per_s, be.be_tokens_per_s * (1 - rt.busy)),
+        be_by_tokens=_ratio(mix.be_tokens_per_s, be.be_tokens_per_s - mix.rt_tokens_per_s),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan
+
+
+def worths(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Worth]]:
+    """(part, place, policy) -> of each round that has all three cases."""
+    cases: dict[tuple[str, str, str, int], dict[str, Case]] = {}
+    for row in rows:
+        if "case" in row and row["case"] in ("rt", "be", "mix") and "error" not in row:
+            key = row["part"], row["place"], row["policy"], row["round"]
+            cases.setdefault(key, {})[row["case"]] = Case.of(row)
+    found: dict[tuple[str, str, str], list[Worth]] = {}
+    for (part, place, policy, _), by_name in cases.items():
+        if len(by_name) == 3:
+            found.setdefault((part, place, policy), []).append(worth(**by_name))
+    return found
+
+
+def middle(all_worths: Sequence[Worth]) -> Worth:
+    """Medians of the rounds' ratios."""
+    return Worth(
+        **{field.name: median(getattr(each, field.name) for each in all_worths) for field in fields(Worth)}
+    )
+
+
+def gaps_of(times_s: Sequence[float]) -> list[float]:
+    return [later - sooner for sooner, later in pairwise(times_s)]
+
+
+def is_kept(outcome: Outcome, ttft_s: float, tbt_s: float) -> bool:
+    """Every token came by its due time, as `Deadlines` has it: one that came early may wait."""
+    if outcome.error is not None or not outcome.times_s:
+        return False
+    first_due_s = outcome.due_s + ttft_s
+    return all(time_s <= first_due_s + k * tbt_s for k, time_s in enumerate(outcome.times_s))
+
+
+def real_time(outcomes: Sequence[Outcome], slo_s: tuple[float, float] | None, window_s: float) -> Case:
+    """Without BE's figures. Raises RuntimeError when a request was not answered, or a token came without a time."""
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise RuntimeError(f"real-time request due at {outcome.due_s:.2f} s: {outcome.error}")
+        # the token that ends an answer says nothing
+        if outcome.output_len - len(outcome.times_s) not in (0, 1):
+            raise RuntimeError(f"{outcome.output_len} tokens came in {len(outcome.times_s)} pieces")
+    ttft_s = quantiles([outcome.times_s[0] - outcome.due_s for outcome in outcomes])
+    gap_s = quantiles([gap for outcome in outcomes for gap in gaps_of(outcome.times_s)])
+    kept = None if slo_s is None else sum(is_kept(each, *slo_s) for each in outcomes) / len(outcomes)
+    num_tokens = sum(outcome.output_len for outcome in outcomes)
+    return Case(
+        num_rt=len(outcomes),
+        ttft_p50_s=ttft_s.p50,
+        ttft_p99_s=ttft_s.p99,
+        gap_p50_s=gap_s.p50,
+        gap_p99_s=gap_s.p99,
+        attainment=kept,
+        rt_tokens_per_s=num_tokens / window_s,
+    )
+
+
+def objectives_s(rt: Case) -> tuple[float, float]:
+    """TTFT and TBT that RT may need at most, in whole milliseconds."""
+    return tuple(max(math.ceil(MOST_OF_RT * value * 1e3), 1) / 1e3 for value in (rt.ttft_p99_s, rt.gap_p99_s))  # type: ignore[return-value]
+
+
+# ---- /metrics -------------------------------------------------------------------------------------------------------
+
+
+def parse_metrics(text: str) -> Samples:
+    return {
+        (name.removeprefix(PREFIX), frozenset(labels.items())): value
+        for family in text_string_to_metric_families(text)
+        for name, labels, value, *_ in family.samples
+    }
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    """Of all with these labels, whatever their others. Raises KeyError if there are none: a name that is not there."""
+    wanted = set(labels.items())
+    found = [value for (each, has), value in samples.items() if each == name and wanted <= has]
+    if not found:
+        raise KeyError(f"{name} {labels}")
+    return sum(found)
+
+
+def difference(before: Samples, after: Samples, name: str, **labels: str) -> float:
+    return total(after, name, **labels) - total(before, name, **labels)
+
+
+# ---- outputs --------------------------------------------------------------------------------------------------------
+
+
+def num_needed(prompt_len: int, output_len: int) -> int:
+    """Tokens whose KV a request needs: the last one's it does not."""
+    return prompt_len + output_len - 1
+
+
+def num_different(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """Keys whose values differ, or that only one of them has."""
+    return sum(one.get(key) != other.get(key) for key in {*one, *other})

@@ -1,0 +1,173 @@
+"""vLLM for CPU with the demo model, asked the same.
+
+It has no batch API: best effort is a client that keeps as many lines open as our router takes of a job. It has no
+objectives either: chats go before lines by `priority`, or not at all. What it generates is read off its /metrics, of
+which chats' tokens, as their clients count them, are not BE's. It tells nobody how long it computes: here it does while
+a request is open.
+
+Its cores are divided as it does by default: on two, one computes and one schedules and answers. With both to compute
+(VLLM_CPU_OMP_THREADS_BIND=0-1, which it takes from the environment) it did about half as much, and nobind a third.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from alignedserve.bench.client import Client, Outcome
+from alignedserve.bench.workload import Item
+from alignedserve.demo import MODEL_DIR
+from alignedserve.launch.ports import free_port
+from benchmarks.rt_with_be.arithmetic import parse_metrics, total
+from benchmarks.rt_with_be.served import HOST, NUM_SLOTS, Counters, running
+from benchmarks.rt_with_be.traffic import MODEL, ask
+
+# our name -> its scheduling policy
+POLICIES = {"vllm": "fcfs", "vllm-priority": "priority"}
+# one instance does both
+PLACE = "1"
+# chats have 0, its default, which goes first
+LINE_PRIORITY = 10
+# it compiles
+START_S = 600.0
+STOP_S = 20.0
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # it asks nobody for the model and reports to nobody
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+def command(python: Path, scheduling: str, port: int) -> list[str]:
+    return [
+        *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)),
+        *("--model", str(MODEL_DIR), "--served-model-name", MODEL, "--max-model-len", "2048"),
+        *("--max-num-seqs", str(NUM_SLOTS), "--scheduling-policy", scheduling),
+        "--disable-uvicorn-access-log",
+    ]
+
+
+@contextmanager
+def serving(python: Path, scheduling: str) -> Iterator[Peer]:
+    port = free_port(HOST)
+    with tempfile.TemporaryDirectory(prefix="peer-", dir="/tmp", ignore_cleanup_errors=True) as state:
+        log = Path(state) / "log"
+        options = command(python, scheduling, port)
+        with running(options, log, "Application startup complete", START_S, ENVIRONMENT):
+            peer = Peer(f"http://{HOST}:{port}", scheduling, Path(state))
+            try:
+                yield peer
+            finally:
+                peer.close()
+
+
+class Peer:
+    def __init__(self, url: str, scheduling: str, state: Path) -> None:
+        self._url = url
+        self._http = httpx.Client(base_url=url, timeout=60)
+        self._has_priorities = scheduling == "priority"
+        self._state = state
+        self._job: KeptOpen | None = None
+        self._rt_tokens = 0
+        # with a chat open and no job
+        self._rt_alone_s = 0.0
+
+    def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
+        outcomes, took_s = ask(self._url, items, {}, TokenCounting)
+        self._rt_tokens += sum(outcome.output_len for outcome in outcomes)
+        if self._job is None:
+            self._rt_alone_s += covered_s([(each.start_s, max(each.times_s, default=0)) for each in outcomes])
+        return outcomes, took_s
+
+    def start(self, asked: Mapping[str, dict[str, Any]]) -> KeptOpen:
+        own = {"priority": LINE_PRIORITY} if self._has_priorities else {}
+        self._job = KeptOpen(self._url, {name: body | own for name, body in asked.items()}, self._state)
+        return self._job
+
+    def counters(self) -> Counters:
+        samples = parse_metrics(self._http.get("/metrics").raise_for_status().text)
+        return Counters(
+            rt_tokens=self._rt_tokens,
+            be_tokens=total(samples, "vllm:generation_tokens_total") - self._rt_tokens,
+            computing_s=self._rt_alone_s + (self._job.open_s if self._job else 0.0),
+            num_evicted=total(samples, "vllm:num_preemptions_total"),
+        )
+
+    def close(self) -> None:
+        if self._job:
+            self._job.cancel()
+
+
+class TokenCounting(Client):
+    """vLLM puts several tokens into a piece when it can't send them as fast as they come."""
+
+    def _body(self, item: Item) -> dict[str, Any]:
+        body = super()._body(item)
+        return body | {"stream_options": body["stream_options"] | {"continuous_usage_stats": True}}
+
+    def _take(self, event: bytes, outcome: Outcome) -> str | None:
+        num_seen = len(outcome.times_s)
+        error = super()._take(event, outcome)
+        if len(outcome.times_s) > num_seen:
+            outcome.times_s += [outcome.times_s[-1]] * (outcome.output_len - len(outcome.times_s))
+        return error
+
+
+class KeptOpen:
+    """Twice as many lines as run at once, like a job of ours, until there are no more."""
+
+    def __init__(self, url: str, asked: Mapping[str, dict[str, Any]], state: Path) -> None:
+        self._num_lines = len(asked)
+        self._answered = state / "answered"
+        (state / "asked").write_text(json.dumps(asked))
+        program = [sys.executable, "-m", "benchmarks.rt_with_be.keep_open", url, str(2 * NUM_SLOTS)]
+        with (state / "asked").open("rb") as into, self._answered.open("wb") as out:
+            self._process = subprocess.Popen(program, stdin=into, stdout=out)
+        self._begun_s = time.monotonic()
+
+    @property
+    def open_s(self) -> float:
+        return time.monotonic() - self._begun_s
+
+    def counts(self) -> dict[str, int]:
+        counts = counted(self._answered.read_text(), self._num_lines)
+        if counts["completed"] < self._num_lines and self._process.poll() is not None:
+            raise RuntimeError(f"the job's client ended with {self._process.returncode} after {counts}")
+        return counts
+
+    def cancel(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_S)
+
+
+def counted(answered: str, num_lines: int) -> dict[str, int]:
+    """Raises RuntimeError for a line that was not answered."""
+    # what follows the last newline is being written
+    lines = [json.loads(line) for line in answered.split("\n")[:-1]]
+    for line in lines:
+        if "error" in line:
+            raise RuntimeError(f"{line['line']}: {line['error']}")
+    return {"total": num_lines, "completed": len(lines), "failed": 0}
+
+
+def covered_s(spans_s: Sequence[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one span."""
+    covered, until_s = 0.0, float("-inf")
+    for begin_s, end_s in sorted(spans_s):
+        covered += max(end_s - max(begin_s, until_s), 0.0)
+        until_s = max(until_s, end_s)
+    return covered

@@ -1,0 +1,160 @@
+"""`alignedserve serve` with the demo model on this machine, on a port of its own, as long as a measurement lasts.
+
+`Server` and `BestEffort` are what is measured: `Served` and its batch job here, a peer and its in `peer`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from alignedserve.bench.client import Outcome
+from alignedserve.bench.workload import Item
+from alignedserve.gateway.service import TBT_HEADER, TTFT_HEADER
+from alignedserve.launch.ports import free_port
+from benchmarks.rt_with_be.arithmetic import Samples, parse_metrics, total
+from benchmarks.rt_with_be.traffic import Job, ask
+
+HOST = "127.0.0.1"
+START_S, STOP_S = 120.0, 40.0
+LOOK_S = 0.1
+# best effort that runs at once; as much again waits in the router
+NUM_SLOTS = 64
+OPTIONS = (
+    *("--device", "cpu", "--max-num-seqs", str(NUM_SLOTS), "--batch-max-num-lines", str(2 * NUM_SLOTS)),
+    *("--length-predictor", "hash", "--shutdown-timeout", "1"),
+)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Since the server started."""
+
+    rt_tokens: float
+    be_tokens: float
+    # of decode
+    computing_s: float
+    num_evicted: float
+
+    def __sub__(self, before: Counters) -> Counters:
+        return Counters(
+            self.rt_tokens - before.rt_tokens,
+            self.be_tokens - before.be_tokens,
+            self.computing_s - before.computing_s,
+            self.num_evicted - before.num_evicted,
+        )
+
+
+class BestEffort(Protocol):
+    def counts(self) -> Mapping[str, int]:
+        """Lines: total, completed, failed."""
+        ...
+
+    def cancel(self) -> None: ...
+
+
+class Server(Protocol):
+    def counters(self) -> Counters: ...
+
+    def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
+        """Real time; returns when all are answered, with how long it took."""
+        ...
+
+    def start(self, asked: Mapping[str, dict[str, Any]]) -> BestEffort:
+        """One job at a time."""
+        ...
+
+
+class Served:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.Client(base_url=url, timeout=60)
+
+    def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
+        ms = [f"{value * 1e3:g}" for value in slo_s or ()]
+        return ask(self.url, items, dict(zip((TTFT_HEADER, TBT_HEADER), ms, strict=False)))
+
+    def start(self, asked: Mapping[str, dict[str, Any]]) -> Job:
+        return Job(self._http, asked)
+
+    def counters(self) -> Counters:
+        samples = self.metrics()
+        return Counters(
+            rt_tokens=total(samples, "generation_tokens_total", tier="rt"),
+            be_tokens=total(samples, "generation_tokens_total", tier="be"),
+            computing_s=total(samples, "computing_seconds_total", role="decode"),
+            num_evicted=total(samples, "num_evictions_total", role="decode"),
+        )
+
+    def metrics(self) -> Samples:
+        return parse_metrics(self._http.get("/metrics").raise_for_status().text)
+
+
+@contextmanager
+def serving(policy: str, *options: str) -> Iterator[Served]:
+    port = free_port(HOST)
+    # a socket's path must be short
+    with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
+        own = ["--policy", policy, "--host", HOST, "--port", str(port), "--state-dir", state]
+        command = [sys.executable, "-m", "alignedserve", "serve", *own, *OPTIONS, *options]
+        with running(command, Path(state) / "log", "ready after", START_S):
+            yield Served(f"http://{HOST}:{port}")
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    log: Path,
+    ready: str,
+    start_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[None]:
+    """Ready when it says so; it is stopped at the end. What it says goes to a file that an error quotes."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | dict(environment or {}),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _until_ready(process, log, ready, start_s)
+        yield
+    finally:
+        _stop(process)
+
+
+def _until_ready(process: subprocess.Popen[bytes], log: Path, ready: str, start_s: float) -> None:
+    deadline = time.monotonic() + start_s
+    while ready not in log.read_text(errors="replace"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the server does not get ready:\n{log.read_text(errors='replace')[-4000:]}")
+        time.sleep(LOOK_S)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """What hangs on it ends with it, however it ends."""
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        # its session is its own, with whatever it has started
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(STOP_S)
+
+
+def kv_options(kv_bytes: int, pool_bytes: int) -> Sequence[str]:
+    return "--kv-cache-memory-bytes", str(kv_bytes), "--pool-memory-bytes", str(pool_bytes)

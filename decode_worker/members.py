@@ -1,0 +1,60 @@
+"""A request at a decode instance, as its schedule sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.messages import Work
+from alignedserve.types import InstanceId, RequestKey
+
+# what an answer is taken for as long as nothing is known of it
+UNKNOWN_OUTPUT = 512
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    work: Work
+    # the prefill instance that has it staged; None: the pool
+    source: InstanceId | None
+    # which batch it came with; a candidate request belongs to the one that runs when it is admitted
+    batch: int
+    # prompt and output
+    num_tokens: int
+    # tokens whose KV exists
+    num_cached: int
+    # tokens whose KV it will ever need
+    max_cached: int
+    is_rt: bool
+    num_blocks: int = 0
+    # the last iteration of which it was part
+    last_run: int = 0
+    # best effort that was owed its place: it is not evicted for real time
+    is_owed: bool = False
+
+    @property
+    def key(self) -> RequestKey:
+        return self.work.request.key
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_tokens - self.num_cached
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of its answer; also the number of the next one."""
+        return self.num_tokens - len(self.work.request.prompt)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that its answer will still have, as far as is known. What was exceeded doubles."""
+        length = self.work.predicted_len or UNKNOWN_OUTPUT
+        while length <= self.num_output:
+            length *= 2
+        return max(min(length - self.num_output, self.max_cached + 1 - self.num_tokens), 1)
+
+    def allowance_s(self, now: float) -> float:
+        """What the next iteration may take for its sake, of real time."""
+        return self.work.deadlines.allowance_s(self.num_output, now)
+
+    def is_lost(self, now: float) -> bool:
+        return self.work.deadlines.is_lost(self.num_output, now)

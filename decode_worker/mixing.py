@@ -1,0 +1,217 @@
+"""How real time (RT) and best effort (BE) share a decode instance's iterations and room. Pure; see `schedule.py`."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.mix import MixConfig
+from alignedserve.mix.headroom import headroom_blocks, headroom_slots
+from alignedserve.mix.lately import Lately
+from alignedserve.mix.trickle import Trickle
+from decode_worker.limit import Limit
+from decode_worker.members import Member
+
+# Of what an iteration may take, how much is given away: the rest is for what forecasts miss, and for a token's way out.
+SAFETY = 0.9
+# Of what an iteration may take, the most that BE is owed of it.
+MAX_OWED = 0.5
+# While RT is about to come, and while nobody knows of any, an iteration takes at most so much of the tightest objective
+# of late: RT should not have to wait long for one that has just begun. And for so much of it none begins, while KV of
+# RT is on its way.
+BEFORE_RT = 0.5
+WITHOUT_RT = 1.25
+HOLD = 0.25
+# Waiting for less is not worth it.
+MIN_HOLD_S = 0.0002
+# Nor are copies of BE's KV begun then, which RT's would have to wait for; but not for longer than that.
+MAX_BARRED_S = 0.5
+# objective of RT that has none
+DEFAULT_TBT_S = 0.1
+# Who runs is looked at so often: with hundreds of requests, it would take a noticeable part of a short iteration.
+LOOK_S = 1.0
+# BE has to run when its window leaves it less than so many iterations' time for each token.
+PRESSED = 2.0
+
+Chunks = Sequence[tuple[int, int]]
+
+
+class Mixing:
+    def __init__(self, limits: InstanceLimits, mix: MixConfig, estimate: Estimate) -> None:
+        self.estimate = estimate
+        self._limits = limits
+        self._mix = mix
+        self._trickle = Trickle(mix.be_share)
+        self._most_owed_s = 0.0
+        # of the last look
+        self._now_s = 0.0
+        # when those that run were last looked at
+        self._looked_s = -math.inf
+        self._limit = Limit(limits.max_num_seqs)
+        # of RT that was here: objectives, and lengths below zero
+        self._objectives, self._lengths = Lately(), Lately()
+        # of the iteration that was planned last
+        self._predicted_s = 0.0
+        self._bound_s = math.inf
+        self._num_be = 0
+        # how long the last one took
+        self._last_s = 0.0
+        self.num_headroom_blocks = 0
+        self.num_headroom_slots = headroom_slots(limits, mix.rt_headroom)
+        # RT that will be offered in a moment; until when no iteration begins for its sake, and until when
+        # iterations are short
+        self._num_prefilling = 0
+        self._num_ready = 0
+        self._hold_until_s = self._near_until_s = -math.inf
+        self._is_rt_pulled = False
+        # when BE might last be pulled
+        self._open_s = -math.inf
+
+    def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
+        if num_ready > self._num_ready:
+            self._hold(now)
+        self._num_prefilling, self._num_ready = num_prefilling, num_ready
+
+    def pulls_rt(self) -> None:
+        self._is_rt_pulled = True
+        self._hold(self._now_s)
+
+    @property
+    def _is_rt_near(self) -> bool:
+        is_ready = self._num_ready and self._now_s < self._near_until_s
+        return bool(self._is_rt_pulled or self._num_prefilling or is_ready)
+
+    def may_pull_be(self) -> bool:
+        may = not self._is_rt_near or self._now_s - self._open_s >= MAX_BARRED_S
+        if may:
+            self._open_s = self._now_s
+        return may
+
+    def _hold(self, now: float) -> None:
+        tightest_s = self._objectives.least(DEFAULT_TBT_S, now)
+        self._hold_until_s, self._near_until_s = now + HOLD * tightest_s, now + tightest_s
+
+    def look(
+        self, running: Sequence[Member], pulled: Sequence[Member], waiting: Sequence[Member], now: float
+    ) -> None:
+        """At all who are here, before a plan."""
+        self._now_s = now
+        self._is_rt_pulled = any(member.is_rt for member in pulled)
+        is_be_there = any(not member.is_rt for members in (running, pulled, waiting) for member in members)
+        is_time = now - self._looked_s >= LOOK_S
+        for member in (*pulled, *waiting, *(running if is_time else ())):
+            if member.is_rt:
+                if member.work.deadlines.tbt_s < math.inf:
+                    self._objectives.see(member.work.deadlines.tbt_s, now)
+                self._lengths.see(-member.num_tokens, now)
+        if is_time:
+            self._looked_s = now
+        self._most_owed_s = MAX_OWED * min(self._objectives.least(DEFAULT_TBT_S, now), DEFAULT_TBT_S)
+        self._trickle.pass_time(now, is_be_there, self._most_owed_s)
+        longest = -self._lengths.least(0, now)
+        self.num_headroom_blocks = headroom_blocks(self._limits, self._mix.rt_headroom, longest)
+
+    # ---- room -------------------------------------------------------------------------------------------------------
+
+    def least_headroom(self) -> tuple[int, int]:
+        """Blocks and slots that are made free again at others' cost, where RT was seen lately: for one like those."""
+        longest = -self._lengths.least(0, self._now_s)
+        if not longest or not self.num_headroom_slots:
+            return 0, 0
+        return min(-(-int(longest) // self._limits.block_size), self.num_headroom_blocks), 1
+
+    @property
+    def is_be_owed(self) -> bool:
+        """It has had nothing for long: one of it may come before RT."""
+        return self._mix.be_share > 0 and self._trickle.credit_s >= self._most_owed_s
+
+    def is_pressed(self, member: Member) -> bool:
+        """Its job's window leaves no time for waiting."""
+        return self._job_allowance_s(member) < PRESSED * self._last_s
+
+    def _job_allowance_s(self, member: Member) -> float:
+        return member.work.deadlines.job_allowance_s(member.num_left, self._now_s)
+
+    # ---- iterations -------------------------------------------------------------------------------------------------
+
+    def bound_s(self, rt: Iterable[Member]) -> float:
+        """What an iteration may take for the sake of those that run, and of those that come unannounced or in a moment:
+        they wait until it ends."""
+        tightest_s = self._objectives.least(math.inf, self._now_s)
+        bounds_s = [member.allowance_s(self._now_s) for member in rt if not member.is_lost(self._now_s)]
+        bounds_s.append(
+            BEFORE_RT * min(tightest_s, DEFAULT_TBT_S) if self._is_rt_near else WITHOUT_RT * tightest_s
+        )
+        return SAFETY * min(bounds_s)
+
+    def hold_s(self, rt: Sequence[Member]) -> float:
+        """How long to wait for KV rather than to begin an iteration, if those that run can spare that."""
+        if not (self._is_rt_pulled or self._num_ready):
+            return 0.0
+        left_s = self._hold_until_s - self._now_s
+        alone_s = self.estimate.iteration([], [member.num_tokens for member in rt]) if rt else 0.0
+        slack_s = min((member.allowance_s(self._now_s) for member in rt), default=math.inf) - alone_s
+        hold_s = min(left_s, SAFETY * slack_s)
+        return hold_s if hold_s >= MIN_HOLD_S else 0.0
+
+    def choose(
+        self, rt: Sequence[Member], be: Sequence[Member], chunks: Chunks, bound_s: float
+    ) -> list[Member]:
+        """Which of best effort join real time, who run in any case."""
+        self._bound_s = math.inf
+        if not be or math.isinf(bound_s):
+            return list(be)
+        lengths = [member.num_tokens for member in rt]
+        alone_s = self.estimate.iteration(chunks, lengths) if lengths or chunks else 0.0
+        in_order = sorted(be, key=self._order)[: self._limit.num_be]
+        lengths += [member.num_tokens for member in in_order]
+
+        def seconds(num_be: int) -> float:
+            return self.estimate.iteration(chunks, lengths[: len(rt) + num_be])
+
+        num_be = bisect_right(
+            range(1, len(in_order) + 1), max(bound_s, alone_s + self._trickle.credit_s), key=seconds
+        )
+        if num_be == 0 and not rt:
+            num_be = 1
+        if alone_s <= bound_s:
+            self._bound_s = bound_s
+        self._trickle.spend(seconds(num_be) - alone_s if num_be else 0.0)
+        return in_order[:num_be]
+
+    def _order(self, member: Member) -> tuple[float, int, int]:
+        """Who has to run; then who has waited longest; then who is done soonest."""
+        pressed_s = self._job_allowance_s(member) if self.is_pressed(member) else math.inf
+        return pressed_s, member.last_run, member.num_left
+
+    def most_tokens(
+        self, member: Member, most: int, chunks: Chunks, lengths: Sequence[int], bound_s: float
+    ) -> int:
+        """Of a chunk that the iteration has time for, up to a block's end; of real time one block at least."""
+        before, block_size = member.num_cached, self._limits.block_size
+        first = block_size - before % block_size
+        ends: list[int] = [*range(first, most, block_size), most]
+
+        def seconds(count: int) -> float:
+            return self.estimate.iteration([*chunks, (before, count)], lengths)
+
+        fitting = bisect_right(ends, bound_s, key=seconds)
+        if fitting:
+            return ends[fitting - 1]
+        return ends[0] if member.is_rt or not (lengths or chunks) else 0
+
+    def planned(self, chunks: Chunks, lengths: Sequence[int], num_be: int) -> None:
+        self._predicted_s = self.estimate.iteration(chunks, lengths) if chunks or lengths else 0.0
+        self._num_be = num_be
+
+    def took(self, seconds: float) -> None:
+        self.estimate.took(self._predicted_s, seconds)
+        self._last_s = seconds
+        if self._num_be and not math.isinf(self._bound_s):
+            if seconds > self._bound_s / SAFETY:
+                self._limit.missed(self._num_be)
+            else:
+                self._limit.kept()

@@ -1,0 +1,94 @@
+"""Which tokens the next iteration computes: chunks of prompts, ends of chunks on block boundaries. Pure.
+
+An iteration's predicted time is bounded (AccelGen's token budget, by bisection on the estimate), so that whoever comes
+next waits for no more than that. Attention grows with what was computed before: later chunks of a prompt are shorter.
+
+Within a class prompts go in order. The first that does not fit entirely gets what is left; while one is in pieces, no
+other of its class begins in part: that one goes on in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from alignedserve.estimate import Estimate
+from alignedserve.types import RequestKey
+from prefill_worker.members import Member
+
+# A bound that one block alone breaks can't be held: then whatever fits into so much more than the block takes.
+FLOOR = 1.25
+
+
+@dataclass
+class Cut:
+    """One iteration's chunks, while they are being chosen."""
+
+    estimate: Estimate
+    block_size: int
+    num_left: int
+    # (tokens computed before, tokens to compute) of each
+    chunks: dict[RequestKey, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate.iteration([*self.chunks.values()], []) if self.chunks else 0.0
+
+    def seconds_without(self, members: Iterable[Member]) -> float:
+        left = self.chunks.keys() - {member.key for member in members}
+        return self.estimate.iteration([self.chunks[key] for key in left], []) if left else 0.0
+
+    def add(
+        self, members: Sequence[Member], begun: Member | None, bound_s: float, has_floor: bool
+    ) -> Member | None:
+        """Chunks of these, of one class and in order. Returns whom it has cut, if it has.
+
+        `begun` is the one that is in pieces. With a floor, one block at least is taken, or all that is allowed.
+        """
+        queue = [member for member in members if member.key not in self.chunks]
+        while queue and self.num_left:
+            member, count = queue[0], self._most(queue[0], bound_s, has_floor)
+            if count < member.num_pending and begun in queue:
+                member, count = begun, self._most(begun, bound_s, has_floor)
+            if count:
+                self.chunks[member.key] = (member.num_computed, count)
+                self.num_left -= count
+            if count < member.num_pending:
+                return member if count else None
+            queue.remove(member)
+            has_floor = False
+        return None
+
+    def _most(self, member: Member, bound_s: float, has_floor: bool) -> int:
+        """Tokens of it that fit, up to a block boundary or its end."""
+        before, most = member.num_computed, min(member.num_pending, self.num_left)
+        one_block = min(self.block_size - before % self.block_size, most)
+        if has_floor:
+            bound_s = max(bound_s, FLOOR * self._seconds_with(before, one_block))
+        if most == member.num_pending and self._seconds_with(before, most) <= bound_s:
+            return most
+        low, high = before // self.block_size, (before + most) // self.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._seconds_with(before, middle * self.block_size - before) <= bound_s:
+                low = middle
+            else:
+                high = middle - 1
+        count = max(low * self.block_size - before, 0)
+        # fewer tokens are allowed in an iteration than a block has
+        return count or (one_block if has_floor and not self.chunks else 0)
+
+    def _seconds_with(self, before: int, count: int) -> float:
+        return self.estimate.iteration([*self.chunks.values(), (before, count)], [])
+
+
+def cut_in_order(members: Sequence[Member], max_tokens: int) -> list[tuple[RequestKey, int]]:
+    """As many tokens as are allowed, however long that takes."""
+    chunks = []
+    for member in members:
+        if max_tokens == 0:
+            break
+        count = min(member.num_pending, max_tokens)
+        max_tokens -= count
+        chunks.append((member.key, count))
+    return chunks

@@ -1,0 +1,65 @@
+"""A request at a prefill instance, as its schedule sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from msgspec.structs import replace
+
+from alignedserve.messages import Work
+from alignedserve.types import RequestKey
+
+
+class State(Enum):
+    # no blocks
+    WAITING = auto()
+    LOADING = auto()
+    COMPUTING = auto()
+    SAVING = auto()
+    # what was computed goes to the pool; then it waits again
+    GIVING_UP = auto()
+    STAGING = auto()
+    STAGED = auto()
+    # aborted; its blocks may be under a copy
+    DYING = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    work: Work
+    # tokens whose KV is still to be computed
+    num_pending: int = 0
+    state: State = State.WAITING
+    num_blocks: int = 0
+    # when it was first seen
+    since_s: float | None = None
+
+    @property
+    def key(self) -> RequestKey:
+        return self.work.request.key
+
+    @property
+    def is_rt(self) -> bool:
+        return self.work.deadlines.is_rt
+
+    @property
+    def num_tokens(self) -> int:
+        return num_tokens(self.work)
+
+    @property
+    def num_computed(self) -> int:
+        return self.num_tokens - self.num_pending
+
+    @property
+    def has_slot(self) -> bool:
+        return self.state in (State.LOADING, State.COMPUTING)
+
+    def give_up(self) -> None:
+        """Its blocks are others': it waits again, with what was computed in the pool."""
+        self.work = replace(self.work, num_cached=self.num_computed)
+        self.state, self.num_blocks = State.WAITING, 0
+
+
+def num_tokens(work: Work) -> int:
+    return len(work.request.prompt) + len(work.output)

@@ -1,0 +1,100 @@
+"""How real time (RT) and best effort (BE) share a prefill instance's iterations and blocks. Pure; see `schedule.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from alignedserve.deadlines import UNSTATED_TTFT_S
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.mix import MixConfig
+from alignedserve.mix.headroom import headroom_blocks
+from alignedserve.mix.lately import Lately
+from alignedserve.mix.trickle import Trickle
+from alignedserve.types import RequestKey
+from prefill_worker.chunks import Cut
+from prefill_worker.members import Member
+from prefill_worker.urgency import place_of
+
+# By so much longer may an iteration with RT become for the BE that fills it up.
+MAX_STRETCH = 0.05
+# Of an iteration's bound, the most that BE takes before RT.
+MAX_OWED = 0.5
+
+
+class Mixing:
+    def __init__(self, limits: InstanceLimits, mix: MixConfig, estimate: Estimate) -> None:
+        self.estimate = estimate
+        self._limits = limits
+        self._mix = mix
+        self._trickle = Trickle(mix.be_share)
+        # of RT that was here: objectives, and lengths below zero
+        self._objectives, self._lengths = Lately(), Lately()
+        # that chunks of RT and of BE may take, and that BE leaves free
+        self._tightest_s = 0.0
+        self._bound_s = 0.0
+        self.num_headroom_blocks = 0
+        # of each class, by whether it is RT, the prompt that is in pieces
+        self._begun: dict[bool, RequestKey] = {}
+        self._predicted_s = 0.0
+
+    def look(self, members: Iterable[Member], now: float) -> None:
+        """At all prompts, before a plan."""
+        is_be_there = False
+        for member in members:
+            if member.since_s is None:
+                member.since_s = now
+            is_be_there |= not member.is_rt and member.num_pending > 0
+            if member.is_rt and member.num_pending:
+                ttft_s = member.work.request.ttft_s
+                self._objectives.see(UNSTATED_TTFT_S if ttft_s is None else ttft_s, now)
+                self._lengths.see(-member.num_tokens, now)
+        self._tightest_s = self._objectives.least(UNSTATED_TTFT_S, now)
+        self._bound_s = self._mix.chunk_share * self._tightest_s
+        self._trickle.pass_time(now, is_be_there, self._max_credit_s)
+        longest = -self._lengths.least(0, now)
+        self.num_headroom_blocks = headroom_blocks(self._limits, self._mix.rt_headroom, longest)
+
+    def order(self, member: Member, now: float) -> tuple[bool, float]:
+        return not member.is_rt, place_of(member, self.estimate, now)
+
+    @property
+    def is_owed(self) -> bool:
+        """BE has had nothing for long: one of it goes before RT."""
+        return self._mix.be_share > 0 and self._trickle.credit_s >= self._max_credit_s
+
+    @property
+    def _max_credit_s(self) -> float:
+        """Enough for one block at least, wherever that is."""
+        block_size = self._limits.block_size
+        last_block = (max(self._limits.max_model_len - block_size, 0), block_size)
+        return max(MAX_OWED * self._bound_s, self.estimate.iteration([last_block], []))
+
+    def cut(self, members: Sequence[Member], may_fill: bool) -> list[tuple[RequestKey, int]]:
+        """Chunks of these, which are in order. BE fills what RT leaves, or has only what it is owed."""
+        cut = Cut(self.estimate, self._limits.block_size, self._limits.max_num_batched_tokens)
+        rt = [member for member in members if member.is_rt]
+        be = [member for member in members if not member.is_rt]
+        if rt or not may_fill:
+            # what an iteration takes at least is RT's
+            least_s = self.estimate.iteration([(rt[0].num_computed, 1)], []) if rt else 0.0
+            self._cut_class(cut, be, least_s + self._trickle.credit_s, has_floor=False)
+        owed = len(cut.chunks)
+        self._cut_class(cut, rt, self._tightest_s, has_floor=True)
+        if may_fill and not owed:
+            bound_s = cut.seconds * (1 + MAX_STRETCH) if cut.chunks else self._bound_s
+            self._cut_class(cut, be, bound_s, has_floor=not cut.chunks)
+        self._predicted_s = cut.seconds
+        self._trickle.spend(cut.seconds - cut.seconds_without(be))
+        return [(key, count) for key, (_, count) in cut.chunks.items()]
+
+    def _cut_class(self, cut: Cut, members: Sequence[Member], bound_s: float, has_floor: bool) -> None:
+        if not members:
+            return
+        is_rt = members[0].is_rt
+        begun = next((member for member in members if member.key == self._begun.get(is_rt)), None)
+        if in_pieces := cut.add(members, begun, bound_s, has_floor):
+            self._begun[is_rt] = in_pieces.key
+
+    def took(self, seconds: float) -> None:
+        self.estimate.took(self._predicted_s, seconds)

@@ -1,0 +1,19 @@
+"""Static priority: `fcfs`, but real time goes before best effort.
+
+What serving systems with a priority field do, and a baseline: whoever is running stays, however urgent the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from router.entry import Entry
+from router.policies.fcfs import FcfsPolicy
+from router.pooled import Pooled
+
+
+class PriorityPolicy(FcfsPolicy):
+    name = "priority"
+
+    def in_order(self, pooled: Pooled) -> Iterable[Entry]:
+        return [*pooled.real_time, *(entry for entry in pooled if not entry.is_rt)]

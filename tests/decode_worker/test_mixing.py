@@ -1,0 +1,493 @@
+"""Real time beside best effort on a decode instance, in virtual time, with costs that can be reckoned in the head."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from alignedserve.cost import Line
+from alignedserve.deadlines import Deadlines
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits, Work
+from alignedserve.mix import DISCIPLINES, MixConfig
+from alignedserve.types import RequestKey
+from decode_worker.members import Member
+from decode_worker.mixing import DEFAULT_TBT_S, HOLD, MAX_BARRED_S, SAFETY
+from decode_worker.options import DecodeOptions
+from decode_worker.schedule import DecodePlan, DecodeSchedule
+from decode_worker.victims import by_worth
+from tests.sim.islands import COST
+from tests.works import make_work
+
+BLOCK = 16
+# an iteration takes 10 ms and 1 ms per request; a token of a chunk 1 ms; KV costs nothing
+PLAIN = replace(
+    COST,
+    prefill_fixed_s=0.01,
+    prefill_token_s=0.001,
+    prefill_attention_s=0.0,
+    decode_attention_s=0.0,
+    decode_lines=[Line(0.01, 0.001)],
+)
+LIMITS = InstanceLimits(
+    num_blocks=200, block_size=BLOCK, max_num_seqs=40, max_num_batched_tokens=512, max_model_len=640
+)
+
+
+def schedule_of(limits: InstanceLimits = LIMITS, policy: str = "aligned", **mix: float) -> DecodeSchedule:
+    mixed = MixConfig(**{"be_share": 0.0, "rt_headroom": 0.0} | mix)
+    options = DecodeOptions(evict_ahead=1, admit_ahead=1, discipline=DISCIPLINES[policy], mix=mixed)
+    return DecodeSchedule(limits, options, Estimate(PLAIN))
+
+
+def rt(length: int = 20, tbt_s: float = 0.03, first_s: float = 0.0, num_cached: int | None = None) -> Work:
+    """Its first token came at `first_s`."""
+    deadlines = Deadlines(is_rt=True, first_due_s=first_s, tbt_s=tbt_s)
+    return make_work(length, num_cached=num_cached, deadlines=deadlines)
+
+
+def be(length: int = 20, job_due_s: float | None = None, predicted_len: int = 0) -> Work:
+    deadlines = Deadlines() if job_due_s is None else Deadlines(job_due_s=job_due_s)
+    return make_work(length, deadlines=deadlines, predicted_len=predicted_len)
+
+
+def key(work: Work) -> RequestKey:
+    return work.request.key
+
+
+def admit(schedule: DecodeSchedule, *works: Work, now: float = 0.0) -> None:
+    """They run from here on, if there is room."""
+    schedule.offer(works, is_batch=False)
+    for work in schedule.plan(now).pulls:
+        assert schedule.pulled(key(work))
+
+
+def iterate(schedule: DecodeSchedule, now: float = 0.0) -> DecodePlan:
+    plan = schedule.plan(now)
+    schedule.sampled(plan.run)
+    schedule.took(PLAIN.iteration([], [1] * len(plan.run)))
+    return plan
+
+
+# ---- who runs -------------------------------------------------------------------------------------------------------
+
+
+def test_without_real_time_everybody_runs() -> None:
+    schedule = schedule_of()
+    admit(schedule, *(be() for _ in range(30)))
+    assert len(iterate(schedule).run) == 30
+
+
+def test_best_effort_fills_what_real_time_allows_and_sits_out_beyond() -> None:
+    schedule = schedule_of()
+    admit(schedule, first := rt(tbt_s=0.031), *(be() for _ in range(30)))
+    num_free = schedule.num_free_blocks
+    # 27.9 ms: itself and 16 more
+    plan = iterate(schedule, 0.0)
+    assert len(plan.run) == 17 and plan.run[0] == key(first)
+    assert not plan.wants_evicted and schedule.num_free_blocks == num_free, "nothing is moved"
+
+
+def test_who_is_late_has_the_iteration_for_itself() -> None:
+    schedule = schedule_of()
+    admit(schedule, first := rt(tbt_s=0.03), be(), be(), now=0.025)
+    assert iterate(schedule, 0.025).run == [key(first)]
+
+
+def test_who_has_lost_its_objective_does_not_keep_others_out() -> None:
+    schedule = schedule_of()
+    admit(schedule, rt(tbt_s=0.03), *(be() for _ in range(10)), now=5.0)
+    assert len(iterate(schedule, 5.0).run) == 11
+
+
+def test_slack_is_no_reason_to_be_slow() -> None:
+    """However far ahead a stream is, it does not wait longer than its objective for a token."""
+    schedule = schedule_of()
+    admit(schedule, rt(tbt_s=0.031, first_s=9.0), *(be() for _ in range(30)))
+    assert len(iterate(schedule, 0.0).run) == 17
+
+
+def test_those_that_sat_out_come_next_and_then_those_that_are_done_soonest() -> None:
+    schedule = schedule_of()
+    works = [be(predicted_len=100 - number) for number in range(20)]
+    admit(schedule, first := rt(tbt_s=0.022), *works)
+    # 19.8 ms: itself and 8
+    assert iterate(schedule, 0.0).run == [key(first), *(key(work) for work in works[:11:-1])]
+    schedule = schedule_of()
+    admit(schedule, first := rt(tbt_s=0.022), *works)
+    seen = [set(iterate(schedule, 0.022 * turn).run[1:]) for turn in range(3)]
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1] | seen[2]) == 20
+
+
+def test_whose_window_is_short_comes_first() -> None:
+    schedule = schedule_of()
+    others = [be() for _ in range(20)]
+    pressed = be(job_due_s=1.0, predicted_len=101)
+    admit(schedule, rt(tbt_s=0.022), *others, pressed)
+    for turn in range(4):
+        # 10 ms for each of its tokens: it has to be in every iteration
+        assert key(pressed) in iterate(schedule, 0.022 * turn).run or turn == 0
+
+
+def test_best_effort_falls_back_at_once_and_doubles_again() -> None:
+    schedule = schedule_of()
+    admit(schedule, rt(tbt_s=0.05), *(be() for _ in range(34)))
+
+    def num_be(took_s: float, now: float) -> int:
+        plan = schedule.plan(now)
+        schedule.sampled(plan.run)
+        schedule.took(took_s)
+        return len(plan.run) - 1
+
+    assert num_be(0.08, 0.0) == 34
+    # of 34: a quarter, and twice as much after each iteration in time
+    assert [num_be(0.02, 0.05 * turn) for turn in (1, 2)] == [8, 16]
+
+
+def test_what_is_measured_corrects_what_fits() -> None:
+    schedule = schedule_of()
+    admit(schedule, rt(tbt_s=0.06), *(be() for _ in range(34)))
+    for turn in range(300):
+        plan = schedule.plan(0.06 * turn)
+        schedule.sampled([])
+        schedule.took(2 * PLAIN.iteration([], [1] * len(plan.run)))
+    assert schedule.pace == pytest.approx(2.0, rel=0.01)
+    # 54 ms are 27 by the model
+    assert len(schedule.plan(0.0).run) == 17
+
+
+def test_kv_that_was_lost_is_computed_in_pieces_that_real_time_allows() -> None:
+    schedule = schedule_of()
+    admit(schedule, first := rt(tbt_s=0.05), lost := make_work(200, num_cached=0))
+    plan = schedule.plan(0.0)
+    # 45 ms, of which 11 are its own
+    assert plan.run == [key(first)] and plan.chunks == [(key(lost), 32)]
+
+
+@pytest.mark.parametrize("policy", ["priority", "fcfs"])
+def test_other_disciplines_know_no_bounds(policy: str) -> None:
+    schedule = schedule_of(policy=policy)
+    admit(schedule, rt(tbt_s=0.03), *(be() for _ in range(30)))
+    assert len(iterate(schedule, 0.0).run) == 31
+
+
+# ---- real time that is about to come --------------------------------------------------------------------------------
+
+
+def test_iterations_are_short_while_real_time_is_coming() -> None:
+    schedule = schedule_of()
+    admit(schedule, gone := rt(tbt_s=0.0405), *(be() for _ in range(39)))
+    schedule.abort(key(gone))
+    # 45.6 ms, and 18.2
+    assert len(schedule.plan(0.0).run) == 35, "one may come"
+    schedule.expect(num_prefilling=1, num_ready=0, now=0.0)
+    assert len(schedule.plan(0.0).run) == 8
+    schedule.expect(num_prefilling=0, num_ready=0, now=0.0)
+    assert len(schedule.plan(61.0).run) == 39, (
+        "as was its objective, nobody knows any more how tight it will be"
+    )
+
+
+def test_no_iteration_begins_just_before_real_time_joins() -> None:
+    schedule = schedule_of()
+    admit(schedule, gone := rt(tbt_s=0.04), be())
+    schedule.abort(key(gone))
+    schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+    plan = schedule.plan(1.0)
+    assert not plan.goes_on and plan.hold_s == pytest.approx(HOLD * 0.04)
+    schedule.offer([late := rt(tbt_s=0.04, first_s=1.0)], is_batch=False)
+    schedule.expect(num_prefilling=0, num_ready=0, now=1.002)
+    plan = schedule.plan(1.002)
+    assert plan.pulls == [late] and not plan.goes_on and plan.hold_s == pytest.approx(HOLD * 0.04)
+    assert schedule.pulled(key(late))
+    assert key(late) in schedule.plan(1.004).run
+
+
+def test_real_time_without_an_objective_comes_as_if_it_had_the_usual_one() -> None:
+    schedule = schedule_of()
+    admit(schedule, gone := rt(tbt_s=math.inf), *(be() for _ in range(39)))
+    schedule.abort(key(gone))
+    assert len(schedule.plan(0.0).run) == 39
+    schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+    assert schedule.plan(1.0).hold_s == pytest.approx(HOLD * DEFAULT_TBT_S)
+    assert len(schedule.plan(1.03).run) == 35, "45 ms"
+
+
+def test_what_does_not_come_holds_nobody_up_for_long() -> None:
+    schedule = schedule_of()
+    admit(schedule, gone := rt(tbt_s=0.04), be())
+    schedule.abort(key(gone))
+    schedule.expect(num_prefilling=0, num_ready=1, now=1.0)
+    hold_s = schedule.plan(1.0).hold_s
+    assert schedule.plan(1.0 + hold_s).goes_on
+
+
+def test_real_time_that_runs_is_not_made_late_by_real_time_that_comes() -> None:
+    schedule = schedule_of()
+    admit(schedule, first := rt(tbt_s=0.04, first_s=1.0), be(), now=1.0)
+    schedule.expect(num_prefilling=0, num_ready=1, now=1.025)
+    # its next token is due in 15 ms, and takes 11
+    assert schedule.plan(1.025).hold_s == pytest.approx(SAFETY * 0.004)
+    assert schedule.plan(1.03).run == [key(first)]
+
+
+def test_copies_of_best_effort_wait_for_those_of_real_time_but_not_for_ever() -> None:
+    schedule = schedule_of()
+    admit(schedule, gone := rt(tbt_s=0.04), be())
+    schedule.abort(key(gone))
+    iterate(schedule, 0.9)
+    schedule.expect(num_prefilling=1, num_ready=0, now=1.0)
+    schedule.offer([waiting := be()], is_batch=False)
+    assert not schedule.plan(1.0).pulls and not schedule.plan(0.89 + MAX_BARRED_S).pulls
+    assert schedule.plan(0.91 + MAX_BARRED_S).pulls == [waiting]
+
+
+def test_an_instance_that_runs_nothing_does_not_wait_for_what_is_coming() -> None:
+    schedule = schedule_of()
+    schedule.expect(num_prefilling=1, num_ready=0, now=1.0)
+    schedule.offer([first := be()], is_batch=False)
+    assert schedule.plan(1.0).pulls == [first]
+
+
+# ---- room -----------------------------------------------------------------------------------------------------------
+
+
+def test_real_time_is_admitted_before_best_effort() -> None:
+    schedule = schedule_of(replace(LIMITS, max_num_seqs=2))
+    schedule.offer([be(), first := rt(), second := rt()], is_batch=False)
+    assert schedule.plan(0.0).pulls == [first, second]
+
+
+def test_best_effort_leaves_headroom_and_real_time_takes_it() -> None:
+    schedule = schedule_of(rt_headroom=0.1)
+    schedule.offer([be() for _ in range(40)], is_batch=True)
+    assert len(schedule.plan(0.0).pulls) == 36
+    schedule.offer([late := rt()], is_batch=False)
+    plan = schedule.plan(0.0)
+    assert plan.pulls == [late] and not plan.wants_evicted
+
+
+def test_headroom_that_real_time_took_is_made_again() -> None:
+    schedule = schedule_of(rt_headroom=0.1)
+    admit(schedule, *(be() for _ in range(40)))
+    admit(schedule, *(rt() for _ in range(4)))
+    assert len(schedule.plan(0.0).wants_evicted) == 1, "a slot for the next one"
+
+
+def test_real_time_without_a_slot_evicts_best_effort() -> None:
+    schedule = schedule_of()
+    short, long, longest = (be(predicted_len=length) for length in (2, 200, 300))
+    admit(schedule, long, short, longest, *(rt(tbt_s=1.0) for _ in range(37)))
+    schedule.offer([first := rt(), rt()], is_batch=False)
+    wanted = schedule.plan(0.0).wants_evicted
+    assert wanted == [key(longest), key(long)], "they would stay for long"
+    assert schedule.plan(0.0).wants_evicted == wanted, "who was named stays named"
+    assert schedule.evict(wanted[0]) and schedule.evicted(wanted[0])
+    assert schedule.plan(0.0).pulls == [first]
+
+
+def member_of(work: Work, num_blocks: int, batch: int = 0) -> Member:
+    length = len(work.request.prompt) + 1
+    return Member(work, None, batch, length, length - 1, 600, work.deadlines.is_rt, num_blocks)
+
+
+def test_who_leaves_first_has_little_to_move_for_much_that_is_to_come() -> None:
+    named, pressed = be(predicted_len=2), be(predicted_len=500)
+    # 9 blocks to move beyond the one that the pool has, for 99 and for 9 tokens; 1 for 9
+    far, near, little = be(predicted_len=100), be(predicted_len=10), be(predicted_len=10)
+    real, older = rt(), rt(200)
+    members = [
+        member_of(real, 2, batch=1),
+        member_of(older, 13, batch=0),
+        member_of(near, 10),
+        member_of(pressed, 2),
+        member_of(little, 2),
+        member_of(far, 10),
+        member_of(named, 30),
+    ]
+    in_order = by_worth(members, {key(named)}, BLOCK, lambda member: member.work is pressed)
+    assert [member.work for member in in_order] == [named, far, little, near, pressed, older, real]
+
+
+def test_real_time_without_blocks_evicts_as_many_as_it_takes() -> None:
+    limits = replace(LIMITS, num_blocks=60)
+    schedule = schedule_of(limits)
+    admit(schedule, *(be(159) for _ in range(6)))
+    assert schedule.num_free_blocks == 0
+    schedule.offer([late := rt(300)], is_batch=False)
+    wanted = schedule.plan(0.0).wants_evicted
+    assert len(wanted) == 2
+    for each in wanted:
+        assert schedule.evict(each) and schedule.evicted(each)
+    assert schedule.plan(0.0).pulls == [late]
+
+
+def test_nobody_leaves_where_that_is_of_no_use() -> None:
+    schedule = schedule_of(replace(LIMITS, num_blocks=40))
+    admit(schedule, rt(460), be(100))
+    schedule.offer([rt(400)], is_batch=False)
+    assert not schedule.plan(0.0).wants_evicted
+
+
+def test_best_effort_that_has_had_nothing_for_long_comes_before_real_time_and_stays() -> None:
+    schedule = schedule_of(replace(LIMITS, max_num_seqs=2), be_share=0.05)
+    first, second, third = rt(tbt_s=0.04), rt(tbt_s=0.04), rt(tbt_s=0.04)
+    admit(schedule, first, second)
+    schedule.offer([waiting := be(), third], is_batch=False)
+    assert not schedule.plan(0.0).pulls
+    # half of 40 ms at a twentieth of the time
+    assert not schedule.plan(0.39).pulls
+    assert not schedule.plan(0.41).pulls, "there is no slot"
+    schedule.ended(key(first))
+    assert schedule.plan(0.42).pulls == [waiting]
+    schedule.pulled(key(waiting))
+    assert not schedule.plan(0.43).wants_evicted, "though real time waits"
+
+
+# ---- trickle --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2])
+def test_best_effort_gets_its_share_of_the_time_while_real_time_takes_all(share: float) -> None:
+    schedule = schedule_of(be_share=share)
+    # 25 ms, of 20 allowed
+    admit(schedule, *(rt(tbt_s=0.02) for _ in range(15)), *(be() for _ in range(10)))
+    now, best_effort_s, all_s = 0.0, 0.0, 0.0
+    for turn in range(400):
+        plan = schedule.plan(now)
+        seconds = PLAIN.iteration([], [1] * len(plan.run))
+        best_effort_s += 0.001 * (len(plan.run) - 15)
+        all_s += seconds
+        now += seconds
+        schedule.took(seconds)
+        # nothing gets longer, and nobody so late that it is lost
+        if turn % 10 == 9:
+            for members in (schedule._running,):
+                for member in members.values():
+                    member.work = replace(
+                        member.work, deadlines=replace(member.work.deadlines, first_due_s=now)
+                    )
+    assert share - 0.01 <= best_effort_s / all_s <= share + 0.01
+
+
+# ---- everything at once ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """A router that evicts when asked and offers what it evicted again; copies take a turn."""
+
+    schedule: DecodeSchedule
+    now: float = 0.0
+    works: dict[RequestKey, Work] = field(default_factory=dict)
+    lengths: dict[RequestKey, int] = field(default_factory=dict)
+    ends: dict[RequestKey, int] = field(default_factory=dict)
+    computed: dict[RequestKey, int] = field(default_factory=dict)
+    pulling: list[RequestKey] = field(default_factory=list)
+    leaving: list[RequestKey] = field(default_factory=list)
+    running: set[RequestKey] = field(default_factory=set)
+    num_evicted: int = 0
+
+    def add(self, work: Work, num_output: int) -> None:
+        self.works[key(work)] = work
+        self.lengths[key(work)] = len(work.request.prompt) + 1
+        self.ends[key(work)] = len(work.request.prompt) + 1 + num_output
+        self.computed[key(work)] = 0
+        self.offer(key(work))
+
+    def offer(self, each: RequestKey) -> None:
+        known, length = self.works[each], self.lengths[each]
+        output = [0] * (length - len(known.request.prompt))
+        work = replace(known, output=output, num_cached=length - 1)
+        self.schedule.offer([work], is_batch=False)
+
+    def end_copies(self) -> None:
+        for each in self.pulling:
+            assert self.schedule.pulled(each)
+            self.running.add(each)
+        for each in self.leaving:
+            assert self.schedule.evicted(each)
+            self.offer(each)
+        self.pulling, self.leaving = [], []
+
+    def turn(self) -> DecodePlan:
+        plan = self.schedule.plan(self.now)
+        self.schedule.check()
+        self.pulling = [key(work) for work in plan.pulls]
+        seconds = PLAIN.iteration([], [1] * len(plan.run)) if plan.run else plan.hold_s or 0.001
+        self.check(plan, seconds)
+        self.now += seconds
+        if plan.run:
+            self.schedule.took(seconds)
+        self.schedule.sampled(plan.run)
+        for each in plan.run:
+            self.lengths[each] += 1
+            self.computed[each] += 1
+            if self.lengths[each] == self.ends[each]:
+                self.schedule.ended(each)
+                self.running.remove(each)
+                del self.works[each]
+        for each in plan.wants_evicted:
+            if each in self.running and self.schedule.evict(each):
+                self.running.remove(each)
+                self.leaving.append(each)
+                self.num_evicted += 1
+        return plan
+
+    def check(self, plan: DecodePlan, seconds: float) -> None:
+        """Best effort never makes real time late that could have been in time."""
+        rt_run = [each for each in plan.run if self.works[each].deadlines.is_rt]
+        if not rt_run or len(rt_run) == len(plan.run):
+            return
+        allowances = []
+        for each in rt_run:
+            work = self.works[each]
+            number = self.lengths[each] - len(work.request.prompt)
+            if not work.deadlines.is_lost(number, self.now):
+                allowances.append(work.deadlines.allowance_s(number, self.now))
+        assert not allowances or seconds <= min(allowances) + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(41, 120),
+    max_num_seqs=st.integers(1, 12),
+    rt_headroom=st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_real_time_waits_for_its_own_and_everybody_ends(
+    seed: int, num_blocks: int, max_num_seqs: int, rt_headroom: float
+) -> None:
+    rng = random.Random(seed)
+    limits = replace(LIMITS, num_blocks=num_blocks, max_num_seqs=max_num_seqs)
+    world = World(schedule_of(limits, rt_headroom=rt_headroom))
+    left = {"rt": rng.randint(1, 15), "be": rng.randint(1, 15)}
+    num_all, num_done = sum(left.values()), 0
+    needed: dict[RequestKey, int] = {}
+    for _ in range(20_000):
+        for kind in [kind for kind, num in left.items() if num and rng.random() < 0.2]:
+            left[kind] -= 1
+            length, num_output = rng.randint(1, 300), rng.randint(1, 60)
+            if kind == "rt":
+                work = rt(length, rng.choice([0.02, 0.05]), world.now)
+            else:
+                work = be(length, rng.choice([None, world.now + 1.0]), rng.choice([0, num_output]))
+            needed[key(work)] = num_output
+            world.add(work, num_output)
+        if rng.random() < 0.3:
+            world.schedule.expect(rng.randint(0, 1), rng.randint(0, 1), world.now)
+        world.turn()
+        if rng.random() < 0.5 or world.pulling or world.leaving:
+            world.end_copies()
+        num_done = num_all - sum(left.values()) - len(world.works)
+        if num_done == num_all:
+            break
+    assert num_done == num_all
+    assert world.computed == needed, "computed once"
+    world.schedule.check_idle()

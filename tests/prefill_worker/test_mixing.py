@@ -1,0 +1,419 @@
+"""Real time beside best effort on a prefill instance, in virtual time, with costs that can be reckoned in the head."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from alignedserve.cost import CostModel
+from alignedserve.deadlines import Deadlines
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits, Work
+from alignedserve.mix import DISCIPLINES, MixConfig
+from alignedserve.types import RequestKey
+from prefill_worker.chunks import FLOOR
+from prefill_worker.members import State
+from prefill_worker.mixing import MAX_STRETCH
+from prefill_worker.options import PrefillOptions
+from prefill_worker.schedule import PrefillPlan, PrefillSchedule
+from tests.sim.islands import COST
+from tests.works import make_work
+
+BLOCK = 16
+# an iteration takes 10 ms and 1 ms per token; attention takes nothing
+PLAIN = replace(
+    COST,
+    prefill_fixed_s=0.01,
+    prefill_token_s=0.001,
+    prefill_attention_s=0.0,
+    decode_attention_s=0.0,
+    decode_lines=[replace(COST.decode_lines[0], fixed_s=0.02, token_s=0.0)],
+)
+LIMITS = InstanceLimits(
+    num_blocks=100, block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=1600
+)
+
+
+def schedule_of(
+    cost: CostModel = PLAIN, limits: InstanceLimits = LIMITS, policy: str = "aligned", **mix: float
+) -> PrefillSchedule:
+    options = PrefillOptions(DISCIPLINES[policy], MixConfig(**{"chunk_share": 0.2} | mix))
+    return PrefillSchedule(limits, 0.0, options, Estimate(cost))
+
+
+def rt(
+    length: int, due_s: float = 1.0, ttft_s: float = 1.0, num_cached: int = 0, output_len: int = 0
+) -> Work:
+    deadlines = Deadlines(is_rt=True, first_due_s=due_s, tbt_s=0.1)
+    return make_work(length, output_len, num_cached, ttft_s=ttft_s, deadlines=deadlines)
+
+
+def be(length: int, job_due_s: float | None = None, predicted_len: int = 0, num_cached: int = 0) -> Work:
+    deadlines = Deadlines() if job_due_s is None else Deadlines(job_due_s=job_due_s)
+    return make_work(length, 0, num_cached, deadlines=deadlines, predicted_len=predicted_len)
+
+
+def key(work: Work) -> RequestKey:
+    return work.request.key
+
+
+def compute(schedule: PrefillSchedule, now: float = 0.0) -> list[tuple[RequestKey, int]]:
+    """Copies take no time."""
+    chunks = schedule.plan(now).chunks
+    for each, count in chunks:
+        schedule.computed(each, count)
+        if schedule._prompts[each].state is State.SAVING:
+            schedule.saved(each)
+    return chunks
+
+
+def order(schedule: PrefillSchedule, works: list[Work], now: float) -> list[int]:
+    """One at a time, so that chunks tell who goes before whom: numbers of the works."""
+    schedule.prefill(works)
+    numbers = {key(work): number for number, work in enumerate(works)}
+    begun: dict[int, None] = {}
+    for _ in range(100):
+        begun |= {numbers[each]: None for each, _ in compute(schedule, now)}
+    return list(begun)
+
+
+ONE = replace(LIMITS, max_num_batched_tokens=BLOCK, max_num_seqs=16)
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
+
+def test_real_time_goes_by_slack() -> None:
+    # 26, 58 and 26 ms of work: they have to begin at 474, 442 and 374 ms
+    works = [rt(16, due_s=0.5), rt(48, due_s=0.5), rt(16, due_s=0.4)]
+    assert order(schedule_of(limits=ONE), works, 0.0) == [2, 1, 0]
+
+
+def test_who_can_not_make_it_any_more_is_overtaken_and_yet_goes_before_later_ones() -> None:
+    lost, can_make_it, much_later = rt(16, due_s=0.5), rt(16, due_s=9.0), rt(16, due_s=10.6)
+    assert order(schedule_of(limits=ONE), [lost, can_make_it, much_later], now=0.475) == [1, 0, 2]
+    assert order(schedule_of(limits=ONE), [lost, can_make_it, much_later], now=0.473) == [0, 1, 2]
+
+
+def test_a_stream_that_was_broken_off_is_due_when_its_next_token_is() -> None:
+    # the third token of a stream whose first was due at 0: 0.2 s
+    broken_off = rt(13, due_s=0.0, output_len=2)
+    assert order(schedule_of(limits=ONE), [rt(16, due_s=0.3), broken_off], now=0.0) == [1, 0]
+
+
+def test_best_effort_goes_after_real_time_by_the_latest_start() -> None:
+    # to begin at 10 - (0.026 + 2), 9 - 0.026, and whoever has no window at 0 + 0.026 or 0.042
+    works = [
+        be(16, job_due_s=10.0, predicted_len=100),
+        be(16, job_due_s=9.0),
+        be(32),
+        be(16),
+        rt(16, due_s=99.0),
+    ]
+    assert order(schedule_of(limits=ONE), works, 0.0) == [4, 3, 2, 0, 1]
+
+
+def test_who_came_first_goes_first_whatever_the_length_in_the_long_run() -> None:
+    schedule = schedule_of(limits=ONE, rt_headroom=0.0)
+    schedule.prefill([long := be(160)])
+    compute(schedule, 0.0)
+    schedule.prefill([be(16)])
+    assert compute(schedule, 0.2)[0][0] == key(long)
+
+
+@pytest.mark.parametrize("policy, expected", [("priority", [2, 0, 1]), ("fcfs", [0, 1, 2])])
+def test_without_deadlines_there_are_classes_at_most(policy: str, expected: list[int]) -> None:
+    works = [be(16), be(16, job_due_s=0.1), rt(16)]
+    assert order(schedule_of(limits=ONE, policy=policy), works, 0.0) == expected
+
+
+# ---- chunks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_chunk_takes_a_share_of_the_tightest_objective_of_late() -> None:
+    schedule = schedule_of(chunk_share=0.2, be_share=0.0)
+    schedule.prefill([long := be(1500)])
+    # of 1 s while no objective was seen: 190 tokens, whole blocks
+    assert compute(schedule) == [(key(long), 176)]
+    schedule.prefill([rt(1, ttft_s=0.5), rt(1, ttft_s=0.8)])
+    # 12 ms for both, and BE adds a twentieth at most: nothing
+    assert [count for _, count in compute(schedule, 1.0)] == [1, 1]
+    assert compute(schedule, 60.9) == [(key(long), 80)], "of 0.5 s"
+    assert compute(schedule, 61.1) == [(key(long), 176)], "of 1 s"
+
+
+def test_later_chunks_are_shorter() -> None:
+    # 16 ms per token at the end of 1600: attention is a pair's 5 us
+    schedule = schedule_of(replace(PLAIN, prefill_attention_s=5e-6))
+    schedule.prefill([be(1000)])
+    counts = []
+    while chunks := compute(schedule):
+        counts += [count for _, count in chunks]
+    assert counts == sorted(counts[:-1], reverse=True) + counts[-1:] and sum(counts) == 1000
+    assert len(set(counts)) > 3 and all(count % BLOCK == 0 for count in counts[:-1])
+
+
+def test_a_bound_that_can_not_be_held_does_not_make_chunks_of_nothing() -> None:
+    # one block takes 116 ms, of 20 allowed: then up to a quarter more, 145 ms
+    schedule = schedule_of(replace(PLAIN, prefill_fixed_s=0.1), chunk_share=0.02)
+    schedule.prefill([be(1000)])
+    assert [count for _, count in compute(schedule)] == [32]
+    schedule = schedule_of(replace(PLAIN, prefill_token_s=0.1), chunk_share=0.02)
+    schedule.prefill([be(1000)])
+    assert [count for _, count in compute(schedule)] == [16]
+
+
+def test_real_time_is_cut_by_what_others_of_it_could_wait_at_most() -> None:
+    schedule = schedule_of(be_share=0.0)
+    schedule.prefill([first := rt(400)])
+    assert compute(schedule) == [(key(first), 400)]
+    schedule.prefill([second := rt(400, ttft_s=0.3)])
+    # 300 ms: 290 tokens, whole blocks
+    assert compute(schedule) == [(key(second), 288)]
+
+
+def test_one_of_a_class_is_in_pieces_and_short_ones_go_whole_between() -> None:
+    schedule = schedule_of(be_share=0.0)
+    first, second = rt(400, due_s=50.0, ttft_s=0.2), rt(400, due_s=40.0)
+    schedule.prefill([first])
+    assert compute(schedule) == [(key(first), 176)]
+    schedule.prefill([second, short := rt(30, due_s=30.0)])
+    # the second would be first by its slack, but it is long
+    assert compute(schedule) == [(key(short), 30), (key(first), 160)]
+    assert compute(schedule) == [(key(first), 64), (key(second), 112)]
+    assert compute(schedule) == [(key(second), 176)]
+
+
+def test_best_effort_fills_what_hardly_makes_it_longer_for_real_time() -> None:
+    schedule = schedule_of(be_share=0.0)
+    schedule.prefill([long := be(500), first := rt(350)])
+    # 360 ms, and a twentieth more: 16 tokens
+    assert compute(schedule) == [(key(first), 350), (key(long), 16)]
+    assert compute(schedule) == [(key(long), 176)]
+
+
+def test_best_effort_waits_for_a_copy_of_real_time() -> None:
+    schedule = schedule_of(be_share=0.0)
+    schedule.prefill([long := be(500), first := rt(150)])
+    for each, count in schedule.plan(0.0).chunks:
+        schedule.computed(each, count)
+    assert not schedule.plan(0.1).goes_on, "its KV is on its way to the pool"
+    schedule.saved(key(first))
+    assert schedule.plan(0.1).chunks == [(key(long), 176)]
+
+
+def test_what_is_measured_corrects_the_bound() -> None:
+    schedule = schedule_of(be_share=0.0)
+    schedule.prefill([be(1500)])
+    for _ in range(200):
+        (chunk,) = schedule.plan(0.0).chunks
+        schedule.took(4 * PLAIN.iteration([(0, chunk[1])], []))
+    assert schedule.pace == pytest.approx(4.0, rel=0.01)
+    # 50 ms by the model
+    assert [count for _, count in schedule.plan(0.0).chunks] == [32]
+
+
+# ---- trickle --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """An instance in virtual time: copies take no time, iterations what was foretold."""
+
+    schedule: PrefillSchedule
+    now: float = 0.0
+    # of each class, by whether it is RT
+    seconds: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
+    works: dict[RequestKey, Work] = field(default_factory=dict)
+    done: dict[RequestKey, float] = field(default_factory=dict)
+    tokens: dict[RequestKey, int] = field(default_factory=dict)
+    num_given_up: int = 0
+
+    def add(self, *works: Work) -> None:
+        self.schedule.prefill(works)
+        self.works |= {key(work): work for work in works}
+
+    @property
+    def waiting(self) -> dict[bool, bool]:
+        """Of each class, whether any of it is not done."""
+        left = [work.deadlines.is_rt for each, work in self.works.items() if each not in self.done]
+        return {is_rt: is_rt in left for is_rt in (True, False)}
+
+    @property
+    def tightest_s(self) -> float:
+        seen = [work.request.ttft_s for work in self.works.values() if work.deadlines.is_rt]
+        return min(1.0 if each is None else each for each in seen) if seen else 1.0
+
+    def step(self) -> PrefillPlan:
+        plan = self.schedule.plan(self.now)
+        self.schedule.check()
+        self.num_given_up += len(plan.gives_up)
+        for each in plan.gives_up:
+            self.schedule.gave_up(each)
+        for work in plan.loads:
+            self.schedule.loaded(key(work))
+        before = {each: self.schedule._prompts[each].num_computed for each, _ in plan.chunks}
+        self.now += PLAIN.iteration([(before[each], count) for each, count in plan.chunks], [])
+        for each, count in plan.chunks:
+            self.tokens[each] = self.tokens.get(each, 0) + count
+            self.seconds[self.works[each].deadlines.is_rt] += count * PLAIN.prefill_token_s
+            self.schedule.computed(each, count)
+            if before[each] + count == len(self.works[each].request.prompt):
+                self.schedule.saved(each)
+                self.done[each] = self.now
+        return plan
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2])
+def test_best_effort_gets_its_share_of_the_time_while_real_time_takes_all(share: float) -> None:
+    run = Run(schedule_of(be_share=share))
+    run.add(be(1500), be(1500), be(1500))
+    while run.now < 20.0:
+        if len(run.works) - len(run.done) < 6:
+            run.add(rt(150, due_s=run.now + 1.0))
+        run.step()
+    part = run.seconds[False] / (run.seconds[True] + run.seconds[False])
+    # an iteration's fixed part is nobody's; and some fits beside
+    assert share * 0.8 <= part <= share + 0.12
+
+
+# ---- room -----------------------------------------------------------------------------------------------------------
+
+
+def test_best_effort_leaves_a_slot_and_blocks_free() -> None:
+    schedule = schedule_of(rt_headroom=0.1)
+    schedule.prefill([be(480), be(480), be(240), be(240)])
+    assert len(schedule.plan(0.0).starts) == 3, "one slot of 4 is left"
+    assert schedule.num_free_blocks == 100 - 15 - 15 - 30
+    schedule = schedule_of(rt_headroom=0.1)
+    schedule.prefill([be(480), be(480), be(496)])
+    assert len(schedule.plan(0.0).starts) == 2, "10 would not be left of 100"
+    schedule = schedule_of(rt_headroom=0.1)
+    schedule.prefill([long := rt(320)])
+    assert compute(schedule) == [(key(long), 320)]
+    schedule.prefill([be(480), be(480), be(480)])
+    assert len(schedule.plan(0.1).starts) == 2, "as much as the longest of real time of late needs"
+
+
+def test_who_has_least_to_load_again_gives_way_and_computes_nothing_twice() -> None:
+    limits = replace(LIMITS, max_num_seqs=8)
+    run = Run(schedule_of(limits=limits, rt_headroom=0.0, be_share=0.0))
+    run.add(first := be(800))
+    run.step()
+    run.add(second := be(640))
+    run.step()
+    assert run.tokens == {key(first): 352}, "the second has blocks, and has to wait"
+    run.add(urgent := rt(320, due_s=run.now + 1, ttft_s=0.2))
+    plan = run.step()
+    assert plan.gives_up == [key(second)] and plan.chunks == [] and plan.goes_on
+    assert run.step().starts == [urgent]
+    run.add(longer := rt(1280, due_s=run.now + 1))
+    plan = run.step()
+    assert plan.gives_up == [key(first)] and [each for each, _ in plan.chunks] == [key(urgent)]
+    while len(run.done) < 4:
+        run.step()
+    assert run.tokens == {key(work): len(work.request.prompt) for work in (first, second, urgent, longer)}
+    assert run.done[key(longer)] < run.done[key(first)]
+    run.schedule.check_idle()
+
+
+def test_nobody_gives_way_where_that_is_of_no_use() -> None:
+    schedule = schedule_of(rt_headroom=0.0, be_share=0.0)
+    schedule.prefill([rt(1200), be(320)])
+    schedule.plan(0.0)
+    schedule.prefill([rt(1000)])
+    assert schedule.plan(0.0).gives_up == []
+
+
+def test_giving_up_can_be_interrupted() -> None:
+    schedule = schedule_of(rt_headroom=0.0, be_share=0.0)
+    schedule.prefill([victim := be(1590)])
+    compute(schedule)
+    schedule.prefill([urgent := rt(320)])
+    assert schedule.plan(0.0).gives_up == [key(victim)]
+    plan = schedule.plan(0.0)
+    assert not plan.gives_up and not plan.chunks and not plan.goes_on, "its blocks are under a copy"
+    assert schedule.abort(key(victim))
+    with pytest.raises(RuntimeError, match="it is DYING"):
+        schedule.gave_up(key(victim))
+    schedule.saved(key(victim))
+    assert schedule.plan(0.0).starts == [urgent]
+    schedule.abort(key(urgent))
+    schedule.saved(key(urgent))
+    schedule.check_idle()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(40, 120),
+    max_num_seqs=st.integers(1, 6),
+    chunk_share=st.sampled_from([0.02, 0.05, 0.2]),
+    be_share=st.sampled_from([0.0, 0.05]),
+    rt_headroom=st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_real_time_waits_for_its_own_and_one_chunk_and_everybody_ends(
+    seed: int,
+    num_blocks: int,
+    max_num_seqs: int,
+    chunk_share: float,
+    be_share: float,
+    rt_headroom: float,
+) -> None:
+    rng = random.Random(seed)
+    limits = replace(LIMITS, num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_model_len=640)
+    mix = {"chunk_share": chunk_share, "be_share": be_share, "rt_headroom": rt_headroom}
+    run = Run(schedule_of(limits=limits, **mix))
+    objective_s = rng.choice([0.3, 1.0])
+    left = {"rt": rng.randint(1, 12), "be": rng.randint(1, 8)}
+    # a block, and one of best effort if it is owed one
+    least_s = PLAIN.iteration([(0, BLOCK)] * (2 if be_share else 1), [])
+    for _ in range(20_000):
+        for kind in [kind for kind, num in left.items() if num and rng.random() < 0.2]:
+            left[kind] -= 1
+            length = rng.randint(1, 639)
+            num_cached = rng.choice([0, 0, rng.randrange(0, length, BLOCK)])
+            if kind == "rt":
+                run.add(rt(length, run.now + objective_s, objective_s, num_cached))
+            else:
+                run.add(be(length, rng.choice([None, run.now + 1.0]), 10, num_cached))
+        begun_s, waits = run.now, run.waiting
+        plan = run.step()
+        assert plan.chunks or plan.gives_up or plan.loads or not any(waits.values()), "it stands still"
+        has_rt = any(run.works[each].deadlines.is_rt for each, _ in plan.chunks)
+        bound_s = run.tightest_s * (1 + MAX_STRETCH) if has_rt else chunk_share * run.tightest_s
+        assert run.now - begun_s <= max(bound_s, FLOOR * least_s) + 1e-9
+        if waits[True] and be_share == 0.0:
+            assert_real_time_goes_on(run, plan)
+        assert_one_in_pieces(run)
+        if not plan.goes_on and not any(left.values()) and len(run.done) == len(run.works):
+            break
+    assert len(run.done) == len(run.works) and not any(left.values())
+    for each, work in run.works.items():
+        assert run.tokens[each] == len(work.request.prompt) - work.num_cached, "computed once"
+    run.schedule.check_idle()
+
+
+def assert_real_time_goes_on(run: Run, plan: PrefillPlan) -> None:
+    """With hardly anything else in its iterations: it waits for no more than what had begun before it came."""
+    counts = {True: 0, False: 0}
+    for each, count in plan.chunks:
+        counts[run.works[each].deadlines.is_rt] += count
+    if counts[True]:
+        assert counts[False] * 0.001 <= MAX_STRETCH * (0.01 + counts[True] * 0.001) + 1e-9
+    else:
+        assert not counts[False]
+
+
+def assert_one_in_pieces(run: Run) -> None:
+    in_pieces = [
+        member.is_rt
+        for member in run.schedule._prompts.values()
+        if member.has_slot and member.work.num_cached < member.num_computed
+    ]
+    assert in_pieces.count(True) <= 1 and in_pieces.count(False) <= 1

@@ -1,0 +1,212 @@
+"""Real time goes to a decode instance at once where best effort can make room; else in batches of like lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.messages import Abort, Coming, Commit, FormBatch, Offer, Stage, Submit
+from alignedserve.types import RequestKey
+from tests.router.script import DECODE, GATEWAY, PREFILL, Script, decode_report, prefill_report, request
+
+
+def pooled(script: Script, key: int, tier: str, **options: Any) -> None:
+    script.say(GATEWAY, Submit(replace(request(key, **options), tier=tier, tbt_s=0.1), predicted_len=5))
+    script.reserve(key, [10 * key, 10 * key + 1])
+    script.first_token(key)
+    script.saved(key)
+
+
+def full_of_best_effort(script: Script, num_free_blocks: int = 4, num_be_blocks: int = 96) -> None:
+    """All eight slots."""
+    for key in range(1, 9):
+        pooled(script, key, "be")
+    script.chosen(*range(1, 9))
+    keys = [RequestKey(key) for key in range(1, 9)]
+    script.decode(
+        admitted=keys, num_free_blocks=num_free_blocks, num_be_blocks=num_be_blocks, num_be_running=8
+    )
+    script.take()
+
+
+def offered(script: Script, to: str = DECODE) -> list[int]:
+    return [
+        work.request.key
+        for name, message in script.take()
+        if isinstance(message, Offer) and name == to
+        for work in message.works
+    ]
+
+
+def test_real_time_is_offered_to_an_instance_full_of_best_effort() -> None:
+    script = Script()
+    full_of_best_effort(script)
+    pooled(script, 9, "be")
+    assert offered(script) == []
+    pooled(script, 10, "rt")
+    sent = [message for _, message in script.take() if isinstance(message, Commit | Offer)]
+    assert [type(message) for message in sent][-2:] == [Commit, Offer]
+    assert not sent[-2].is_candidate, "no batch is formed with it any more"  # type: ignore[union-attr]
+    assert not sent[-1].is_batch  # type: ignore[union-attr]
+    assert script.router.life.counters.num_express == 1
+
+
+def test_not_more_than_best_effort_can_make_room_for() -> None:
+    """Three blocks each; four are free and four can be."""
+    script = Script()
+    full_of_best_effort(script, num_free_blocks=4, num_be_blocks=4)
+    for key in (10, 11, 12):
+        pooled(script, key, "rt")
+    assert offered(script) == [10, 11]
+    script.decode(num_free_blocks=4, num_be_blocks=7, num_be_running=8)
+    assert offered(script) == [12]
+
+
+def test_an_instance_full_of_real_time_gets_batches() -> None:
+    script = Script()
+    for key in range(1, 9):
+        pooled(script, key, "rt")
+    script.chosen(*range(1, 9))
+    script.decode(admitted=[RequestKey(key) for key in range(1, 9)])
+    pooled(script, 9, "be")
+    script.chosen()
+    script.take()
+    pooled(script, 10, "rt")
+    sent = [message for _, message in script.take()]
+    assert not any(isinstance(message, Offer) for message in sent)
+    assert any(isinstance(message, FormBatch) for message in sent)
+
+
+def test_where_all_is_real_time_batches_are_of_like_lengths() -> None:
+    script = Script()
+    pooled(script, 1, "rt")
+    assert [type(message) for to, message in script.take() if to == DECODE] == []
+
+
+def test_the_instance_with_least_real_time_is_chosen() -> None:
+    script = Script()
+    script.connect("decode-1")
+    full_of_best_effort(script)
+    pooled(script, 10, "rt")
+    assert offered(script, "decode-1") == [10], "it has none"
+    pooled(script, 11, "rt")
+    assert offered(script, DECODE) == [11]
+
+
+def test_due_first_goes_first() -> None:
+    script = Script()
+    full_of_best_effort(script, num_free_blocks=0, num_be_blocks=0)
+    for key, tbt_s in ((10, 0.9), (11, 0.3), (12, 0.6)):
+        asked = replace(request(key), ttft_s=1.0, tbt_s=tbt_s)
+        script.say(GATEWAY, Submit(asked))
+        script.reserve(key, [10 * key, 10 * key + 1])
+        script.first_token(key)
+        script.saved(key)
+    commits = [message for _, message in script.take() if isinstance(message, Commit)]
+    assert [commit.due_s for commit in commits] == pytest.approx([0.9, 0.3, 0.6]), "after the first"
+    script.decode(num_free_blocks=0, num_be_blocks=6)
+    assert offered(script) == [11, 12]
+
+
+@pytest.mark.parametrize(("num_free_blocks", "kind"), [(90, Stage), (1, Offer)])
+def test_what_is_urgent_is_staged_only_if_there_is_room_at_once(
+    num_free_blocks: int, kind: type[Any]
+) -> None:
+    script = Script(link="gloo")
+    full_of_best_effort_by_link(script)
+    script.say(PREFILL, prefill_report(num_free_blocks=num_free_blocks))
+    script.say(GATEWAY, Submit(request(10)))
+    script.reserve(10, [100, 101])
+    script.first_token(10)
+    entry = script.entry(10)
+    script.say(
+        PREFILL, prefill_report(saved=[(entry.key, entry.num_tokens - 1)], num_free_blocks=num_free_blocks)
+    )
+    assert [type(message) for _, message in script.take() if isinstance(message, Stage | Offer)] == [kind]
+
+
+def full_of_best_effort_by_link(script: Script) -> None:
+    for key in (1, 2):
+        pooled(script, key, "be")
+    script.chosen(1, 2)
+    keys = [RequestKey(1), RequestKey(2)]
+    script.say(PREFILL, prefill_report(staged=keys))
+    script.say(DECODE, decode_report(admitted=keys, num_be_blocks=6, num_be_running=2))
+    script.take()
+
+
+@pytest.mark.parametrize("policy", ["priority", "fcfs"])
+def test_others_wait_for_a_slot(policy: str) -> None:
+    script = Script(policy=policy)
+    for key in range(1, 11):
+        pooled(script, key, "be")
+    script.decode(admitted=[RequestKey(key) for key in range(1, 9)], num_be_blocks=80, num_be_running=8)
+    script.take()
+    pooled(script, 11, "rt")
+    assert offered(script) == []
+    script.token(1, finish_reason="stop")
+    assert offered(script) == ([11] if policy == "priority" else [9])
+
+
+# ---- announcements --------------------------------------------------------------------------------------------------
+
+
+def announced(script: Script) -> list[tuple[int, int]]:
+    return [
+        (message.num_prefilling, message.num_ready)
+        for name, message in script.take()
+        if isinstance(message, Coming) and name == DECODE
+    ]
+
+
+def submit_real_time(script: Script, key: int) -> None:
+    script.say(GATEWAY, Submit(replace(request(key), tier="rt", tbt_s=0.1), predicted_len=5))
+
+
+def test_a_decode_instance_is_told_of_real_time_from_its_prefill_to_its_offer() -> None:
+    script = Script()
+    full_of_best_effort(script)
+    submit_real_time(script, 10)
+    assert announced(script) == [], "it has no room in the pool yet"
+    script.reserve(10, [100, 101])
+    assert announced(script) == [(1, 0)]
+    script.first_token(10)
+    assert announced(script) == [(0, 1)]
+    script.saved(10)
+    sent = [message for _, message in script.take() if isinstance(message, Coming | Offer)]
+    assert [type(message) for message in sent] == [Offer, Coming] and sent[-1] == Coming(0, 0)
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_real_time_that_is_aborted_is_not_coming_any_more(has_token: bool) -> None:
+    script = Script()
+    full_of_best_effort(script)
+    submit_real_time(script, 10)
+    script.reserve(10, [100, 101])
+    if has_token:
+        script.first_token(10)
+    script.take()
+    script.say(GATEWAY, Abort(RequestKey(10)))
+    assert announced(script) == [(0, 0)]
+
+
+def test_a_decode_instance_that_comes_back_is_told_anew() -> None:
+    script = Script()
+    full_of_best_effort(script)
+    submit_real_time(script, 10)
+    script.reserve(10, [100, 101])
+    script.close(DECODE)
+    script.connect(DECODE, epoch=2)
+    script.take()
+    submit_real_time(script, 11)
+    script.reserve(11, [110, 111])
+    assert announced(script) == [(1, 0)]
+
+
+def test_without_best_effort_nobody_is_told() -> None:
+    script = Script()
+    submit_real_time(script, 10)
+    script.reserve(10, [100, 101])
+    assert announced(script) == []

@@ -1,0 +1,151 @@
+"""What is under way fits the pool; so whoever has to leave a decode instance finds room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.messages import MakeSpare, Prefill, Reserve, Reserved, Submit
+from alignedserve.mix import MixConfig
+from alignedserve.types import RequestKey
+from router.entry import State
+from tests.router.script import GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
+
+
+def submit(script: Script, key: int, tier: str = "be", predicted_len: int = 10, **options: Any) -> None:
+    asked = replace(request(key, **options), tier=tier)
+    script.say(GATEWAY, Submit(asked, predicted_len=predicted_len))
+
+
+def reserving(script: Script) -> list[int]:
+    return [message.key for _, message in script.take() if isinstance(message, Reserve)]
+
+
+def test_best_effort_starts_as_far_as_the_pool_will_hold_it() -> None:
+    """A hundred blocks, five for real time; each will have 40 + 50 tokens, and two blocks more when it leaves."""
+    script = Script()
+    for key in range(1, 7):
+        submit(script, key, num_prompt=40, max_tokens=100, predicted_len=50)
+        script.reserve(key)
+        script.first_token(key)
+        script.saved(key)
+    assert reserving(script) == [1, 2, 3]
+    submit(script, 8, "rt", num_prompt=40, max_tokens=100, predicted_len=50)
+    assert reserving(script) == [8], "real time is not held back"
+
+
+def test_what_grows_beyond_its_prediction_is_counted_with_twice_as_much() -> None:
+    script = Script()
+    memory = script.router.life.memory
+    submit(script, 1, num_prompt=4, max_tokens=100, predicted_len=2)
+    assert memory.num_blocks == 2 + 2
+    script.reserve()
+    script.first_token()
+    script.saved()
+    script.chosen(1)
+    script.decode(admitted=[RequestKey(1)])
+    while len(script.entry().output) < 9:
+        script.token()
+    assert memory.num_blocks == (4 + 16) // 4 + 2
+    script.token(finish_reason="stop")
+    assert (memory.num_blocks, memory.num_be, len(memory)) == (0, 0, 0)
+
+
+def test_unknown_lengths_are_taken_for_those_that_ended() -> None:
+    script = Script()
+    submit(script, 1, num_prompt=4, predicted_len=0, max_tokens=200)
+    assert script.router.life.memory.num_blocks == 50, "as long as it may be"
+    script.reserve()
+    script.first_token(finish_reason="stop")
+    submit(script, 2, num_prompt=4, predicted_len=0, max_tokens=200)
+    script.gone(PREFILL)
+    assert script.router.life.memory.num_blocks == 2 + 2
+
+
+@pytest.mark.parametrize(("be_share", "started"), [(0.05, [3]), (0.5, [3, 4])])
+def test_one_may_always_run_and_best_effort_has_its_share(be_share: float, started: list[int]) -> None:
+    """Whatever real time takes: two of it fill the pool."""
+    script = Script(mix=MixConfig(be_share=be_share))
+    for key in (1, 2):
+        submit(script, key, "rt", num_prompt=100, max_tokens=99, predicted_len=99)
+        script.reserve(key)
+        script.first_token(key)
+        script.saved(key)
+    script.take()
+    submit(script, 3, num_prompt=20)
+    submit(script, 4, num_prompt=4)
+    assert reserving(script) == started
+
+
+def interrupted(script: Script) -> None:
+    """Request 1, which the prefill instance gave back with two blocks of it saved; 2 has its place in the window."""
+    submit(script, 1, num_prompt=20)
+    script.reserve(1, [10, 11, 12, 13, 14])
+    submit(script, 2, num_prompt=40)
+    script.take()
+    script.say(PREFILL, prefill_report(saved=[(RequestKey(1), 8)]))
+
+
+def test_an_interrupted_prompt_goes_on_where_it_was_and_is_nobodys_spare() -> None:
+    script = Script(prefill_window=1)
+    interrupted(script)
+    (commit,) = [message for to, message in script.take() if to == POOL]
+    assert (commit.key, commit.num_tokens, commit.is_candidate) == (1, 8, False)  # type: ignore[union-attr]
+    script.say(POOL, Reserved(RequestKey(2), None))
+    assert script.entry(2).state is State.QUEUED and not script.take()
+    script.tick(0.1)
+    assert reserving(script) == [1, 2], "with what it holds it is in nobody's way"
+    script.reserve(1, [10, 11, 12, 13, 14])
+    work = script.take_one(Prefill, PREFILL).works[0]
+    assert (work.num_cached, work.blocks) == (8, [10, 11, 12, 13, 14])
+
+
+def test_real_time_takes_what_an_interrupted_prompt_holds() -> None:
+    script = Script(prefill_window=1)
+    interrupted(script)
+    memory = script.router.life.memory
+    assert script.entry(1).state is State.QUEUED and memory.num_be == 2
+    submit(script, 3, "rt", num_prompt=8)
+    script.take()
+    script.say(POOL, Reserved(RequestKey(3), None))
+    assert [message for _, message in script.take()] == [
+        MakeSpare([RequestKey(1)]),
+        Reserve(RequestKey(3), 8),
+    ]
+    assert memory.num_be == 1
+    script.say(POOL, Reserved(RequestKey(3), [1, 2], dropped=[RequestKey(1)]))
+    assert (script.entry(1).num_cached, script.entry(1).blocks) == (0, [])
+
+
+def test_a_victim_takes_it_before_it_waits() -> None:
+    script = Script(prefill_window=1)
+    script.running(7)
+    interrupted(script)
+    script.decode(wants_evicted=[RequestKey(7)])
+    script.take()
+    script.say(POOL, Reserved(RequestKey(7), None))
+    assert [message for _, message in script.take()] == [
+        MakeSpare([RequestKey(1)]),
+        Reserve(RequestKey(7), 15),
+    ]
+
+
+def test_two_interrupted_prompts_do_not_wait_for_each_other_for_ever() -> None:
+    script = Script(prefill_window=1)
+    interrupted(script)
+    script.reserve(2)
+    script.say(PREFILL, prefill_report(saved=[(RequestKey(2), 12)]))
+    assert reserving(script)[-2:] == [1, 2]
+    for key in (1, 2):
+        script.say(POOL, Reserved(RequestKey(key), None))
+    assert [message.keys for _, message in script.take() if isinstance(message, MakeSpare)] == [[1]]
+    assert script.entry(2).state is State.RESERVING
+
+
+@pytest.mark.parametrize("policy", ["priority", "fcfs"])
+def test_without_deadlines_it_is_a_spare_like_others(policy: str) -> None:
+    script = Script(prefill_window=1, policy=policy)
+    interrupted(script)
+    assert script.take_one(MakeSpare, POOL).keys == [ONE]
