@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits
 from alignedserve.mix import MixConfig
+from alignedserve.mix.enough import num_enough
 from alignedserve.mix.headroom import headroom_blocks, headroom_slots
 from alignedserve.mix.lately import Lately
 from alignedserve.mix.trickle import Trickle
@@ -175,6 +176,10 @@ class Mixing:
         num_be = bisect_right(
             range(1, len(in_order) + 1), max(bound_s, alone_s + self._trickle.credit_s), key=seconds
         )
+        if num_be and (rt or self._is_rt_near):
+            # windows count for more than RT's comfort
+            num_pressed = sum(map(self.is_pressed, in_order))
+            num_be = min(num_be, max(num_enough(len(in_order), seconds), num_pressed))
         if num_be == 0 and not rt:
             num_be = 1
         if alone_s <= bound_s:

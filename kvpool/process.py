@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from alignedserve.kv_format import BlockFormat
 from alignedserve.logs import LogConfig
 from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
+from alignedserve.steady import settle
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, RouterLink, new_epoch, stop_on_sigterm
 from kvpool.pool import Pool
@@ -48,6 +49,7 @@ class PoolProcess:
         for name in sweep():
             logger.info("Removed segment %s, which a killed system had left", name)
         segment = open_segment(self._config, epoch)
+        settle()
         try:
             was_told_to_stop = asyncio.run(self._serve(segment, epoch))
         finally:

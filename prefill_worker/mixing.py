@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from alignedserve.deadlines import UNSTATED_TTFT_S
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits
 from alignedserve.mix import MixConfig
+from alignedserve.mix.enough import num_enough
 from alignedserve.mix.headroom import headroom_blocks
 from alignedserve.mix.lately import Lately
 from alignedserve.mix.trickle import Trickle
@@ -51,9 +53,20 @@ class Mixing:
                 self._lengths.see(-member.num_tokens, now)
         self._tightest_s = self._objectives.least(UNSTATED_TTFT_S, now)
         self._bound_s = self._mix.chunk_share * self._tightest_s
+        if self._objectives.least(math.inf, now) < math.inf:
+            self._bound_s = min(self._bound_s, self._enough_s())
         self._trickle.pass_time(now, is_be_there, self._max_credit_s)
         longest = -self._lengths.least(0, now)
         self.num_headroom_blocks = headroom_blocks(self._limits, self._mix.rt_headroom, longest)
+
+    def _enough_s(self) -> float:
+        """Of a chunk, for BE's pace. RT was here lately."""
+        block_size = self._limits.block_size
+
+        def seconds(num_blocks: int) -> float:
+            return self.estimate.iteration([(0, num_blocks * block_size)], [])
+
+        return seconds(num_enough(max(self._limits.max_num_batched_tokens // block_size, 1), seconds))
 
     def order(self, member: Member, now: float) -> tuple[bool, float]:
         return not member.is_rt, place_of(member, self.estimate, now)

@@ -11,7 +11,7 @@ request says so (`Gone`), or dies; until then the request is LEAVING.
 
 from __future__ import annotations
 
-from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release, Tokens
+from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release
 from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.types import InstanceId, RequestKey
 from router.clock import with_first_token
@@ -24,6 +24,7 @@ from router.memory import Memory
 from router.policies.base import BatchPolicy
 from router.pooled import Pooled
 from router.queue import PrefillQueue
+from router.telling import Telling
 from router.urgency import urgency_of
 
 # finish reasons of answers that are whole
@@ -49,8 +50,7 @@ class Life:
         self.may_have_room = False
         self.now = 0.0
         self._sends: list[Send] = []
-        # what gateways will hear: of each, tokens, and the stories of some of the requests
-        self._news: dict[InstanceId, Tokens] = {}
+        self.telling = Telling()
 
     # ---- sending ----
 
@@ -63,24 +63,14 @@ class Life:
         if self.fleet.pool:
             self.send(self.fleet.pool.instance_id, message)
 
-    def tell_client(self, entry: Entry, news: NewTokens) -> None:
-        self._tokens_for(entry.gateway).news.append(news)
-
-    def tell_story(self, entry: Entry) -> None:
-        """How it has gone so far, with whatever else its gateway hears."""
-        self._tokens_for(entry.gateway).timelines[entry.key] = list(entry.timeline)
-
-    def _tokens_for(self, gateway: InstanceId) -> Tokens:
-        return self._news.setdefault(gateway, Tokens([]))
-
     def take_sends(self) -> list[Send]:
-        for gateway, tokens in self._news.items():
+        for gateway, tokens in self.telling.take(self.now):
             self.send(gateway, tokens)
         for view in self.fleet.decodes:
             if (coming := view.news_of_coming) is not None:
                 view.told = coming
                 self.send(view.instance_id, coming)
-        sends, self._sends, self._news = self._sends, [], {}
+        sends, self._sends = self._sends, []
         return sends
 
     # ---- states ----
@@ -194,6 +184,7 @@ class Life:
     def end(self, entry: Entry, gone_from: InstanceId | None = None) -> None:
         """Its client has its answer, or is gone."""
         entry.is_over = True
+        self.telling.forget(entry.key)
         if entry.state is not State.LEAVING:
             self.recall(entry, gone_from)
 
@@ -242,8 +233,8 @@ class Life:
                 if (view := self.fleet.decode(entry.expected_at)) and entry.key in view.coming:
                     view.coming[entry.key] = True
             if is_first or news.finish_reason:
-                self.tell_story(entry)
-            self.tell_client(entry, news)
+                self.telling.tell_story(entry)
+            self.telling.tell(entry, news, self.now)
             if news.finish_reason:
                 if news.finish_reason in ENDS:
                     self.memory.ended(entry)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from alignedserve.logs import LogConfig
 from alignedserve.mix import MixConfig
+from alignedserve.steady import settle
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, new_epoch, stop_on_sigterm
 from router.config import RouterConfig
@@ -37,6 +38,7 @@ class RouterProcess:
     def run(self) -> None:
         """Until it is told to stop. Raises OSError when its port is taken."""
         self._config.log.start("router")
+        settle()
         with ExitStack() as files:
             asyncio.run(self._run(new_epoch(), files))
 

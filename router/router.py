@@ -17,7 +17,6 @@ from alignedserve.messages import (
     Failed,
     Gone,
     MakeSpare,
-    NewTokens,
     PrefillReport,
     Rejected,
     Reserved,
@@ -107,7 +106,7 @@ class Router:
             case Abort(key=key):
                 entry = self.life.entries.get(key)
                 if entry and entry.gateway == sender and not entry.is_over:
-                    self.life.tell_story(entry)
+                    self.life.telling.tell_story(entry)
                     self.life.end(entry)
             case Reserved():
                 self._reserved(message)
@@ -137,8 +136,7 @@ class Router:
             )
         else:
             known.gateway = gateway
-            first = len(submit.delivered)
-            life.tell_client(known, NewTokens(request.key, first, known.output[first:]))
+            life.telling.tell_again(known, num_known=len(submit.delivered))
 
     def _take(self, gateway: InstanceId, submit: Submit) -> None:
         life, request = self.life, submit.request

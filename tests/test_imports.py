@@ -42,6 +42,7 @@ BASE = {
         "kv_format",
         "wire",
         "logs",
+        "steady",
     )
 }
 INSTANCE = BASE | {

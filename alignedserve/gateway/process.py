@@ -32,6 +32,7 @@ from alignedserve.gateway.service import SloConfig
 from alignedserve.gateway.telemetry import Telemetry, Traces
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.logs import LogConfig
+from alignedserve.steady import settle
 from alignedserve.store import Store
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
@@ -83,6 +84,7 @@ class GatewayProcess:
         self._config.log.start(self._config.instance_id)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
         self._lengths.prepare(model)
+        settle()
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock, is_prepared=True))
 

@@ -51,13 +51,15 @@ class WorkerLoop:
         attach: Callable[[str], Segment],
         say: Callable[[int, list[AnyMessage]], None],
         failed: Callable[[], None],
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wake` is what the worker sets. `say` and `failed` are called on this thread."""
+        """`wake` is what the worker sets. `say`, `failed` and, first of all, `begin` are called on this thread."""
         self._worker = worker
         self._wake = wake
         self._attach = attach
         self._say = say
         self._failed = failed
+        self._begin = begin
         self._inbox: queue.SimpleQueue[AnyMessage | Up | Down | Stop] = queue.SimpleQueue()
         self._connection = 0
         self._segment: Segment | None = None
@@ -78,6 +80,7 @@ class WorkerLoop:
 
     def _run(self) -> None:
         try:
+            self._begin()
             self._iterate()
         except BaseException as error:
             self.error = error

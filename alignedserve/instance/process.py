@@ -7,6 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,11 +23,13 @@ from alignedserve.messages import AnyMessage, Hello, Welcome
 from alignedserve.profile.facts import facts_of
 from alignedserve.profile.make import find_or_make
 from alignedserve.profile.saved import default_path
+from alignedserve.steady import settle
 from alignedserve.transport.channel import Identity
 from alignedserve.types import Epoch
 from alignedserve.wire import RouterLink, new_epoch, stop_on_sigterm
 
-# Where instances compute on the cores that others live on: those pass messages on, which takes them little.
+# Where instances compute on the cores that others live on: those pass messages on, which takes them little. So does an
+# instance's own event loop.
 NICENESS = 10
 
 
@@ -47,15 +50,25 @@ class InstanceProcess(ABC):
     def run(self) -> None:
         """Until the router says so, or SIGTERM. Raises what makes it impossible to go on."""
         self._config.log.start(self._config.instance_id)
-        if self._config.engine.device == "cpu":
-            os.nice(NICENESS)
+        epoch, wake = new_epoch(), threading.Event()
+        # threads are as nice as the one that starts them
+        with ThreadPoolExecutor(1, "build", initializer=self._be_nice) as builder:
+            worker, hello = builder.submit(self._build, epoch, wake.set).result()
+        settle()
+        asyncio.run(self._serve(worker, hello, wake))
+
+    def _build(self, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker, Hello]:
         built = build_engine(self._config.engine)
         built.engine.grammars.prepare()
         cost = self._cost(built)
-        epoch, wake = new_epoch(), threading.Event()
-        worker = self._make_worker(built.engine, epoch, wake.set, None if cost is None else Estimate(cost))
+        worker = self._make_worker(built.engine, epoch, wake, None if cost is None else Estimate(cost))
         address = worker.open_link(self._identity(worker, epoch))
-        asyncio.run(self._serve(worker, self._hello(worker, epoch, address, cost), wake))
+        return worker, self._hello(worker, epoch, address, cost)
+
+    def _be_nice(self) -> None:
+        """This thread, and those that it starts."""
+        if self._config.engine.device == "cpu":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
     def _cost(self, built: BuiltEngine) -> CostModel | None:
         """None, if nobody needs it."""
@@ -69,7 +82,12 @@ class InstanceProcess(ABC):
         messenger = _Messenger()
         form = worker.engine.cache.format
         loop = WorkerLoop(
-            worker, wake, lambda name: self._attach(name, form), messenger.say, messenger.stop_soon
+            worker,
+            wake,
+            lambda name: self._attach(name, form),
+            messenger.say,
+            messenger.stop_soon,
+            self._be_nice,
         )
         messenger.start(loop, RouterLink(self._config.router, lambda: hello, messenger))
         try:

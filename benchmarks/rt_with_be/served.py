@@ -127,7 +127,7 @@ def running(
             env=os.environ | dict(environment or {}),
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         _until_ready(process, log, ready, start_s)
