@@ -1,9 +1,9 @@
 """What would make a process stand still later is done before it serves.
 
-- The garbage collector looks through all that there is now and then. What the imports and a model leave is most of that,
+- The garbage collector looks through all that there is now and then. What imports and a model leave is most of that,
   and takes it 100 ms; it need not be looked at again.
-- The kernel enlarges a process's table of open files when it is full, and waits for all cores to notice: with busy cores
-  and several threads up to a second was measured, in whatever thread opens a file or takes a connection.
+- The kernel enlarges a process's table of open files when it is full, and waits until all cores have noticed. Where
+  they are busy that took more than a second, in whatever thread opens a file or takes a connection.
 """
 
 from __future__ import annotations

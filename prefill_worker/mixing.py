@@ -18,10 +18,10 @@ from prefill_worker.chunks import Cut
 from prefill_worker.members import Member
 from prefill_worker.urgency import place_of
 
+# Of the pace that BE could have, so much is enough while RT comes and goes: chunks are as short as that allows.
+ENOUGH = 0.9
 # By so much longer may an iteration with RT become for the BE that fills it up.
 MAX_STRETCH = 0.05
-# Of an iteration's bound, the most that BE takes before RT.
-MAX_OWED = 0.5
 
 
 class Mixing:
@@ -29,12 +29,14 @@ class Mixing:
         self.estimate = estimate
         self._limits = limits
         self._mix = mix
+        self._num_enough = self._num_for_pace()
         self._trickle = Trickle(mix.be_share)
         # of RT that was here: objectives, and lengths below zero
         self._objectives, self._lengths = Lately(), Lately()
         # that chunks of RT and of BE may take, and that BE leaves free
         self._tightest_s = 0.0
         self._bound_s = 0.0
+        self._is_rt_known = False
         self.num_headroom_blocks = 0
         # of each class, by whether it is RT, the prompt that is in pieces
         self._begun: dict[bool, RequestKey] = {}
@@ -53,20 +55,28 @@ class Mixing:
                 self._lengths.see(-member.num_tokens, now)
         self._tightest_s = self._objectives.least(UNSTATED_TTFT_S, now)
         self._bound_s = self._mix.chunk_share * self._tightest_s
-        if self._objectives.least(math.inf, now) < math.inf:
-            self._bound_s = min(self._bound_s, self._enough_s())
+        self._is_rt_known = self._objectives.least(math.inf, now) < math.inf
         self._trickle.pass_time(now, is_be_there, self._max_credit_s)
         longest = -self._lengths.least(0, now)
         self.num_headroom_blocks = headroom_blocks(self._limits, self._mix.rt_headroom, longest)
 
-    def _enough_s(self) -> float:
-        """Of a chunk, for BE's pace. RT was here lately."""
+    def _alone_s(self) -> float:
+        """What chunks of BE may take while RT has nothing to compute, or when BE is owed something."""
+        if not self._is_rt_known:
+            return self._bound_s
+        enough_s = self.estimate.iteration([(0, self._num_enough)], [])
+        return min(self._bound_s, max(enough_s, self._trickle.credit_s))
+
+    def _num_for_pace(self) -> int:
+        """Tokens of a chunk, for BE's pace. Beyond some length attention makes chunks slower again."""
         block_size = self._limits.block_size
+        most = max(self._limits.max_num_batched_tokens // block_size, 1)
 
         def seconds(num_blocks: int) -> float:
             return self.estimate.iteration([(0, num_blocks * block_size)], [])
 
-        return seconds(num_enough(max(self._limits.max_num_batched_tokens // block_size, 1), seconds))
+        fastest = max(range(1, most + 1), key=lambda count: count / seconds(count))
+        return block_size * num_enough(fastest, seconds, ENOUGH)
 
     def order(self, member: Member, now: float) -> tuple[bool, float]:
         return not member.is_rt, place_of(member, self.estimate, now)
@@ -81,7 +91,7 @@ class Mixing:
         """Enough for one block at least, wherever that is."""
         block_size = self._limits.block_size
         last_block = (max(self._limits.max_model_len - block_size, 0), block_size)
-        return max(MAX_OWED * self._bound_s, self.estimate.iteration([last_block], []))
+        return max(self._bound_s, self.estimate.iteration([last_block], []))
 
     def cut(self, members: Sequence[Member], may_fill: bool) -> list[tuple[RequestKey, int]]:
         """Chunks of these, which are in order. BE fills what RT leaves, or has only what it is owed."""
@@ -95,7 +105,7 @@ class Mixing:
         owed = len(cut.chunks)
         self._cut_class(cut, rt, self._tightest_s, has_floor=True)
         if may_fill and not owed:
-            bound_s = cut.seconds * (1 + MAX_STRETCH) if cut.chunks else self._bound_s
+            bound_s = cut.seconds * (1 + MAX_STRETCH) if cut.chunks else self._alone_s()
             self._cut_class(cut, be, bound_s, has_floor=not cut.chunks)
         self._predicted_s = cut.seconds
         self._trickle.spend(cut.seconds - cut.seconds_without(be))

@@ -1,6 +1,6 @@
-"""How little best effort (BE) is enough beside real time. Pure.
+"""How little best effort (BE) is enough for the sake of real time (RT). Pure.
 
-Each iteration has costs that do not grow with what is in it; the more it does, the better BE's pace, and the longer RT
+Each iteration has costs that do not grow with what is in it: the more it does, the better BE's pace, and the longer RT
 waits for its end. Most of the pace is there long before all of it: then RT has the rest of the time.
 """
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-ENOUGH = 0.8
 
-
-def num_enough(most: int, seconds: Callable[[int], float]) -> int:
-    """So few, of at most `most`, that an iteration with them has `ENOUGH` of the pace of one with all. `seconds` that
-    an iteration with so many takes: the more, the longer, but the less for each."""
-    least_pace = ENOUGH * most / seconds(most)
+def num_enough(most: int, seconds: Callable[[int], float], share: float) -> int:
+    """So few that an iteration with them has this share of the pace of one with `most`. `seconds` that an iteration
+    with so many takes: the more, the longer, but the less for each."""
+    least_pace = share * most / seconds(most)
     return bisect_left(range(1, most), least_pace, key=lambda count: count / seconds(count)) + 1

@@ -127,6 +127,8 @@ def running(
             env=os.environ | dict(environment or {}),
             stdout=file,
             stderr=subprocess.STDOUT,
+            # of this session still: Linux gives each session its share of the cores, and a client of another one than
+            # its server's waited 40 ms and more for a turn
             process_group=0,
         )
     try:
@@ -151,7 +153,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
-        # its session is its own, with whatever it has started
+        # its group is its own, with whatever it has started
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(STOP_S)
 

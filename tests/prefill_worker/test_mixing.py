@@ -194,7 +194,26 @@ def test_best_effort_fills_what_hardly_makes_it_longer_for_real_time() -> None:
     schedule.prefill([long := be(500), first := rt(350)])
     # 360 ms, and a twentieth more: 16 tokens
     assert compute(schedule) == [(key(first), 350), (key(long), 16)]
-    assert compute(schedule) == [(key(long), 176)]
+    # of the pace of 512 in 522 ms, 80 have nine tenths
+    assert compute(schedule) == [(key(long), 80)]
+
+
+def test_best_effort_has_long_chunks_where_there_is_no_real_time() -> None:
+    schedule = schedule_of(be_share=0.0)
+    schedule.prefill([long := be(500), rt(16)])
+    compute(schedule)
+    assert compute(schedule) == [(key(long), 80)]
+    # a minute later nobody knows of any
+    assert compute(schedule, 61.0) == [(key(long), 176)]
+
+
+def test_where_attention_makes_long_chunks_slow_the_fastest_counts() -> None:
+    # 96 have the best pace, 0.83 in 1 ms; 512 take 784 ms
+    cost = replace(PLAIN, prefill_attention_s=1e-6)
+    schedule = schedule_of(cost, be_share=0.0)
+    schedule.prefill([long := be(500), rt(16)])
+    compute(schedule)
+    assert compute(schedule) == [(key(long), 48)]
 
 
 def test_best_effort_waits_for_a_copy_of_real_time() -> None:
@@ -204,7 +223,7 @@ def test_best_effort_waits_for_a_copy_of_real_time() -> None:
         schedule.computed(each, count)
     assert not schedule.plan(0.1).goes_on, "its KV is on its way to the pool"
     schedule.saved(key(first))
-    assert schedule.plan(0.1).chunks == [(key(long), 176)]
+    assert schedule.plan(0.1).chunks == [(key(long), 80)]
 
 
 def test_what_is_measured_corrects_the_bound() -> None:
