@@ -77,7 +77,7 @@ class Peer:
         self._http = httpx.Client(base_url=url, timeout=60)
         self._has_priorities = scheduling == "priority"
         self._state = state
-        self._job: KeptOpen | None = None
+        self._jobs: list[KeptOpen] = []
         self._rt_tokens = 0
         # with a chat open and no job
         self._rt_alone_s = 0.0
@@ -85,27 +85,29 @@ class Peer:
     def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
         outcomes, took_s = ask(self._url, items, {}, TokenCounting)
         self._rt_tokens += sum(outcome.output_len for outcome in outcomes)
-        if self._job is None:
+        if not any(job.is_open for job in self._jobs):
             self._rt_alone_s += covered_s([(each.start_s, max(each.times_s, default=0)) for each in outcomes])
         return outcomes, took_s
 
     def start(self, asked: Mapping[str, dict[str, Any]]) -> KeptOpen:
         own = {"priority": LINE_PRIORITY} if self._has_priorities else {}
-        self._job = KeptOpen(self._url, {name: body | own for name, body in asked.items()}, self._state)
-        return self._job
+        self._jobs.append(
+            KeptOpen(self._url, {name: body | own for name, body in asked.items()}, self._state)
+        )
+        return self._jobs[-1]
 
     def counters(self) -> Counters:
         samples = parse_metrics(self._http.get("/metrics").raise_for_status().text)
         return Counters(
             rt_tokens=self._rt_tokens,
             be_tokens=total(samples, "vllm:generation_tokens_total") - self._rt_tokens,
-            computing_s=self._rt_alone_s + (self._job.open_s if self._job else 0.0),
+            computing_s=self._rt_alone_s + sum(job.open_s for job in self._jobs),
             num_evicted=total(samples, "vllm:num_preemptions_total"),
         )
 
     def close(self) -> None:
-        if self._job:
-            self._job.cancel()
+        for job in self._jobs:
+            job.cancel()
 
 
 class TokenCounting(Client):
@@ -134,10 +136,15 @@ class KeptOpen:
         with (state / "asked").open("rb") as into, self._answered.open("wb") as out:
             self._process = subprocess.Popen(program, stdin=into, stdout=out)
         self._begun_s = time.monotonic()
+        self._ended_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._ended_s is None
 
     @property
     def open_s(self) -> float:
-        return time.monotonic() - self._begun_s
+        return (self._ended_s or time.monotonic()) - self._begun_s
 
     def counts(self) -> dict[str, int]:
         counts = counted(self._answered.read_text(), self._num_lines)
@@ -146,6 +153,8 @@ class KeptOpen:
         return counts
 
     def cancel(self) -> None:
+        """Safe to repeat."""
+        self._ended_s = self._ended_s or time.monotonic()
         self._process.terminate()
         try:
             self._process.wait(STOP_S)
