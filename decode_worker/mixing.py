@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits
@@ -30,10 +30,8 @@ HOLD = 0.25
 MIN_HOLD_S = 0.0002
 # Nor are copies of BE's KV begun then, which RT's would have to wait for; but not for longer than that.
 MAX_BARRED_S = 0.5
-# Of the pace that BE could have, so much is enough beside RT, or for RT that may come: iterations are as short as that
-# allows.
-ENOUGH_BESIDE_RT = 0.8
-ENOUGH_WITHOUT_RT = 0.95
+# Of the pace that BE could have, so much is enough beside RT: iterations are as short as that allows.
+ENOUGH = 0.8
 # objective of RT that has none
 DEFAULT_TBT_S = 0.1
 # Who runs is looked at so often: with hundreds of requests, it would take a noticeable part of a short iteration.
@@ -180,9 +178,11 @@ class Mixing:
         num_fitting = bisect_right(
             range(1, len(in_order) + 1), max(bound_s, alone_s + self._trickle.credit_s), key=seconds
         )
-        # windows count for more than short iterations
-        num_pressed = sum(map(self.is_pressed, in_order))
-        enough = max(self._num_enough(rt, len(in_order), num_fitting, seconds), num_pressed)
+        enough = len(in_order)
+        if num_fitting and (self._is_rt_near or not all(member.is_lost(self._now_s) for member in rt)):
+            # windows count for more than short iterations
+            num_pressed = sum(map(self.is_pressed, in_order))
+            enough = max(num_enough(len(in_order), seconds, ENOUGH), num_pressed)
         num_be = min(num_fitting, enough, self._limit.num_be)
         if num_be == 0 and not rt:
             num_be = 1
@@ -190,16 +190,6 @@ class Mixing:
             self._bound_s = bound_s
         self._trickle.spend(seconds(num_be) - alone_s if num_be else 0.0)
         return in_order[:num_be]
-
-    def _num_enough(
-        self, rt: Sequence[Member], most: int, num_fitting: int, seconds: Callable[[int], float]
-    ) -> int:
-        """Of BE, for its pace."""
-        if not num_fitting:
-            return 0
-        if self._is_rt_near or not all(member.is_lost(self._now_s) for member in rt):
-            return num_enough(most, seconds, ENOUGH_BESIDE_RT)
-        return num_enough(num_fitting, seconds, ENOUGH_WITHOUT_RT)
 
     def _order(self, member: Member) -> tuple[float, int, int]:
         """Who has to run; then who has waited longest; then who is done soonest."""

@@ -19,7 +19,7 @@ from prefill_worker.members import Member
 from prefill_worker.urgency import place_of
 
 # Of the pace that BE could have, so much is enough while RT comes and goes: chunks are as short as that allows.
-ENOUGH = 0.9
+ENOUGH = 0.95
 # By so much longer may an iteration with RT become for the BE that fills it up.
 MAX_STRETCH = 0.05
 

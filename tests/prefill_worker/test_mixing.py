@@ -143,7 +143,7 @@ def test_a_chunk_takes_a_share_of_the_tightest_objective_of_late() -> None:
     schedule.prefill([rt(1, ttft_s=0.5), rt(1, ttft_s=0.8)])
     # 12 ms for both, and BE adds a twentieth at most: nothing
     assert [count for _, count in compute(schedule, 1.0)] == [1, 1]
-    assert compute(schedule, 60.9) == [(key(long), 80)], "of 0.5 s"
+    assert compute(schedule, 60.9) == [(key(long), 144)], "of 0.5 s"
     assert compute(schedule, 61.1) == [(key(long), 176)], "of 1 s"
 
 
@@ -194,15 +194,15 @@ def test_best_effort_fills_what_hardly_makes_it_longer_for_real_time() -> None:
     schedule.prefill([long := be(500), first := rt(350)])
     # 360 ms, and a twentieth more: 16 tokens
     assert compute(schedule) == [(key(first), 350), (key(long), 16)]
-    # of the pace of 512 in 522 ms, 80 have nine tenths
-    assert compute(schedule) == [(key(long), 80)]
+    # of the pace of 512 in 522 ms, 144 have nineteen twentieths
+    assert compute(schedule) == [(key(long), 144)]
 
 
 def test_best_effort_has_long_chunks_where_there_is_no_real_time() -> None:
     schedule = schedule_of(be_share=0.0)
     schedule.prefill([long := be(500), rt(16)])
     compute(schedule)
-    assert compute(schedule) == [(key(long), 80)]
+    assert compute(schedule) == [(key(long), 144)]
     # a minute later nobody knows of any
     assert compute(schedule, 61.0) == [(key(long), 176)]
 
@@ -223,7 +223,7 @@ def test_best_effort_waits_for_a_copy_of_real_time() -> None:
         schedule.computed(each, count)
     assert not schedule.plan(0.1).goes_on, "its KV is on its way to the pool"
     schedule.saved(key(first))
-    assert schedule.plan(0.1).chunks == [(key(long), 80)]
+    assert schedule.plan(0.1).chunks == [(key(long), 144)]
 
 
 def test_what_is_measured_corrects_the_bound() -> None:
