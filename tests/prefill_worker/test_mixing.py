@@ -143,7 +143,7 @@ def test_a_chunk_takes_a_share_of_the_tightest_objective_of_late() -> None:
     schedule.prefill([rt(1, ttft_s=0.5), rt(1, ttft_s=0.8)])
     # 12 ms for both, and BE adds a twentieth at most: nothing
     assert [count for _, count in compute(schedule, 1.0)] == [1, 1]
-    assert compute(schedule, 60.9) == [(key(long), 144)], "of 0.5 s"
+    assert compute(schedule, 60.9) == [(key(long), 80)], "of 0.5 s"
     assert compute(schedule, 61.1) == [(key(long), 176)], "of 1 s"
 
 
