@@ -56,6 +56,16 @@ def test_every_process_is_described(server: Server) -> None:
     assert server.get("/health").json() == {"status": "ok"}
 
 
+def test_computing_gives_way_to_passing_messages_on(server: Server) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    for each in server.processes():
+        # Ray's own would be 15
+        assert os.getpriority(os.PRIO_PROCESS, each["pid"]) == own, each["instance_id"]
+        threads = [int(path.name) for path in Path(f"/proc/{each['pid']}/task").iterdir()]
+        is_nice = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} > {own}
+        assert is_nice == (each["role"] in ("prefill", "decode")), each["instance_id"]
+
+
 def test_every_process_has_a_log_file(server: Server, logs: Path) -> None:
     assert httpx.get(f"{server.url}/v1/models", headers={"X-Request-Id": "mine"}).status_code == 200
     lines = {
