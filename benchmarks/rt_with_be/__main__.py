@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -52,6 +53,8 @@ def rows_of(part: str, args: argparse.Namespace) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
+    # whoever stops it does not leave a server behind
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     args.out.mkdir(parents=True, exist_ok=True)
     record = Record(args.out / "rt_with_be.json", describe(args))
     for part in args.parts:
