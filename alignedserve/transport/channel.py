@@ -3,7 +3,7 @@
 A frame is four bytes of length, then msgpack. The blocks themselves do not pass here (`group.py`).
 
     puller -> lender   Knock                      lender -> puller   Opened | Refused
-    puller -> lender   Joining                    both form their process group
+    puller -> lender   Joining                    both form their process group, in the puller's store
     puller -> lender   Pull                       lender -> puller   Granted, then the blocks | Denied
     puller -> lender   Pulled: they have arrived, the lender may let go of its copy
 """
@@ -45,12 +45,12 @@ class Knock(Message):
 
 
 class Opened(Message):
-    # where the two meet to form their process group
-    store_port: int
+    """May form a process group with the lender, which waits for it to say where."""
 
 
 class Joining(Message):
-    """Still there: the lender does not wait for one that has given up meanwhile."""
+    # where the two meet to form their process group: at the puller's host
+    store_port: int
 
 
 class Pull(Message):

@@ -39,7 +39,8 @@ _Move = Callable[[list[torch.Tensor], int, int], Work]
 
 
 def make_store(host: str, timeout_s: float) -> TCPStore:
-    """Where the two ends meet, under this address only."""
+    """Where the two ends meet, under this address only. It is the puller's: who waits in a store of another process
+    that hangs hangs with it, past any timeout, and a decode instance has others to pull from."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     return TCPStore(

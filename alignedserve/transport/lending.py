@@ -26,7 +26,7 @@ from alignedserve.transport.channel import (
 )
 from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
 from alignedserve.transport.fingerprint import differences
-from alignedserve.transport.group import LENDER, SETUP_TIMEOUT_S, PairGroup, make_store
+from alignedserve.transport.group import LENDER, SETUP_TIMEOUT_S, PairGroup, join_store
 from alignedserve.transport.runs import merge
 from alignedserve.transport.shelf import NotOnShelf, Shelf
 from alignedserve.types import RequestKey
@@ -76,11 +76,12 @@ class Lending:
             self._channel.send(Refused(reason), deadline_s)
             raise ConnectionRefusedError(f"refused: {reason}")
         self._epoch = knock.epoch
-        store = make_store(self._channel.sock.getsockname()[0], SETUP_TIMEOUT_S)
-        self._channel.send(Opened(store.port), deadline_s)
+        self._channel.send(Opened(), deadline_s)
         joining = self._channel.receive(deadline_s)
         if not isinstance(joining, Joining):
             raise unexpected(joining, "Joining")
+        host = self._channel.sock.getpeername()[0]
+        store = join_store(host, joining.store_port, remaining_s(deadline_s))
         self._group = PairGroup(
             self._link, store, LENDER, self._channel, self._blocks.device, remaining_s(deadline_s)
         )

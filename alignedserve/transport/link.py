@@ -36,7 +36,7 @@ from alignedserve.transport.channel import (
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
-from alignedserve.transport.group import PULLER, PairGroup, join_store
+from alignedserve.transport.group import PULLER, PairGroup, make_store
 from alignedserve.transport.runs import check_blocks
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
@@ -144,8 +144,8 @@ class Link:
             raise ConnectionRefusedError(f"refused: {answer.reason}")
         if not isinstance(answer, Opened):
             raise unexpected(answer, "Opened")
-        channel.send(Joining(), deadline_s)
-        store = join_store(host, answer.store_port, remaining_s(deadline_s))
+        store = make_store(channel.sock.getsockname()[0], remaining_s(deadline_s))
+        channel.send(Joining(store.port), deadline_s)
         device = self._blocks.device
         group = PairGroup(self._link, store, PULLER, channel, device, remaining_s(deadline_s))
         open_things.callback(group.abort)

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from alignedserve.transport.channel import Channel, Identity, Pulled
+from alignedserve.transport.channel import Channel, Identity, Joining, Knock, Opened, Pulled
 from alignedserve.transport.completions import Completions, TransferId
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links, Want
@@ -200,6 +200,20 @@ def test_a_link_that_cannot_be_made_in_time_is_made_anew(prefill: Prefill, decod
     wants = (ONE, block_ids(0, 1, 2))
     assert decode.pull(prefill, wants, timeout_s=0.0) == "link to prefill-0: its deadline passed"
     assert decode.pull(prefill, wants) is None
+
+
+def test_a_lender_that_hangs_before_it_joins_runs_into_the_deadline(decode: Decode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        decode.links.pull(PREFILL, f"{host}:{port}", [(ONE, block_ids(0))], decode.outcomes.append, 0.5)
+        sock, _ = listener.accept()
+        with closing(Channel(sock)) as channel:
+            soon = time.monotonic() + 30
+            assert isinstance(channel.receive(soon), Knock)
+            channel.send(Opened(), soon)
+            assert isinstance(channel.receive(soon), Joining)
+            assert decode.completions.run(timeout_s=5) == 1
+    assert decode.outcomes.errors[-1] is not None and "link to prefill-0" in decode.outcomes.errors[-1]
 
 
 def test_closing_ends_what_has_not_begun(prefill: Prefill, decode: Decode) -> None:
