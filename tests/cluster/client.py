@@ -80,9 +80,13 @@ class Client(Island):
                 await self._changed.wait()
 
     async def until_cluster(self, is_so: Callable[[Cluster], object]) -> Cluster:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not (self.is_up and is_so(found := await self.cluster())):
-                await asyncio.sleep(ASK_S)
+        found = None
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not (self.is_up and is_so(found := await self.cluster())):
+                    await asyncio.sleep(ASK_S)
+        except TimeoutError:
+            raise TimeoutError(f"still so after {TIMEOUT_S:g} s: {found}") from None
         return found
 
     async def until_all_up(self) -> None:
