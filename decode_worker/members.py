@@ -47,10 +47,10 @@ class Member:
     @property
     def num_left(self) -> int:
         """Tokens that its answer will still have, as far as is known. What was exceeded doubles."""
-        length = self.work.predicted_len or UNKNOWN_OUTPUT
-        while length <= self.num_output:
+        length, num_output = self.work.predicted_len or UNKNOWN_OUTPUT, self.num_output
+        while length <= num_output:
             length *= 2
-        return max(min(length - self.num_output, self.max_cached + 1 - self.num_tokens), 1)
+        return max(min(length - num_output, self.max_cached + 1 - self.num_tokens), 1)
 
     def allowance_s(self, now: float) -> float:
         """What the next iteration may take for its sake, of real time."""

@@ -30,8 +30,6 @@ HOLD = 0.25
 MIN_HOLD_S = 0.0002
 # Nor are copies of BE's KV begun then, which RT's would have to wait for; but not for longer than that.
 MAX_BARRED_S = 0.5
-# Of the pace that BE could have, so much is enough beside RT: iterations are as short as that allows.
-ENOUGH = 0.8
 # objective of RT that has none
 DEFAULT_TBT_S = 0.1
 # Who runs is looked at so often: with hundreds of requests, it would take a noticeable part of a short iteration.
@@ -133,10 +131,8 @@ class Mixing:
 
     def is_pressed(self, member: Member) -> bool:
         """Its job's window leaves no time for waiting."""
-        return self._job_allowance_s(member) < PRESSED * self._last_s
-
-    def _job_allowance_s(self, member: Member) -> float:
-        return member.work.deadlines.job_allowance_s(member.num_left, self._now_s)
+        allowance_s = member.work.deadlines.job_allowance_s(member.num_left, self._now_s)
+        return allowance_s < PRESSED * self._last_s
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
@@ -169,7 +165,7 @@ class Mixing:
             return list(be)
         lengths = [member.num_tokens for member in rt]
         alone_s = self.estimate.iteration(chunks, lengths) if lengths or chunks else 0.0
-        in_order = sorted(be, key=self._order)
+        in_order, num_pressed = self._in_order(be)
         lengths += [member.num_tokens for member in in_order]
 
         def seconds(num_be: int) -> float:
@@ -181,8 +177,7 @@ class Mixing:
         enough = len(in_order)
         if num_fitting and (self._is_rt_near or not all(member.is_lost(self._now_s) for member in rt)):
             # windows count for more than short iterations
-            num_pressed = sum(map(self.is_pressed, in_order))
-            enough = max(num_enough(len(in_order), seconds, ENOUGH), num_pressed)
+            enough = max(num_enough(len(in_order), seconds, self._mix.be_pace), num_pressed)
         num_be = min(num_fitting, enough, self._limit.num_be)
         if num_be == 0 and not rt:
             num_be = 1
@@ -191,10 +186,20 @@ class Mixing:
         self._trickle.spend(seconds(num_be) - alone_s if num_be else 0.0)
         return in_order[:num_be]
 
-    def _order(self, member: Member) -> tuple[float, int, int]:
-        """Who has to run; then who has waited longest; then who is done soonest."""
-        pressed_s = self._job_allowance_s(member) if self.is_pressed(member) else math.inf
-        return pressed_s, member.last_run, member.num_left
+    def _in_order(self, members: Sequence[Member]) -> tuple[list[Member], int]:
+        """Those who have to run, and how many they are; then who has waited longest; then who is done soonest."""
+        now, pressed_s = self._now_s, PRESSED * self._last_s
+        places, num_pressed = [], 0
+        for number, member in enumerate(members):
+            num_left = member.num_left
+            allowance_s = member.work.deadlines.job_allowance_s(num_left, now)
+            if allowance_s < pressed_s:
+                num_pressed += 1
+            else:
+                allowance_s = math.inf
+            places.append((allowance_s, member.last_run, num_left, number))
+        places.sort()
+        return [members[number] for *_, number in places], num_pressed
 
     def most_tokens(
         self, member: Member, most: int, chunks: Chunks, lengths: Sequence[int], bound_s: float
@@ -216,8 +221,8 @@ class Mixing:
         self._predicted_s = self.estimate.iteration(chunks, lengths) if chunks or lengths else 0.0
         self._num_be = num_be
 
-    def took(self, seconds: float) -> None:
-        self.estimate.took(self._predicted_s, seconds)
+    def took(self, seconds: float, outside_s: float) -> None:
+        self.estimate.took(self._predicted_s, seconds, outside_s)
         self._last_s = seconds
         if self._num_be and not math.isinf(self._bound_s):
             if seconds > self._bound_s / SAFETY:

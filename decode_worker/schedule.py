@@ -167,10 +167,11 @@ class DecodeSchedule:
         self._running[key] = self._leaving.pop(key)
         return True
 
-    def took(self, seconds: float) -> None:
-        """The iteration of the last plan. Corrects what the next ones are foretold to take."""
+    def took(self, seconds: float, outside_s: float = 0.0) -> None:
+        """The iteration of the last plan, and what part of it was outside the engine. Corrects what the next ones are
+        foretold to take."""
         if self._mixing:
-            self._mixing.took(seconds)
+            self._mixing.took(seconds, outside_s)
 
     def computed(self, key: RequestKey, count: int) -> None:
         """A part of what was pending; no token came of it."""

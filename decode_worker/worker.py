@@ -229,13 +229,16 @@ class DecodeWorker(Worker):
 
     def step(self) -> tuple[list[AnyMessage], bool]:
         begun_s = self._clock()
+        self._stopwatch.begin()
         self._completions.run()
         plan = self.schedule.plan(begun_s)
         self.patience_s = plan.hold_s or None
         self._pull(plan.pulls)
         news = self._compute(plan)
         if plan.goes_on:
-            self.schedule.took(self._clock() - begun_s)
+            self.schedule.took(*self._stopwatch.lap())
+        else:
+            self._stopwatch.stop()
         self._check_blocks(self.schedule.num_free_blocks)
         report = self._report(news, plan.wants_evicted, self._clock() - begun_s)
         return self._take_messages(report), plan.goes_on
@@ -245,15 +248,17 @@ class DecodeWorker(Worker):
         work += [(self._requests[key], count) for key, count in plan.chunks]
         if not work:
             return []
-        iteration = self.engine.launch(work)
-        self._changes.num_computed += sum(count for _, count in work)
-        # beside a GPU: all that needs no tokens
-        self.schedule.sampled(plan.run)
-        for key, count in plan.chunks:
-            self.schedule.computed(key, count)
-        news = [coming_news(request) for request in iteration.requests]
+        with self._stopwatch.engine():
+            iteration = self.engine.launch(work)
+            self._changes.num_computed += sum(count for _, count in work)
+            # beside a GPU: all that needs no tokens
+            self.schedule.sampled(plan.run)
+            for key, count in plan.chunks:
+                self.schedule.computed(key, count)
+            news = [coming_news(request) for request in iteration.requests]
+            outputs = self.engine.finish(iteration)
         # outputs beyond those have prompt_logprobs alone, which nobody asks an instance for
-        for one, output in zip(news, self.engine.finish(iteration), strict=False):
+        for one, output in zip(news, outputs, strict=False):
             complete(one, output)
             if output.finish_reason:
                 self.schedule.ended(one.key)

@@ -20,6 +20,10 @@ from prefill_worker.urgency import place_of
 
 # Of the pace that BE could have, so much is enough while RT comes and goes: chunks are as short as that allows.
 ENOUGH = 0.95
+# And so much of it there is at least: shorter chunks would keep the instance busy for longer than they would spare RT.
+LEAST = 0.6
+# How long chunks are for that is worked out so often: it depends on what iterations cost beside the engine.
+CHOOSE_S = 1.0
 # By so much longer may an iteration with RT become for the BE that fills it up.
 MAX_STRETCH = 0.05
 
@@ -29,7 +33,8 @@ class Mixing:
         self.estimate = estimate
         self._limits = limits
         self._mix = mix
-        self._num_enough = self._num_for_pace()
+        # tokens of BE's chunks for its pace, at least and as many as are enough; and when that was worked out
+        self._num_least, self._num_enough, self._chosen_s = 0, 0, -math.inf
         self._trickle = Trickle(mix.be_share)
         # of RT that was here: objectives, and lengths below zero
         self._objectives, self._lengths = Lately(), Lately()
@@ -56,6 +61,9 @@ class Mixing:
         self._tightest_s = self._objectives.least(UNSTATED_TTFT_S, now)
         self._bound_s = self._mix.chunk_share * self._tightest_s
         self._is_rt_known = self._objectives.least(math.inf, now) < math.inf
+        if self._is_rt_known and now - self._chosen_s >= CHOOSE_S:
+            self._num_least, self._num_enough = self._nums_for_pace()
+            self._chosen_s = now
         self._trickle.pass_time(now, is_be_there, self._max_credit_s)
         longest = -self._lengths.least(0, now)
         self.num_headroom_blocks = headroom_blocks(self._limits, self._mix.rt_headroom, longest)
@@ -64,11 +72,12 @@ class Mixing:
         """What chunks of BE may take while RT has nothing to compute, or when BE is owed something."""
         if not self._is_rt_known:
             return self._bound_s
+        least_s = self.estimate.iteration([(0, self._num_least)], [])
         enough_s = self.estimate.iteration([(0, self._num_enough)], [])
-        return min(self._bound_s, max(enough_s, self._trickle.credit_s))
+        return min(max(self._bound_s, least_s), max(enough_s, self._trickle.credit_s))
 
-    def _num_for_pace(self) -> int:
-        """Tokens of a chunk, for BE's pace. Beyond some length attention makes chunks slower again."""
+    def _nums_for_pace(self) -> tuple[int, int]:
+        """Beyond some length attention makes chunks slower again."""
         block_size = self._limits.block_size
         most = max(self._limits.max_num_batched_tokens // block_size, 1)
 
@@ -76,7 +85,8 @@ class Mixing:
             return self.estimate.iteration([(0, num_blocks * block_size)], [])
 
         fastest = max(range(1, most + 1), key=lambda count: count / seconds(count))
-        return block_size * num_enough(fastest, seconds, ENOUGH)
+        least, enough = (num_enough(fastest, seconds, share) for share in (LEAST, ENOUGH))
+        return least * block_size, enough * block_size
 
     def order(self, member: Member, now: float) -> tuple[bool, float]:
         return not member.is_rt, place_of(member, self.estimate, now)
@@ -119,5 +129,5 @@ class Mixing:
         if in_pieces := cut.add(members, begun, bound_s, has_floor):
             self._begun[is_rt] = in_pieces.key
 
-    def took(self, seconds: float) -> None:
-        self.estimate.took(self._predicted_s, seconds)
+    def took(self, seconds: float, outside_s: float) -> None:
+        self.estimate.took(self._predicted_s, seconds, outside_s)

@@ -149,10 +149,11 @@ class PrefillSchedule:
 
     # ---- what came of plans -----------------------------------------------------------------------------------------
 
-    def took(self, seconds: float) -> None:
-        """The iteration of the last plan. Corrects what the next ones are foretold to take."""
+    def took(self, seconds: float, outside_s: float = 0.0) -> None:
+        """The iteration of the last plan, and what part of it was outside the engine. Corrects what the next ones are
+        foretold to take."""
         if self._mixing:
-            self._mixing.took(seconds)
+            self._mixing.took(seconds, outside_s)
 
     def loaded(self, key: RequestKey) -> bool:
         """False: it was aborted meanwhile, and is gone."""

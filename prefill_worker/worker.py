@@ -192,6 +192,7 @@ class PrefillWorker(Worker):
 
     def step(self) -> tuple[list[AnyMessage], bool]:
         begun_s = self._clock()
+        self._stopwatch.begin()
         self._completions.run()
         plan = self.schedule.plan(begun_s)
         for key in plan.gives_up:
@@ -219,11 +220,12 @@ class PrefillWorker(Worker):
 
     def _compute(self, plan: PrefillPlan) -> None:
         if not plan.chunks:
+            self._stopwatch.stop()
             return
-        begun_s = self._clock()
-        outputs = self.engine.execute([(self._prompts[key].request, count) for key, count in plan.chunks])
+        with self._stopwatch.engine():
+            outputs = self.engine.execute([(self._prompts[key].request, count) for key, count in plan.chunks])
+        self.schedule.took(*self._stopwatch.lap())
         self._changes.num_computed += sum(count for _, count in plan.chunks)
-        self.schedule.took(self._clock() - begun_s)
         for output in outputs:
             self._take_output(output)
         for key, count in plan.chunks:

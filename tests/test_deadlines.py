@@ -38,7 +38,9 @@ def test_a_window_is_spread_over_the_tokens_that_are_left():
     assert job.job_allowance_s(40, now=25.0) == pytest.approx(75 / 40)
 
 
-@pytest.mark.parametrize("name, value", [("be_share", 1.0), ("rt_headroom", -0.1), ("chunk_share", 0.0)])
+@pytest.mark.parametrize(
+    "name, value", [("be_share", 1.0), ("rt_headroom", -0.1), ("chunk_share", 0.0), ("be_pace", 0.0)]
+)
 def test_shares_are_shares(name, value):
     with pytest.raises(ValueError, match=name):
         MixConfig(**{name: value})

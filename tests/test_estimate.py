@@ -78,3 +78,24 @@ def test_an_iteration_of_nothing_teaches_nothing() -> None:
     estimate = Estimate(OPT_13B)
     estimate.took(0.0, 1.0)
     assert estimate.pace == 1.0
+
+
+@given(st.floats(0.2, 5), st.floats(0, 0.05))
+def test_what_an_instance_does_beside_the_engine_comes_on_top(pace: float, outside_s: float) -> None:
+    estimate = Estimate(OPT_13B)
+    for length in [100, 2000, 700] * 60:
+        inside_s = OPT_13B.iteration([], [length]) * pace
+        estimate.took(estimate.iteration([], [length]), inside_s + outside_s, outside_s)
+    assert estimate.pace == pytest.approx(pace, rel=0.02)
+    for chunks, lengths in ([(0, 2048)], []), ([], [1]):
+        expected_s = OPT_13B.iteration(chunks, lengths) * pace + outside_s
+        assert estimate.iteration(chunks, lengths) == pytest.approx(expected_s, rel=0.02)
+
+
+def test_one_long_pause_outside_is_not_expected_again() -> None:
+    estimate = Estimate(OPT_13B)
+    for outside_s in [0.0003] * 50 + [1e6] + [0.0003] * 5:
+        inside_s = OPT_13B.iteration([], [100])
+        estimate.took(estimate.iteration([], [100]), inside_s + outside_s, outside_s)
+    assert estimate.outside_s == pytest.approx(0.0003, rel=0.01)
+    assert estimate.pace == pytest.approx(1.0, rel=0.01)

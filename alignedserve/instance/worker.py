@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from alignedserve.engine.engine import Engine
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.config import TransferConfig
+from alignedserve.instance.stopwatch import Stopwatch
 from alignedserve.messages import AnyMessage, InstanceLimits, Moved
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done, Outcome
@@ -42,6 +43,7 @@ class Worker(ABC):
         self.transfers = transfers or TransferConfig()
         self._epoch = epoch
         self._clock = time.monotonic
+        self._stopwatch = Stopwatch(self._clock)
         self._completions = Completions(wake)
         self._compiling = Compiling(self._completions)
         # copies under way of each request

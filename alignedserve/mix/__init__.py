@@ -30,9 +30,12 @@ class MixConfig:
     rt_headroom: Annotated[float, "of blocks and slots that best effort leaves free for real time"] = 0.05
     chunk_share: Annotated[float, "of the tightest TTFT objective that a best-effort chunk may take"] = 0.2
 
+    be_pace: Annotated[
+        float, "of the pace best effort could have, enough beside real time: decode iterations are no longer"
+    ] = 0.7
+
     def __post_init__(self) -> None:
-        for name in ("be_share", "rt_headroom", "chunk_share"):
-            value = getattr(self, name)
-            least = "above 0" if name == "chunk_share" else "from 0"
-            if not (0 <= value < 1 and (value or name != "chunk_share")):
-                raise ValueError(f"{name}={value}: must be {least}, below 1")
+        for name in ("be_share", "rt_headroom", "chunk_share", "be_pace"):
+            value, may_be_0 = getattr(self, name), name in ("be_share", "rt_headroom")
+            if not (0 <= value < 1 and (value or may_be_0)):
+                raise ValueError(f"{name}={value}: must be {'from' if may_be_0 else 'above'} 0, below 1")

@@ -216,6 +216,14 @@ def test_where_attention_makes_long_chunks_slow_the_fastest_counts() -> None:
     assert compute(schedule) == [(key(long), 48)]
 
 
+def test_chunks_are_not_so_short_that_they_keep_the_instance_busy_for_longer() -> None:
+    # 40 ms are allowed for the sake of 0.2 s; but 96 have less than six tenths of the pace of 512 in 612 ms
+    schedule = schedule_of(replace(PLAIN, prefill_fixed_s=0.1), be_share=0.0)
+    schedule.prefill([long := be(500), rt(16, ttft_s=0.2)])
+    compute(schedule)
+    assert compute(schedule) == [(key(long), 112)]
+
+
 def test_best_effort_waits_for_a_copy_of_real_time() -> None:
     schedule = schedule_of(be_share=0.0)
     schedule.prefill([long := be(500), first := rt(150)])

@@ -1,0 +1,37 @@
+"""How long iterations take, and how much of that is not the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """An iteration that follows another at once begins with that one's end: what is done between them counts too."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._begun_s: float | None = None
+        self._engine_s = 0.0
+
+    def begin(self) -> None:
+        if self._begun_s is None:
+            self._begun_s = self._clock()
+        self._engine_s = 0.0
+
+    @contextmanager
+    def engine(self) -> Iterator[None]:
+        begun_s = self._clock()
+        yield
+        self._engine_s += self._clock() - begun_s
+
+    def lap(self) -> tuple[float, float]:
+        """Ends the iteration. How long it took, and how much of that was outside the engine."""
+        assert self._begun_s is not None
+        now = self._clock()
+        seconds, self._begun_s = now - self._begun_s, now
+        return seconds, seconds - self._engine_s
+
+    def stop(self) -> None:
+        """The next iteration does not follow at once."""
+        self._begun_s = None

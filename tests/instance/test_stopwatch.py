@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from alignedserve.instance.stopwatch import Stopwatch
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_between_two_iterations_counts_to_the_second_unless_it_waited() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+
+    def iterate(before_s: float, engine_s: float) -> tuple[float, float]:
+        clock.now += before_s
+        watch.begin()
+        clock.now += 1.0
+        with watch.engine():
+            clock.now += engine_s
+        return watch.lap()
+
+    assert iterate(50.0, 8.0) == (9.0, 1.0)
+    assert iterate(2.0, 16.0) == (19.0, 3.0)
+    watch.stop()
+    assert iterate(50.0, 4.0) == (5.0, 1.0)
