@@ -14,8 +14,10 @@ class RouterConfig:
         "or fcfs (in order of arrival)",
     ] = "aligned"
     link: Annotated[str, "how KV gets to decode instances: host, gloo or nccl"] = "host"
-    max_num_queued_reqs: Annotated[int, "more than these wait for prefill: 503"] = 4096
-    max_num_queued_tokens: Annotated[int, "more tokens than these wait for prefill: 503"] = 4 << 20
+    max_num_queued_reqs: Annotated[
+        int, "more than these wait for prefill: 503 (real time counts its own only)"
+    ] = 4096
+    max_num_queued_tokens: Annotated[int, "more tokens than these wait for prefill: 503 (likewise)"] = 4 << 20
     batch_share: Annotated[float, "of a decode instance's blocks that a candidate batch may fill"] = 0.4
     min_batch_requests: Annotated[int, "requests that a candidate batch should have"] = 36
     near_share: Annotated[float, "of a decode instance's blocks that candidate requests may fill"] = 0.1

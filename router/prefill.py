@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from alignedserve.messages import Prefill, PrefillReport, Reserve, Reserved
+from alignedserve.mix.lately import Lately
 from alignedserve.types import InstanceId
+from router import placing
 from router.entry import Entry, State
+from router.fleet import PrefillView
 from router.life import Life
+
+# While real time comes and goes, prompts of best effort are not computed further ahead than this, in requests that are
+# ready for each slot of the decode instances: where none of them is computed, real time waits for nobody.
+STOCK = 1.0
 
 
 class PrefillSide:
     def __init__(self, life: Life) -> None:
         self._life = life
+        # when it came, of late
+        self._real_time = Lately()
 
     def start(self) -> None:
         life = self._life
@@ -27,20 +39,38 @@ class PrefillSide:
         for entry in life.reserving.values():
             num_ahead[entry.is_rt] += entry.num_missing
         for view in life.fleet.prefills:
-            for key, num_tokens in view.pending.items():
-                num_ahead[life.entries[key].is_rt] += num_tokens
+            for is_rt in num_ahead:
+                num_ahead[is_rt] += placing.num_ahead(view, life.entries, is_rt)
         limits = [view.hello.limits for view in life.fleet.prefills]
         window = life.config.prefill_window * sum(each.max_num_batched_tokens for each in limits)
         if not life.discipline.has_deadlines:
             room = window - sum(num_ahead.values())
             return room, room
-        return window - num_ahead[True], window - num_ahead[False]
+        return window - num_ahead[True], int(window * self._share_for_be()) - num_ahead[False]
 
     def _may_start(self, entry: Entry) -> bool:
         life = self._life
         if entry.is_rt or not life.discipline.has_deadlines:
             return True
-        return life.memory.has_room_for(entry, is_scarce=life.queue.is_rt_refused)
+        return self._share_for_be() > 0 and life.memory.has_room_for(
+            entry, is_scarce=life.queue.is_rt_refused
+        )
+
+    def _share_for_be(self) -> float:
+        """Of the prefill instances: the fewer, the more decode instances have to choose from, or will have."""
+        life = self._life
+        if not self._is_rt_known:
+            return 1.0
+        views = life.fleet.decodes
+        most = STOCK * sum(view.hello.limits.max_num_seqs for view in views)
+        num_there = sum(len(view.be_running) + len(view.be_promised) for view in views)
+        num_ready = life.memory.num_be - len(life.held) - num_there
+        num_prefills = len(life.fleet.prefills)
+        return math.ceil(num_prefills * (1 - num_ready / most)) / num_prefills if num_ready < most else 0.0
+
+    @property
+    def _is_rt_known(self) -> bool:
+        return self._real_time.least(math.inf, self._life.now) < math.inf
 
     def reserved(self, entry: Entry, reserved: Reserved) -> None:
         life = self._life
@@ -52,9 +82,18 @@ class PrefillSide:
         if not views:
             life.requeue(entry)
             return
-        view = min(views, key=lambda view: view.num_pending)
+        view = self._choose(entry, views)
         life.enter(entry, State.PREFILLING, view.instance_id)
         life.send(view.instance_id, Prefill([entry.work()]))
+
+    def _choose(self, entry: Entry, views: Sequence[PrefillView]) -> PrefillView:
+        life = self._life
+        if life.discipline.has_deadlines and entry.is_rt:
+            self._real_time.see(0.0, life.now)
+            return placing.for_real_time(views, life.entries)
+        if life.discipline.has_deadlines and self._is_rt_known:
+            return placing.for_best_effort(views, life.entries, life.config.prefill_window)
+        return min(views, key=lambda view: view.num_pending)
 
     def _refused(self, entry: Entry) -> None:
         """Real time takes what begun best-effort prompts hold; and one of those would wait for the others for ever."""

@@ -74,12 +74,22 @@ class PrefillQueue:
         self.discipline = discipline
         self._first_class = ClassQueue()
         self._best_effort = ClassQueue() if discipline.has_classes else self._first_class
-        self._missing: dict[int, int] = {}
-        # tokens to compute of all of them
-        self.num_tokens = 0
+        # of each class: tokens to compute of each request
+        self._missing: dict[bool, dict[int, int]] = {True: {}, False: {}}
+        self._num_tokens = {True: 0, False: 0}
 
     def __len__(self) -> int:
-        return len(self._missing)
+        return sum(map(len, self._missing.values()))
+
+    @property
+    def num_tokens(self) -> int:
+        """To compute of all of them."""
+        return sum(self._num_tokens.values())
+
+    @property
+    def of_real_time(self) -> tuple[int, int]:
+        """How many requests, with how many tokens to compute."""
+        return len(self._missing[True]), self._num_tokens[True]
 
     @property
     def num_demotions(self) -> int:
@@ -92,14 +102,14 @@ class PrefillQueue:
 
     def push(self, entry: Entry, urgency: Urgency) -> None:
         self.discard(entry)
-        self._missing[entry.key] = entry.num_missing
-        self.num_tokens += entry.num_missing
+        self._missing[entry.is_rt][entry.key] = entry.num_missing
+        self._num_tokens[entry.is_rt] += entry.num_missing
         self._queue_of(entry).push(entry, urgency)
 
     def discard(self, entry: Entry) -> None:
         """Safe to repeat."""
         self._queue_of(entry).discard(entry)
-        self.num_tokens -= self._missing.pop(entry.key, 0)
+        self._num_tokens[entry.is_rt] -= self._missing[entry.is_rt].pop(entry.key, 0)
 
     def refused(self, entry: Entry) -> None:
         """The pool has no room for it."""

@@ -19,6 +19,7 @@ from alignedserve.messages import (
     MakeSpare,
     PrefillReport,
     Rejected,
+    Request,
     Reserved,
     Submit,
 )
@@ -80,6 +81,15 @@ class Router:
         reserving = sum(entry.num_missing for entry in self.life.reserving.values())
         return self.life.queue.num_tokens + reserving
 
+    def _waiting_before(self, request: Request) -> tuple[int, int]:
+        """Requests and tokens. However much best effort waits, it is no reason to refuse real time."""
+        life = self.life
+        if not (life.discipline.has_classes and request.tier == "rt"):
+            return self.num_queued, self.num_queued_tokens
+        num_queued, num_tokens = life.queue.of_real_time
+        reserving = [entry.num_missing for entry in life.reserving.values() if entry.is_rt]
+        return num_queued + len(reserving), num_tokens + sum(reserving)
+
     @property
     def is_idle(self) -> bool:
         """Nobody waits for anything, and no time needs to pass."""
@@ -140,7 +150,7 @@ class Router:
 
     def _take(self, gateway: InstanceId, submit: Submit) -> None:
         life, request = self.life, submit.request
-        refusal = refuse(request, life.fleet, self.num_queued, self.num_queued_tokens, self.config)
+        refusal = refuse(request, life.fleet, *self._waiting_before(request), self.config)
         if not refusal and not submit.delivered:
             refusal = refuse_slo(request, life.fleet)
         if refusal:
