@@ -120,12 +120,17 @@ class Life:
         if entry.is_pooled:
             self.enter(entry, State.POOLED)
             self.commit(entry, is_candidate=self.policy.uses_index)
+            entry.staged_at = entry.staged_for = None
         else:
-            entry.num_cached = entry.num_reusable
-            self.enter(entry, State.QUEUED)
-            num_output = self.memory.expected_output(entry)
-            self.queue.push(entry, urgency_of(entry, self.discipline, self.fleet, num_output))
-            self._keep_what_it_has(entry)
+            self.wait(entry)
+
+    def wait(self, entry: Entry) -> None:
+        """For room in the pool, which may have dropped what it has of it by then."""
+        entry.num_cached = entry.num_reusable
+        self.enter(entry, State.QUEUED)
+        num_output = self.memory.expected_output(entry)
+        self.queue.push(entry, urgency_of(entry, self.discipline, self.fleet, num_output))
+        self._keep_what_it_has(entry)
         entry.staged_at = entry.staged_for = None
 
     def _keep_what_it_has(self, entry: Entry) -> None:

@@ -79,7 +79,7 @@ class PrefillSide:
             return
         entry.blocks = reserved.blocks
         views = life.fleet.prefills
-        if not views:
+        if not views or entry.is_pooled:
             life.requeue(entry)
             return
         view = self._choose(entry, views)

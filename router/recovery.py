@@ -70,7 +70,8 @@ class Recovery:
                 if process.hello.role in ("prefill", "decode"):
                     life.send(process.instance_id, UsePool(self._segment))
         stored = {each.key: each for each in hello.inventory}
-        for entry in list(life.entries.values()):
+        # who asks for room comes last: it may be made of what others have not said yet that they need
+        for entry in sorted(life.entries.values(), key=lambda entry: entry.state is State.MAKING_ROOM):
             found = stored.pop(entry.key, None)
             if found is None:
                 entry.blocks, entry.num_cached = [], 0

@@ -173,7 +173,8 @@ class Router:
         if stored := self._orphans.claim(entry.key):
             entry.blocks = stored.blocks
             entry.num_cached = min(stored.num_tokens, entry.num_tokens - 1)
-        life.requeue(entry)
+        # even if all of it is there: room that was asked for just before may be made of it
+        life.wait(entry)
 
     def _with_possible_slo(self, submit: Submit) -> Submit:
         possible = with_possible_slo(submit.request, self.life.fleet)

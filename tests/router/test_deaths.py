@@ -181,6 +181,39 @@ def test_a_new_router_adopts_what_the_pool_has() -> None:
     assert work[0].num_cached == 5
 
 
+@pytest.mark.parametrize("policy", ["aligned", "priority", "fcfs"])
+def test_a_new_router_runs_nothing_from_kv_of_which_the_pool_may_just_be_making_room(policy: str) -> None:
+    script = Script(connect=False, policy=policy)
+    for name in (PREFILL, DECODE, GATEWAY):
+        script.connect(name)
+    script.connect(POOL, inventory=[Stored(RequestKey(2), [PoolBlockId(20), PoolBlockId(21)], 6)])
+    script.submit(1)
+    script.say(GATEWAY, Submit(request(2), delivered=[50]))
+    asked = [message.key for _, message in script.take() if isinstance(message, Reserve)]
+    assert asked == [1, 2]
+    # what the first got was the second's
+    script.say(POOL, Reserved(ONE, [PoolBlockId(20), PoolBlockId(21)], dropped=[RequestKey(2)]))
+    script.reserve(2, [22, 23])
+    sent = [message for _, message in script.take()]
+    assert not any(isinstance(message, Offer) for message in sent)
+    works = {
+        work.request.key: work for message in sent if isinstance(message, Prefill) for work in message.works
+    }
+    assert works[RequestKey(2)].num_cached == 0
+
+
+def test_a_new_router_goes_on_with_what_the_pool_still_has_when_it_is_asked() -> None:
+    script = Script(connect=False)
+    for name in (PREFILL, DECODE, GATEWAY):
+        script.connect(name)
+    script.connect(POOL, inventory=[Stored(ONE, BLOCKS, 6)])
+    script.say(GATEWAY, Submit(request(1), delivered=[50]))
+    assert script.take_one(Reserve, POOL) == Reserve(ONE, 7)
+    script.reserve(1)
+    assert (POOL, Commit) in [(to, type(message)) for to, message in script.take()]
+    assert script.entry().state is State.POOLED and script.entry().num_cached == 6
+
+
 def test_a_prompt_is_computed_again_whose_logprobs_may_have_been_lost() -> None:
     """The first token, and they with it, may have died with the router; then the pool's copy is of no use."""
     for delivered, num_cached in (([], 0), ([50], 6)):
