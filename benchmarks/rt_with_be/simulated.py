@@ -72,8 +72,10 @@ class Workload:
         return Workload(rt[:num_requests], be[-num_requests:])
 
     def real_time(self, rate: float, begin_s: float, end_s: float, cv: float = 1.0) -> list[Arrival]:
+        # at high rates the lengths come again
+        lengths = [*self.rt] * (1 + int(2 * rate * (end_s - begin_s) / len(self.rt)))
         arrive = (
-            poisson_arrivals(self.rt, rate, seed=3) if cv == 1 else gamma_arrivals(self.rt, rate, cv, seed=3)
+            poisson_arrivals(lengths, rate, seed=3) if cv == 1 else gamma_arrivals(lengths, rate, cv, seed=3)
         )
         within = [each for each in arrive if each.time_s < end_s - begin_s]
         if len(within) == len(arrive):

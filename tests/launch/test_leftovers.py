@@ -59,9 +59,10 @@ def test_they_and_its_children_go_with_a_process_that_is_killed() -> None:
 
 def test_children_of_children_are_found_and_ended() -> None:
     shell = "sleep 60 & echo ready; wait"
+    others = set(descendants(os.getpid()))
     with subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "ready\n"
-        found = {each for each in descendants(os.getpid()) if each[0] >= process.pid}
+        found = set(descendants(os.getpid())) - others
         assert len(found) == 2
         for pid, _ in found:
             os.kill(pid, 15)
