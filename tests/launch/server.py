@@ -68,7 +68,10 @@ class Server:
 
     def wait(self, timeout_s: float = STOP_S) -> int:
         """Its exit code."""
-        code = self._process.wait(timeout_s)
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it runs on after {timeout_s:g} s:\n{self.output}") from None
         self._reader.join(timeout_s)
         self._state.cleanup()
         return code
