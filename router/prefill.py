@@ -39,8 +39,8 @@ class PrefillSide:
         for entry in life.reserving.values():
             num_ahead[entry.is_rt] += entry.num_missing
         for view in life.fleet.prefills:
-            for is_rt in num_ahead:
-                num_ahead[is_rt] += placing.num_ahead(view, life.entries, is_rt)
+            for key, num_tokens in view.pending.items():
+                num_ahead[life.entries[key].is_rt] += num_tokens
         limits = [view.hello.limits for view in life.fleet.prefills]
         window = life.config.prefill_window * sum(each.max_num_batched_tokens for each in limits)
         if not life.discipline.has_deadlines:

@@ -29,7 +29,6 @@ class MixConfig:
     ] = 0.05
     rt_headroom: Annotated[float, "of blocks and slots that best effort leaves free for real time"] = 0.05
     chunk_share: Annotated[float, "of the tightest TTFT objective that a best-effort chunk may take"] = 0.2
-
     be_pace: Annotated[
         float, "of the pace best effort could have, enough beside real time: decode iterations are no longer"
     ] = 0.7
