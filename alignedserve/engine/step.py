@@ -14,17 +14,27 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from alignedserve.engine.step_shape import Ladder, StepShape
+
 
 @dataclass(frozen=True)
 class HostStep:
-    """The same buffers as numpy arrays on the host: what the engine fills in."""
+    """The same buffers as numpy arrays on the host."""
 
+    # what the engine fills in
     token_ids: np.ndarray
     positions: np.ndarray
     slots: np.ndarray
     outputs: np.ndarray
     query_start: np.ndarray
     context_len: np.ndarray
+    # what `commit` and `host_block_table` do
+    num_used: np.ndarray
+    table_stride: np.ndarray
+    first_chunk: np.ndarray
+    chunk_start: np.ndarray
+    context_start: np.ndarray
+    block_table: np.ndarray
 
 
 class StepInputs:
@@ -45,7 +55,8 @@ class StepInputs:
             "table_stride": 1,
             "query_start": max_seqs + 1,
             "context_len": max_seqs,
-            # chunks only: where each one's context begins among theirs; see num_decodes
+            "first_chunk": 1,
+            "chunk_start": max_seqs + 1,
             "context_start": max_seqs + 1,
             "token_ids": max_tokens,
             "positions": max_tokens,
@@ -80,35 +91,31 @@ class StepInputs:
         self.query_start = view("query_start")
         # tokens of the sequence whose KV exists after this step, its own queries included
         self.context_len = view("context_len")
+        # per chunk, a sequence that computes more than one token; they are the last ones, from `first_chunk` on:
+        # where its tokens begin, and where its context begins among theirs
+        self.first_chunk = view("first_chunk")
+        self.chunk_start = view("chunk_start")
         self.context_start = view("context_start")
         # sequence s's blocks begin at s * table_stride: rows are as wide as this step needs
         self.flat_block_table = view("block_table")
         self.table_stride = view("table_stride")
-        names = ("token_ids", "positions", "slots", "outputs", "query_start", "context_len")
-        self.host = HostStep(**{name: host_view(name) for name in names})
-        self._num_used = host_view("num_used")
-        self._host_stride = host_view("table_stride")
-        self._host_context_start = host_view("context_start")
-        self._host_table = host_view("block_table")
+        self.host = HostStep(**{name: host_view(name) for name in sizes})
         # how wide rows of the block table are
         self.num_columns = max_blocks_per_seq
         # how the host's buffer comes to the device's: (host, device)
         self.send: Callable[[torch.Tensor, torch.Tensor], object] = self._copy
         self._sent = None if is_on_host else torch.cuda.Event()  # type: ignore[no-untyped-call]
-        # sizes that a step of decodes is filled up to, ascending: those that there are CUDA graphs for
-        self.padded_sizes: list[int] = []
-        # rows beyond the tokens that fill the step up
-        self.num_padding = 0
-        # leading sequences that compute one token
-        self.num_decodes = 0
+        # what steps are filled up to
+        self.ladder = Ladder()
+        self.shape = StepShape(0, 0, 0)
 
     def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
         """[num_seqs, num_columns] to be filled in, whatever was there before."""
         if self._device_buffer is self._host_buffer:
             # native programs were told the width once
-            return self._host_table.reshape(self.max_seqs, -1)[:num_seqs, :num_columns]
+            return self.host.block_table.reshape(self.max_seqs, -1)[:num_seqs, :num_columns]
         self.num_columns = num_columns
-        return self._host_table[: num_seqs * num_columns].reshape(num_seqs, num_columns)
+        return self.host.block_table[: num_seqs * num_columns].reshape(num_seqs, num_columns)
 
     @property
     def block_table(self) -> torch.Tensor:
@@ -117,62 +124,60 @@ class StepInputs:
         return self.flat_block_table[: rows * self.num_columns].view(rows, self.num_columns)
 
     def output_rows(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.is_decode else x[self.outputs[: self.num_outputs].long()]
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens, and what fills them up."""
-        return self.num_tokens + self.num_padding
-
-    @property
-    def is_decode(self) -> bool:
-        """Every sequence computes one token and wants its output: rows of outputs are rows of tokens."""
-        return self.num_tokens == self.num_seqs == self.num_outputs
-
-    @property
-    def has_chunks(self) -> bool:
-        return self.num_decodes < self.num_seqs
+        return x if self.shape.is_decode else x[self.outputs[: self.shape.num_outputs].long()]
 
     def commit(self, num_tokens: int, num_seqs: int, num_outputs: int) -> None:
         """Declares what the host buffers hold."""
         self.num_tokens, self.num_seqs, self.num_outputs = num_tokens, num_seqs, num_outputs
-        self._host_stride[0] = self.num_columns
-        if self.is_decode:
-            self.num_decodes = num_seqs
-            self._pad()
-        else:
-            self._count_decodes()
-        self._num_used[0] = self._table_offset + num_seqs * self.num_columns
+        self.host.table_stride[0] = self.num_columns
+        self.host.num_used[0] = self._table_offset + num_seqs * self.num_columns
+        is_decode = num_tokens == num_seqs == num_outputs
+        own = StepShape(num_tokens, num_outputs, num_seqs) if is_decode else self._shape_with_chunks()
+        self._fill_up(own, self.ladder.rung(own))
 
-    def commit_padding(self) -> None:
-        """A step of decodes without any: for capturing graphs."""
+    def commit_empty(self, shape: StepShape) -> None:
+        """Nothing, filled up to this shape: for capturing it."""
         self.num_tokens = self.num_seqs = self.num_outputs = 0
-        self._host_stride[0] = self.num_columns = 1
-        self._pad()
-        self.num_decodes = self.num_rows
-        self._num_used[0] = self._table_offset
-
-    def _pad(self) -> None:
-        """Rows that write nothing and attend to nothing."""
-        num = self.num_seqs
+        self.host.table_stride[0] = self.num_columns = 1
+        self.host.num_used[0] = self._table_offset
         self.host.query_start[0] = 0
-        size = next((size for size in self.padded_sizes if size >= num), num)
-        self.num_padding = size - num
-        padding = slice(num, size)
-        self.host.token_ids[padding] = 0
-        self.host.positions[padding] = 0
-        self.host.slots[padding] = -1
-        self.host.context_len[padding] = 0
-        self.host.query_start[num + 1 : size + 1] = np.arange(num + 1, size + 1)
+        self.host.chunk_start[0] = self.host.context_start[0] = self.host.first_chunk[0] = 0
+        self._fill_up(StepShape(0, 0, 0), shape)
 
-    def _count_decodes(self) -> None:
-        self.num_padding = 0
-        lengths = np.diff(self.host.query_start[: self.num_seqs + 1])
-        is_chunk = np.flatnonzero(lengths != 1)
-        self.num_decodes = first = int(is_chunk[0]) if len(is_chunk) else self.num_seqs
+    def _shape_with_chunks(self) -> StepShape:
+        starts = self.host.query_start[: self.num_seqs + 1]
+        lengths = np.diff(starts)
+        longer = np.flatnonzero(lengths != 1)
+        first = int(longer[0]) if len(longer) else self.num_seqs
+        num_chunks = self.num_seqs - first
         contexts = self.host.context_len[first : self.num_seqs]
-        self._host_context_start[0] = 0
-        np.cumsum(contexts, out=self._host_context_start[1 : len(contexts) + 1])
+        self.host.first_chunk[0] = first
+        self.host.chunk_start[: num_chunks + 1] = starts[first:]
+        self.host.context_start[0] = 0
+        np.cumsum(contexts, out=self.host.context_start[1 : num_chunks + 1])
+        return StepShape(
+            num_tokens=self.num_tokens,
+            num_outputs=self.num_outputs,
+            num_decodes=first,
+            num_chunks=num_chunks,
+            max_chunk_len=int(lengths[first:].max(initial=0)),
+            max_context_len=int(contexts.max(initial=0)),
+            num_context_tokens=int(self.host.context_start[num_chunks]),
+        )
+
+    def _fill_up(self, own: StepShape, shape: StepShape) -> None:
+        """With tokens that write nothing, and sequences and chunks of no tokens."""
+        self.shape = shape
+        tokens = slice(own.num_tokens, shape.num_tokens)
+        self.host.token_ids[tokens] = 0
+        self.host.positions[tokens] = 0
+        self.host.slots[tokens] = -1
+        self.host.outputs[own.num_outputs : shape.num_outputs] = 0
+        self.host.context_len[self.num_seqs : shape.num_decodes] = 0
+        self.host.query_start[self.num_seqs + 1 : shape.num_decodes + 1] = own.num_tokens
+        chunks = slice(own.num_chunks + 1, shape.num_chunks + 1)
+        self.host.chunk_start[chunks] = own.num_tokens
+        self.host.context_start[chunks] = own.num_context_tokens
 
     def upload(self) -> None:
         """To the device, on the current stream. The host's buffers are to be left alone until `wait_until_sent`."""
@@ -190,13 +195,8 @@ class StepInputs:
             self._sent.synchronize()
 
     def _copy(self, host: torch.Tensor, device: torch.Tensor) -> None:
-        used = int(self._num_used[0])
+        used = int(self.host.num_used[0])
         device[:used].copy_(host[:used], non_blocking=True)
-
-    @property
-    def num_chunk_context(self) -> int:
-        """Tokens of all chunks' contexts."""
-        return int(self._host_context_start[self.num_seqs - self.num_decodes])
 
 
 def _offsets(sizes: dict[str, int]) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """Contexts of several sequences, out of the paged cache and side by side: what varlen prefill attention reads.
 
-Grid: (tiles of TILE tokens of the longest context, kv heads, sequences); tiles past a sequence's context do nothing.
-Shapes: cache [block, layer, k|v, kv_head, slot, head_dim]; block_table [seqs, max_blocks] int32, rows may lie apart;
-cu_context [seqs + 1] int32, from where to where each context goes; k, v [total_context, kv_heads, head_dim].
+Grid: (programs, kv heads); each program takes every num_programs-th tile of TILE tokens.
+Shapes: cache [block, layer, k|v, kv_head, slot, head_dim]; block_table int32, flat, row r at r * table_stride[0];
+first_row [1]: the row of the first of these sequences; context_start [seqs + 1] int32, from where to where each context
+goes; k, v [total context, kv_heads, head_dim].
 dtypes: any float that the cache may have; bytes are copied as they are.
-The contexts' lengths are read on the GPU. The host knows only bounds: of the longest (for the grid), and of all of them
-together (for the result).
+All numbers are read on the GPU. The host knows only a bound of all contexts together: the rows of k and v.
 """
 
 from __future__ import annotations
@@ -17,88 +17,97 @@ import triton.language as tl
 from kernels.triton.checks import check_cache, check_layer, check_tensor
 
 TILE = 32
+# times kv heads: enough to fill a GPU, few enough to start at once where there is little to do
+MAX_PROGRAMS = 256
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "num_seqs"])
 def gather_kv_kernel(
     cache,
     block_table,
-    cu_context,
+    table_stride,
+    first_row,
+    context_start,
+    num_seqs,
     k_out,
     v_out,
     layer,
     block_stride,
     layer_stride,
-    table_stride,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
+    SEQ_BITS: tl.constexpr,
 ):
     head = tl.program_id(1)
-    seq = tl.program_id(2).to(tl.int64)
-    first = tl.load(cu_context + seq)
-    length = tl.load(cu_context + seq + 1) - first
-    start = tl.program_id(0) * TILE
-    if start < length:
-        tokens = start + tl.arange(0, TILE)
-        columns = tl.arange(0, WIDTH)
-        exists = tokens < length
-        blocks = tl.load(block_table + seq * table_stride + tokens // BLOCK_SIZE, exists, other=0)
-        rows = blocks.to(tl.int64) * block_stride + tl.cast(layer, tl.int64) * layer_stride
-        rows += (head * BLOCK_SIZE + tokens % BLOCK_SIZE) * HEAD_DIM
-        source = cache + rows[:, None] + columns[None, :]
-        target = (((first + tokens).to(tl.int64) * NUM_KV_HEADS + head) * HEAD_DIM)[:, None] + columns[
-            None, :
-        ]
+    total = tl.load(context_start + num_seqs)
+    row_stride = tl.load(table_stride).to(tl.int64)
+    table = block_table + tl.load(first_row) * row_stride
+    columns = tl.arange(0, WIDTH)
+    for start in range(tl.program_id(0) * TILE, total, tl.num_programs(0) * TILE):
+        token = start + tl.arange(0, TILE)
+        exists = token < total
+        # whose it is: the last one that begins no later
+        row = tl.zeros([TILE], tl.int32)
+        for bit in tl.static_range(SEQ_BITS):
+            later = row + (1 << (SEQ_BITS - 1 - bit))
+            begin = tl.load(context_start + later, exists & (later < num_seqs), other=2147483647)
+            row = tl.where(begin <= token, later, row)
+        position = token - tl.load(context_start + row, exists, other=0)
+        block = tl.load(table + row * row_stride + position // BLOCK_SIZE, exists, other=0)
+        source = cache + block.to(tl.int64) * block_stride + tl.cast(layer, tl.int64) * layer_stride
+        source += (head * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM
+        target = (token.to(tl.int64) * NUM_KV_HEADS + head) * HEAD_DIM
         mask = exists[:, None] & (columns < HEAD_DIM)[None, :]
-        k = tl.load(source, mask)
-        v = tl.load(source + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask)
-        tl.store(k_out + target, k, mask)
-        tl.store(v_out + target, v, mask)
+        k = tl.load(source[:, None] + columns[None, :], mask)
+        v = tl.load(source[:, None] + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM + columns[None, :], mask)
+        tl.store(k_out + target[:, None] + columns[None, :], k, mask)
+        tl.store(v_out + target[:, None] + columns[None, :], v, mask)
 
 
 def gather_kv(
     cache: torch.Tensor,
     layer: int,
     block_table: torch.Tensor,
-    cu_context: torch.Tensor,
-    max_context: int,
+    table_stride: torch.Tensor,
+    first_row: torch.Tensor,
+    context_start: torch.Tensor,
     k_out: torch.Tensor,
     v_out: torch.Tensor,
 ) -> None:
-    """`max_context` is at least the longest context; `k_out` and `v_out` have rows for all of them, or more."""
+    """`k_out` and `v_out` have rows for all contexts, or more."""
     check_cache("cache", cache)
     check_layer(layer, cache)
     _, _, _, num_kv_heads, block_size, head_dim = cache.shape
-    num_seqs = len(cu_context) - 1
-    check_tensor("cu_context", cu_context, (num_seqs + 1,), torch.int32, cache.device)
-    if block_table.dtype != torch.int32 or block_table.device != cache.device:
-        raise ValueError(f"block_table must be int32 on {cache.device}, not {block_table.dtype}")
-    if block_table.dim() != 2 or len(block_table) < num_seqs or block_table.stride(1) != 1:
-        raise ValueError(f"block_table must hold a contiguous row for each of {num_seqs} sequences")
-    if not 0 <= max_context <= block_table.shape[1] * block_size:
-        raise ValueError(f"max_context must fit the block table, {max_context} does not")
+    num_seqs = len(context_start) - 1
+    check_tensor("context_start", context_start, (max(num_seqs, 0) + 1,), torch.int32, cache.device)
+    check_tensor("block_table", block_table, (len(block_table),), torch.int32, cache.device)
+    for name, number in (("table_stride", table_stride), ("first_row", first_row)):
+        check_tensor(name, number, (1,), torch.int32, cache.device)
     for name, out in (("k_out", k_out), ("v_out", v_out)):
         check_tensor(name, out, (len(k_out), num_kv_heads, head_dim), cache.dtype, cache.device)
-    if num_seqs <= 0 or max_context == 0:
+    if num_seqs == 0 or len(k_out) == 0:
         return
-    gather_kv_kernel[(triton.cdiv(max_context, TILE), num_kv_heads, num_seqs)](
+    gather_kv_kernel[(min(triton.cdiv(len(k_out), TILE), MAX_PROGRAMS), num_kv_heads)](
         cache,
         block_table,
-        cu_context,
+        table_stride,
+        first_row,
+        context_start,
+        num_seqs,
         k_out,
         v_out,
         layer,
         cache.stride(0),
         cache.stride(1),
-        block_table.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         TILE=TILE,
         WIDTH=triton.next_power_of_2(head_dim),
+        SEQ_BITS=(num_seqs - 1).bit_length(),
         num_warps=4,
     )
 

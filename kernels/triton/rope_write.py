@@ -1,13 +1,11 @@
 """What happens to q, k and v between the qkv projection and attention, in one pass over them.
 
-q and k heads are normed (if weights are given) and rotated; k and v go into the paged cache, q to `q_out`,
-and for prefill, which attends to the chunk itself, k and v to `k_out` and `v_out` as well.
+q and k heads are normed (if weights are given) and rotated; k and v go into the paged cache, q to `q_out`.
 
 Grid: (tokens, groups of q heads + groups of k heads + groups of v heads).
 Shapes: qkv [tokens, (heads + 2 * kv_heads) * head_dim], rows may lie apart; positions, slots [tokens] int32;
 rope [max_position, head_dim] float32, cos of head_dim/2 angles and then their sin; q_norm, k_norm [head_dim];
-cache [block, layer, k|v, kv_head, slot, head_dim]; q_out [tokens, heads, head_dim];
-k_out, v_out [tokens, kv_heads, head_dim].
+cache [block, layer, k|v, kv_head, slot, head_dim]; q_out [tokens, heads, head_dim].
 dtypes: float32, float16, bfloat16; arithmetic in float32. What a norm gives is rounded to the dtype before it is
 rotated, as it is where these are operations of their own.
 A token of slot -1 is padding: it writes nothing to the cache, and its position is not looked at.
@@ -36,8 +34,6 @@ def rope_write_kernel(
     k_norm,
     cache,
     q_out,
-    k_out,
-    v_out,
     layer,
     eps,
     qkv_stride,
@@ -72,7 +68,6 @@ def rope_write_kernel(
         place += (slot % BLOCK_SIZE) * HEAD_DIM
         head_stride: tl.constexpr = BLOCK_SIZE * HEAD_DIM
         wanted = slot >= 0
-        out_row = token * (NUM_KV_HEADS * HEAD_DIM)
         if group < Q_GROUPS + KV_GROUPS:
             group -= Q_GROUPS
             row += NUM_HEADS * HEAD_DIM
@@ -80,18 +75,12 @@ def rope_write_kernel(
             low, high = norm_heads(low, high, k_norm, eps, HEAD_DIM, HALF, qkv.dtype.element_ty)
             low, high = rotate_heads(low, high, rope, position, HEAD_DIM, HALF)
             store_heads(place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
-            if k_out is not None:
-                out = k_out + out_row
-                store_heads(out, HEAD_DIM, True, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
         else:
             group -= Q_GROUPS + KV_GROUPS
             row += (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM
             place += NUM_KV_HEADS * head_stride
             low, high = load_heads(row, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
             store_heads(place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
-            if v_out is not None:
-                out = v_out + out_row
-                store_heads(out, HEAD_DIM, True, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
 
 
 @triton.jit
@@ -167,19 +156,14 @@ def rope_write(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     q_out: torch.Tensor | None = None,
-    k_out: torch.Tensor | None = None,
-    v_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns `q_out`, made if not given. `k_out` and `v_out` are written if given."""
+    """Returns `q_out`, made if not given."""
     _check(qkv, positions, slots, cache, layer, num_heads, rope, q_norm, k_norm)
     num_tokens = qkv.shape[0]
     _, _, _, num_kv_heads, block_size, head_dim = cache.shape
     if q_out is None:
         q_out = qkv.new_empty(num_tokens, num_heads, head_dim)
     check_like("q_out", q_out, (num_tokens, num_heads, head_dim), qkv)
-    for name, out in (("k_out", k_out), ("v_out", v_out)):
-        if out is not None:
-            check_like(name, out, (num_tokens, num_kv_heads, head_dim), qkv)
     if num_tokens == 0:
         return q_out
     group, num_warps = (4, 1) if num_tokens <= FEW_TOKENS else (16, 4)
@@ -193,8 +177,6 @@ def rope_write(
         k_norm,
         cache,
         q_out,
-        k_out,
-        v_out,
         layer,
         eps,
         qkv.stride(0),

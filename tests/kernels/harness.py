@@ -20,7 +20,7 @@ def evaluate(ops: Ops, x: torch.Tensor, operation: Callable[[Any], Any]) -> torc
     rows, width = x.shape
     step = StepInputs(max_tokens=max(rows, 1), max_seqs=1, max_blocks_per_seq=1)
     step.token_ids[:rows] = torch.arange(rows)
-    step.num_tokens = rows
+    step.commit(rows, 0, 0)
     table = ops.parameter(x if rows else torch.zeros(1, width))
     identity = ops.linear_weight([torch.eye(1)])
     model = ops.compile(

@@ -49,7 +49,7 @@ def test_layer_norm(dtype: torch.dtype, width: int, with_weight: bool, with_bias
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_embed_adds_two_tables(dtype: torch.dtype, width: int, is_tied: bool) -> None:
     step = StepInputs(20, 1, 1)
-    step.num_tokens = 11
+    step.commit(11, 0, 0)
     step.token_ids[:11] = torch.arange(11) * 7 % 40
     step.positions[:11] = torch.arange(11)
     words, places = randn(40, width, dtype=torch.bfloat16), randn(13, width, seed=1, dtype=torch.bfloat16)

@@ -127,9 +127,7 @@ def fill_step(
     step: StepInputs, chunks: list[Chunk], block_size: int, outputs: list[int] | None = None
 ) -> None:
     """`outputs`: of how many of each chunk's tokens, the last ones; of all by default."""
-    step.num_seqs = len(chunks)
-    step.num_outputs = 0
-    token = 0
+    token = num_outputs = 0
     for seq, chunk in enumerate(chunks):
         blocks = torch.tensor(chunk.blocks, dtype=torch.int32)
         positions = torch.arange(chunk.start, chunk.start + len(chunk.ids))
@@ -142,7 +140,7 @@ def fill_step(
         step.block_table[seq, : len(blocks)] = blocks
         token = tokens.stop
         wanted = len(chunk.ids) if outputs is None else outputs[seq]
-        step.outputs[step.num_outputs : step.num_outputs + wanted] = torch.arange(token - wanted, token)
-        step.num_outputs += wanted
+        step.outputs[num_outputs : num_outputs + wanted] = torch.arange(token - wanted, token)
+        num_outputs += wanted
     step.query_start[len(chunks)] = token
-    step.num_tokens = token
+    step.commit(token, len(chunks), num_outputs)

@@ -1,7 +1,8 @@
 """Attention of a step on a GPU: decodes by our own kernels over the paged cache, chunks by FlashAttention.
 
-Decodes are the step's first sequences (`StepInputs.num_decodes`), chunks the rest. A chunk whose prompt began before
-this step attends to KV gathered from its blocks.
+Decodes are the step's first sequences, chunks the rest. A chunk attends to KV gathered from its blocks, its own
+included. Whatever differs between steps of one shape (engine/step_shape.py) is read on the GPU: all of it can be
+captured.
 """
 
 from __future__ import annotations
@@ -37,16 +38,14 @@ class CudaAttention:
         self._made.clear()
 
     def __call__(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-        step, num_tokens = self._step, len(qkv)
-        has_decodes = step.num_decodes > 0
+        step, shape = self._step, self._step.shape
+        has_decodes = shape.num_decodes > 0
         if has_decodes and self._decode_kernel == "balanced":
             self._make_plan(spec)
-        shape = (num_tokens, spec.num_kv_heads, spec.head_dim)
-        k, v = (qkv.new_empty(shape), qkv.new_empty(shape)) if step.has_chunks else (None, None)
         q = rope_write(
             qkv,
-            step.positions[:num_tokens],
-            step.slots[:num_tokens],
+            step.positions[: len(qkv)],
+            step.slots[: len(qkv)],
             self._cache,
             spec.layer,
             spec.num_heads,
@@ -54,14 +53,10 @@ class CudaAttention:
             q_norm=spec.q_norm,
             k_norm=spec.k_norm,
             eps=spec.norm_eps,
-            k_out=k,
-            v_out=v,
         )
-        out = torch.empty_like(q)
+        out = self._chunks(q, spec) if shape.num_chunks else torch.empty_like(q)
         if has_decodes:
             self._decode(q, spec, out)
-        if k is not None and v is not None:
-            self._chunks(q, k, v, spec, out)
         return out.flatten(1)
 
     def _paged_step(self) -> PagedStep:
@@ -71,7 +66,7 @@ class CudaAttention:
             context_len=step.context_len,
             block_table=step.flat_block_table,
             table_stride=step.table_stride,
-            num_seqs=step.num_decodes if step.has_chunks else step.num_rows,
+            num_seqs=step.shape.num_decodes,
         )
 
     def _scratch_for(self, spec: AttentionSpec) -> DecodeScratch:
@@ -107,51 +102,76 @@ class CudaAttention:
         else:
             plain_attention(q, layer, step, spec.scale, window, out, scratch.tuning)
 
-    def _chunks(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec, out: torch.Tensor
-    ) -> None:
-        step = self._step
-        if not q.is_cuda or q.dtype == torch.float32:
-            self._chunks_plainly(q, spec, out)
-            return
-        from torch.nn.attention.varlen import varlen_attn
-
-        first, num_chunks = step.num_decodes, step.num_seqs - step.num_decodes
-        lengths = step.host.query_start[first : step.num_seqs + 1]
-        contexts = step.host.context_len[first : step.num_seqs]
-        query_start = step.query_start[first : step.num_seqs + 1] - first
-        is_fresh = bool((contexts == lengths[1:] - lengths[:-1]).all())
-        if is_fresh:
-            k, v, context_start = k[first:], v[first:], query_start
-        else:
-            context_start = step.context_start[: num_chunks + 1]
-            k, v = self._gather(spec, context_start, int(contexts.max()))
-        window = (-1 if spec.sliding_window is None else spec.sliding_window - 1, 0)
-        attended = varlen_attn(
-            q[first:],
+    def _chunks(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        """Rows of other tokens are anything."""
+        if not has_flash_attention(q.device, q.dtype):
+            return self._chunks_plainly(q, spec)
+        step, shape = self._step, self._step.shape
+        context_start = step.context_start[: shape.num_chunks + 1]
+        kv_shape = (shape.num_context_tokens, spec.num_kv_heads, spec.head_dim)
+        k, v = q.new_empty(kv_shape), q.new_empty(kv_shape)
+        gather_kv(
+            self._cache,
+            spec.layer,
+            step.flat_block_table,
+            step.table_stride,
+            step.first_chunk,
+            context_start,
             k,
             v,
-            query_start,
-            context_start,
-            int((lengths[1:] - lengths[:-1]).max()),
-            int(contexts.max()),
-            scale=spec.scale,
-            window_size=window,
         )
-        assert isinstance(attended, torch.Tensor)
-        out[first:] = attended
+        return flash_attention(
+            q,
+            k,
+            v,
+            step.chunk_start[: shape.num_chunks + 1],
+            context_start,
+            shape.max_chunk_len,
+            shape.max_context_len,
+            spec.scale,
+            spec.sliding_window,
+        )
 
-    def _gather(
-        self, spec: AttentionSpec, context_start: torch.Tensor, max_context: int
-    ) -> list[torch.Tensor]:
-        step, first = self._step, self._step.num_decodes
-        shape = (step.num_chunk_context, spec.num_kv_heads, spec.head_dim)
-        kv = [self._cache.new_empty(shape) for _ in range(2)]
-        table = step.block_table[first : step.num_seqs]
-        gather_kv(self._cache, spec.layer, table, context_start, max_context, *kv)
-        return kv
-
-    def _chunks_plainly(self, q: torch.Tensor, spec: AttentionSpec, out: torch.Tensor) -> None:
-        """Where FlashAttention can't: in float32, and in the interpreter."""
-        for seq in range(self._step.num_decodes, self._step.num_seqs):
+    def _chunks_plainly(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        out = torch.empty_like(q)
+        for seq in range(int(self._step.host.first_chunk[0]), self._step.num_seqs):
             attend_sequence(q, self._cache, self._step, seq, spec, out)
+        return out
+
+
+def has_flash_attention(device: torch.device, dtype: torch.dtype) -> bool:
+    """Not in float32, and not in the interpreter."""
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    query_start: torch.Tensor,
+    context_start: torch.Tensor,
+    max_query: int,
+    max_context: int,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Causal, a sequence's queries being the last tokens of its context. Waits for nothing, so it can be captured.
+
+    `torch.nn.attention.varlen` calls the same operation, but has other arguments with every version of torch.
+    """
+    out: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        query_start,
+        context_start,
+        max_query,
+        max_context,
+        0.0,
+        window is None,
+        False,
+        scale=scale,
+        window_size_left=-1 if window is None else window - 1,
+        window_size_right=0,
+    )[0]
+    return out

@@ -1,5 +1,4 @@
-"""A compiled model on a GPU: steps of decodes as CUDA graphs over a ladder of batch sizes, all others launched as they
-come.
+"""A compiled model on a GPU: CUDA graphs for steps of a few shapes, all others launched as they come.
 
 A graph holds a whole step: hidden states, logits, the likeliest token of each row, and the copy of those to the host.
 So a greedy step costs the host one launch, and reading the tokens is the only time that it waits.
@@ -7,8 +6,8 @@ So a greedy step costs the host one launch, and reading the tokens is the only t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,16 +15,12 @@ from tqdm import tqdm
 
 from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.engine.step import StepInputs
+from alignedserve.engine.step_shape import Ladder, StepShape
 from kernels.triton.host_copy import send_tokens
 
 Argmax = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-
-@dataclass(frozen=True)
-class CapturedStep:
-    graph: torch.cuda.CUDAGraph
-    hidden: torch.Tensor
-    logits: torch.Tensor
+log = logging.getLogger(__name__)
 
 
 class CudaModel(CompiledModel):
@@ -42,28 +37,45 @@ class CudaModel(CompiledModel):
         self._argmax = argmax
         self._step = step
         self._max_rows = max_rows
-        self._graphs: dict[int, CapturedStep] = {}
-        # of the step that ran last, if it was a graph
-        self._captured: CapturedStep | None = None
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        # hidden states and logits of the graph that ran last: all leave them here
+        self._captured: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._is_captured = False
+        # of the step that ran last
         self._hidden: torch.Tensor | None = None
         is_cuda = step.token_ids.is_cuda
         self._tokens = torch.empty(max_rows, dtype=torch.int32, pin_memory=is_cuda)
 
     @torch.inference_mode()
-    def capture(self, sizes: Sequence[int], use_tqdm: bool) -> None:
-        """The largest first: the others then fit into the memory that it took."""
-        pool = None
-        for size in tqdm(sorted(sizes, reverse=True), "CUDA graphs", disable=not use_tqdm):
-            self._step.padded_sizes = [size]
-            self._step.commit_padding()
-            # kernels are compiled, and libraries set up, by a run that is not captured
-            self._run_all()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                hidden, logits = self._run_all()
-            pool = graph.pool()
-            self._graphs[size] = CapturedStep(graph, hidden, logits)
-        self._step.padded_sizes = sorted(sizes)
+    def capture(self, shapes: Sequence[StepShape], use_tqdm: bool) -> None:
+        """Steps are filled up to these from now on. The largest first: the others then fit into its memory."""
+        largest_first = sorted(shapes, key=lambda shape: (shape.is_decode, shape.num_tokens), reverse=True)
+        for shape in tqdm(largest_first, "CUDA graphs", disable=not use_tqdm):
+            try:
+                self._graphs[shape] = self._captured_step(shape)
+            except RuntimeError as error:
+                if shape.is_decode:
+                    raise
+                log.warning("Steps with prompts in them are launched kernel by kernel: %s", error)
+                break
+        self._step.ladder = Ladder(self._graphs)
+
+    def _captured_step(self, shape: StepShape) -> torch.cuda.CUDAGraph:
+        self._step.commit_empty(shape)
+        # kernels are compiled, and libraries set up, by a run that is not captured
+        hidden, logits = self._run_all()
+        if self._captured is None:
+            rows = self._max_rows
+            self._captured = (
+                hidden.new_empty(rows, hidden.shape[1]),
+                logits.new_empty(rows, logits.shape[1]),
+            )
+        del hidden, logits
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=next(iter(self._graphs.values())).pool() if self._graphs else None):
+            for out, value in zip(self._captured, self._run_all(), strict=True):
+                out[: len(value)].copy_(value)
+        return graph
 
     def _run_all(self) -> tuple[torch.Tensor, torch.Tensor]:
         self._step.upload()
@@ -76,15 +88,18 @@ class CudaModel(CompiledModel):
     @torch.inference_mode()
     def forward(self) -> torch.Tensor:
         step = self._step
-        self._captured = self._graphs.get(step.num_rows) if step.is_decode else None
-        if self._captured is None:
+        graph = self._graphs.get(step.shape)
+        self._is_captured = graph is not None
+        if graph is None:
             step.upload()
             step.mark_sent()
-            self._hidden = self._forward()[: step.num_outputs]
+            hidden = self._forward()
         else:
-            self._captured.graph.replay()
+            graph.replay()
             step.mark_sent()
-            self._hidden = self._captured.hidden[: step.num_outputs]
+            assert self._captured is not None
+            hidden = self._captured[0]
+        self._hidden = hidden[: step.num_outputs]
         return self._hidden
 
     @torch.inference_mode()
@@ -93,15 +108,15 @@ class CudaModel(CompiledModel):
             raise RuntimeError("logits come after a forward")
         if len(rows) > self._max_rows:
             raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
-        if self._captured is not None and len(rows) == self._step.num_outputs:
-            return self._captured.logits[: len(rows)].float()
         # ascending as they are, these are all of them
         if len(rows) == len(self._hidden):
+            if self._is_captured and self._captured is not None:
+                return self._captured[1][: len(rows)].float()
             return self._logits(self._hidden).float()
         return self._logits(self._hidden[rows.to(self._hidden.device).long()]).float()
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:
-        if self._captured is None or num_rows != self._step.num_outputs:
+        if not self._is_captured or num_rows != self._step.num_outputs:
             return None
         self._step.wait_until_sent()
         return self._tokens[:num_rows].numpy()

@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.engine.ops.base import Activation, AttentionSpec
-from alignedserve.engine.ops.cuda_attention import CudaAttention
+from alignedserve.engine.ops.cuda_attention import CudaAttention, has_flash_attention
 from alignedserve.engine.ops.cuda_model import CudaModel
+from alignedserve.engine.ops.cuda_shapes import chunk_shapes, decode_shapes
 from alignedserve.engine.ops.torch_ops import TorchLinear, TorchOps, activate
 from alignedserve.engine.step import StepInputs
+from alignedserve.engine.step_shape import Ladder
 from alignedserve.sampling_params import SamplingParams
 from kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
 from kernels.triton.host_copy import receive
@@ -146,10 +148,20 @@ class CudaOps(TorchOps):
             return _plain(forward(step))
 
         model = CudaModel(run_step, lambda hidden: _plain(logits(hidden)), argmax, step, max_rows)
-        sizes = [size for size in self._graph_sizes if size <= step.max_seqs]
-        if sizes and self.device.type == "cuda" and not is_trial:
-            model.capture(sizes, self._use_tqdm)
+        if self._graph_sizes and not is_trial:
+            self._capture(model, step)
         return model
+
+    def _capture(self, model: CudaModel, step: StepInputs) -> None:
+        assert self._cache is not None
+        shapes = decode_shapes(self._graph_sizes, step)
+        if self.device.type != "cuda":
+            # nothing to capture; steps are filled up all the same
+            step.ladder = Ladder(shapes + chunk_shapes(step, self._cache))
+            return
+        if has_flash_attention(self.device, self.dtype):
+            shapes += chunk_shapes(step, self._cache)
+        model.capture(shapes, self._use_tqdm)
 
 
 def _plain(x: CudaValue) -> torch.Tensor:

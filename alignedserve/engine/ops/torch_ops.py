@@ -54,7 +54,7 @@ class TorchOps(Ops):
         add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows = (table.weight if isinstance(table, TorchLinear) else table)[
-            ids[: self._running().num_rows].long() + offset
+            ids[: self._running().shape.num_tokens].long() + offset
         ]
         return rows if add_to is None else add_to + rows
 

@@ -40,10 +40,8 @@ def rope_launch(
     kv_heads: int,
     head_dim: int,
     has_norm: bool,
-    is_prefill: bool,
 ) -> None:
     weight = meta(head_dim, dtype=dtype) if has_norm else None
-    kv = [meta(tokens, kv_heads, head_dim, dtype=dtype) if is_prefill else None for _ in range(2)]
     rope_write(
         meta(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype),
         meta(tokens, dtype=torch.int32),
@@ -54,8 +52,6 @@ def rope_launch(
         rope=meta(4096, head_dim, dtype=torch.float32),
         q_norm=weight,
         k_norm=weight,
-        k_out=kv[0],
-        v_out=kv[1],
     )
 
 
@@ -71,14 +67,10 @@ def norm_launches(dtype: torch.dtype, width: int) -> dict[str, Callable[[], Any]
 
 def rope_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     launches: dict[str, Callable[[], Any]] = {
-        f"rope_write decode {head_dim}": partial(
-            rope_launch, dtype, 32, 32, 8, head_dim, has_norm=False, is_prefill=False
-        )
+        f"rope_write decode {head_dim}": partial(rope_launch, dtype, 32, 32, 8, head_dim, has_norm=False)
         for head_dim in (64, 80, 96, 128)
     }
-    launches["rope_write prefill 128 normed"] = partial(
-        rope_launch, dtype, 2048, 40, 8, 128, has_norm=True, is_prefill=True
-    )
+    launches["rope_write prefill 128 normed"] = partial(rope_launch, dtype, 2048, 40, 8, 128, has_norm=True)
     return launches
 
 
@@ -86,10 +78,10 @@ def move_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     cache, ids = meta(1000, 32, 2, 8, 16, 128, dtype=dtype), meta(7, dtype=torch.int32)
     buffer, context = meta(7, *cache.shape[1:], dtype=dtype), meta(9000, 8, 128, dtype=dtype)
     odd_cache, odd_context = meta(1000, 32, 2, 8, 16, 80, dtype=dtype), meta(9000, 8, 80, dtype=dtype)
-    table = meta(6, 256, dtype=torch.int32)
+    table, one = meta(6 * 256, dtype=torch.int32), meta(1, dtype=torch.int32)
     return {
-        "gather_kv 128": partial(gather_kv, cache, 3, table, ids, 4096, context, context),
-        "gather_kv 80": partial(gather_kv, odd_cache, 3, table, ids, 4096, odd_context, odd_context),
+        "gather_kv 128": partial(gather_kv, cache, 3, table, one, one, ids, context, context),
+        "gather_kv 80": partial(gather_kv, odd_cache, 3, table, one, one, ids, odd_context, odd_context),
         "gather_blocks": partial(gather_blocks, cache, ids, buffer),
         "scatter_blocks": partial(scatter_blocks, buffer, ids, cache),
     }

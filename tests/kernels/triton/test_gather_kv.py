@@ -37,32 +37,45 @@ def cumulated(lens: list[int]) -> torch.Tensor:
 def test_gathers_every_token_and_nothing_else(
     dtype: torch.dtype, kv_heads: int, block_size: int, head_dim: int
 ) -> None:
-    lens = [1, TILE, 0, TILE + block_size + 1, 17]
+    lens = [1, TILE, 0, TILE + block_size + 1, 17, 0]
     cache, table = cached(lens, kv_heads, block_size, head_dim, dtype)
-    # a bound may be larger than what it bounds
+    # there may be more rows than tokens
     k, v = (poison(sum(lens) + 5, kv_heads, head_dim, dtype=dtype) for _ in range(2))
-    gather_kv(cache, 1, table, cumulated(lens), max(lens) + 1, k, v)
+    gather_kv(cache, 1, table.flatten(), ints(table.shape[1]), ints(0), cumulated(lens), k, v)
     for actual, expected in zip((k, v), gather_kv_reference(cache, 1, table, lens), strict=True):
         assert not expected.isnan().any()
         assert torch.equal(actual[: sum(lens)], expected)
         assert actual[sum(lens) :].isnan().all()
 
 
-def test_blocks_layers_and_table_rows_may_lie_apart() -> None:
+def test_few_programs_take_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.triton.gather_kv.MAX_PROGRAMS", 2)
+    lens = [3] * 37 + [TILE * 3]
+    cache, table = cached(lens, 2, 4, 8, torch.float32)
+    k, v = (poison(sum(lens), 2, 8) for _ in range(2))
+    gather_kv(cache, 0, table.flatten(), ints(table.shape[1]), ints(0), cumulated(lens), k, v)
+    expected = gather_kv_reference(cache, 0, table, lens)
+    assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
+
+
+def test_rows_of_the_table_begin_anywhere() -> None:
     cache, table = cached([5, 9], 2, 4, 8, torch.float32)
     wide = poison(len(cache), LAYERS + 3, *cache.shape[2:])
     wide[:, 2:4] = cache
-    wide_table = ints(*range(40)).view(2, 20)
-    wide_table[:, : table.shape[1]] = table
+    rows = torch.full((5, 20), -(2**30), dtype=torch.int32, device=DEVICE)
+    rows[3:, : table.shape[1]] = table
     k, v = (poison(14, 2, 8) for _ in range(2))
-    gather_kv(wide[:, 2:4], 0, wide_table[:, : table.shape[1]], cumulated([5, 9]), 9, k, v)
+    gather_kv(wide[:, 2:4], 0, rows.flatten(), ints(20), ints(3), cumulated([5, 9]), k, v)
     expected = gather_kv_reference(cache, 0, table, [5, 9])
     assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
 
 
 def test_nothing_to_gather() -> None:
     cache, table = cached([3], 1, 4, 8, torch.float32)
-    gather_kv(cache, 0, table, ints(0), 0, poison(0, 1, 8), poison(0, 1, 8))
+    k, v = poison(4, 1, 8), poison(4, 1, 8)
+    for starts in (ints(0), ints(0, 0)):
+        gather_kv(cache, 0, table.flatten(), ints(1), ints(0), starts, k, v)
+    assert k.isnan().all() and v.isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -70,10 +83,11 @@ def test_nothing_to_gather() -> None:
     [
         ("cache", dict(cache=torch.zeros(3, 2, 2, 4, 8))),
         ("layer", dict(layer=-1)),
-        ("block_table", dict(block_table=torch.zeros(1, 4))),
-        ("block_table", dict(block_table=torch.zeros(0, 4, dtype=torch.int32))),
-        ("cu_context", dict(cu_context=torch.zeros(2, dtype=torch.int64))),
-        ("max_context", dict(max_context=17)),
+        ("block_table", dict(block_table=torch.zeros(4))),
+        ("block_table", dict(block_table=torch.zeros(2, 4, dtype=torch.int32))),
+        ("table_stride", dict(table_stride=torch.zeros(2, dtype=torch.int32))),
+        ("first_row", dict(first_row=torch.zeros(1, dtype=torch.int64))),
+        ("context_start", dict(context_start=torch.zeros(2, dtype=torch.int64))),
         ("k_out", dict(k_out=torch.zeros(6, 1, 8, dtype=torch.float16))),
         ("v_out", dict(v_out=torch.zeros(5, 1, 8))),
     ],
@@ -82,9 +96,10 @@ def test_wrong_arguments_are_named(name: str, change: dict[str, Any]) -> None:
     arguments: dict[str, Any] = dict(
         cache=torch.zeros(3, 2, 2, 1, 4, 8),
         layer=0,
-        block_table=torch.zeros(1, 4, dtype=torch.int32),
-        cu_context=torch.zeros(2, dtype=torch.int32),
-        max_context=6,
+        block_table=torch.zeros(4, dtype=torch.int32),
+        table_stride=torch.zeros(1, dtype=torch.int32),
+        first_row=torch.zeros(1, dtype=torch.int32),
+        context_start=torch.zeros(2, dtype=torch.int32),
         k_out=torch.zeros(6, 1, 8),
         v_out=torch.zeros(6, 1, 8),
     )

@@ -1,0 +1,58 @@
+"""How large a step is, and the few sizes that steps are filled up to, so that each can be captured once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What is launched for a step: its own numbers, or those of the shape that it is filled up to."""
+
+    num_tokens: int
+    num_outputs: int
+    # leading sequences that kernels for one token look at; a chunk among them is left alone
+    num_decodes: int
+    # the last sequences, which compute more than one token
+    num_chunks: int = 0
+    # tokens of the longest chunk, of the longest context that one has, and of all their contexts
+    max_chunk_len: int = 0
+    max_context_len: int = 0
+    num_context_tokens: int = 0
+
+    @property
+    def is_decode(self) -> bool:
+        """Rows of outputs are rows of tokens."""
+        return self.num_chunks == 0 and self.num_tokens == self.num_outputs
+
+    def holds(self, other: StepShape) -> bool:
+        """Whether such a step can be filled up to this."""
+        return (
+            self.num_tokens >= other.num_tokens
+            and self.num_outputs >= other.num_outputs
+            and self.num_decodes >= other.num_decodes + other.num_chunks
+            and self.num_chunks >= other.num_chunks
+            and self.max_chunk_len >= other.max_chunk_len
+            and self.max_context_len >= other.max_context_len
+            and self.num_context_tokens >= other.num_context_tokens
+        )
+
+
+class Ladder:
+    """Of decodes, and of all other steps."""
+
+    def __init__(self, shapes: Iterable[StepShape] = ()) -> None:
+        ascending = sorted(shapes, key=attrgetter("num_tokens"))
+        self._rungs = {
+            is_decode: [shape for shape in ascending if shape.is_decode == is_decode]
+            for is_decode in (True, False)
+        }
+
+    def rung(self, shape: StepShape) -> StepShape:
+        """The lowest that has its tokens, if it holds the step; otherwise the shape itself."""
+        rungs = self._rungs[shape.is_decode]
+        at = bisect_left(rungs, shape.num_tokens, key=attrgetter("num_tokens"))
+        return rungs[at] if at < len(rungs) and rungs[at].holds(shape) else shape
