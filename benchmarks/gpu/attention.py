@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from alignedserve.engine.ops.cuda_attention import flash_attention
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.ceilings import ceiling
 from benchmarks.gpu.record import Row
@@ -187,14 +188,13 @@ class Inputs:
         return packed
 
     def _varlen(self) -> list[Callable[[], Any]]:
-        from torch.nn.attention.varlen import varlen_attn
-
         kv = self._packed()
         starts = torch.tensor([0, *self.lengths], dtype=torch.int32, device=self.q.device).cumsum(0).int()
 
         def call(layer: int) -> None:
             k, v = kv[layer]
-            varlen_attn(self.q, k, v, self.step.query_start, starts, 1, max(self.lengths), scale=self.scale)
+            longest = max(self.lengths)
+            flash_attention(self.q, k, v, self.step.query_start, starts, 1, longest, self.scale, window=None)
 
         return [lambda layer=layer: call(layer) for layer in range(self.layers)]
 
