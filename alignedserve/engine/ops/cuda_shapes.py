@@ -1,4 +1,4 @@
-"""Which steps a GPU has graphs for: decodes in batches of given sizes, and steps with prompts of up to 1,024 tokens.
+"""Which steps a GPU has graphs for: decodes in batches of given sizes, and steps with prompts of up to 2,048 tokens.
 
 Longer ones keep a GPU busy for longer than their kernels take to launch.
 """
@@ -12,7 +12,7 @@ import torch
 from alignedserve.engine.step import StepInputs
 from alignedserve.engine.step_shape import StepShape
 
-CHUNK_TOKENS = (16, *range(32, 256, 32), *range(256, 1024 + 1, 64))
+CHUNK_TOKENS = (16, *range(32, 256, 32), *range(256, 1024, 64), *range(1024, 2048 + 1, 128))
 # of one step. A chunk that isn't there costs FlashAttention a few programs that find nothing to do.
 MAX_CHUNKS = 16
 # keys and values that a layer's chunks attend to; with more of them, too, launching is no longer what takes time
