@@ -1,0 +1,253 @@
+"""What the pages for users say is there: flags and their defaults, links, metrics, endpoints, parameters, messages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import click
+import pytest
+from fastapi import FastAPI
+from starlette.routing import Match
+
+from alignedserve.cli.main import cli
+from alignedserve.gateway.app import create_app
+from alignedserve.gateway.batches import batch_routes
+from alignedserve.gateway.bodies import ChatBody, CompletionBody
+from alignedserve.gateway.exposition import metrics_route
+from alignedserve.gateway.files import file_routes
+from tests.deploy.test_grafana import exposed
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SERVING, OPERATING = ROOT / "docs/serving.md", ROOT / "docs/operating.md"
+CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker"]
+
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+SPAN = re.compile(r"`([^`]+)`")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+# up to a comment, the next command, or where it is part of a sentence
+COMMAND = re.compile(r"(?<![\w/-])(?<!from )(?:alignedserve |python (?:-m )?benchmarks[./])[^#;|`]*")
+DEFAULT = re.compile(r"`(--[a-z0-9-]+)[^`]*` \((?:[^)]*, )?default: ([^);]+)[);]")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+# ---- what there is ----
+
+
+@cache
+def flags_of(*words: str) -> dict[str, Any]:
+    """Of a command, with their defaults."""
+    command: click.Command = cli
+    for word in words:
+        assert isinstance(command, click.Group), f"{' '.join(words)}: there is no such command"
+        found = command.get_command(click.Context(command), word)
+        assert found, f"{' '.join(words)}: there is no such command"
+        command = found
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    flags = {flag: option.default for option in options for flag in (*option.opts, *option.secondary_opts)}
+    # it passes on what is not its own
+    return flags | (flags_of("serve") if words == ("batch", "run") else {})
+
+
+@cache
+def flags_of_benchmark(name: str) -> frozenset[str]:
+    """`name`: of a module; those of the module alone, or of a package's main one."""
+    path = ROOT / name.replace(".", "/")
+    file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    adding = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
+    return frozenset(arg.value for call in adding for arg in call.args if isinstance(arg, ast.Constant))
+
+
+def known_flags(command: str) -> frozenset[str]:
+    """Of a command as it is written."""
+    words = command.split()
+    if words[0] == "python":
+        name = next(word for word in words[1:] if word != "-m").removesuffix(".py").replace("/", ".")
+        return flags_of_benchmark(name)
+    path: list[str] = []
+    group: Any = cli
+    for word in words[1:]:
+        if not isinstance(group, click.Group) or not re.fullmatch("[a-z-]+", word) or word.startswith("-"):
+            break
+        path.append(word)
+        group = group.get_command(click.Context(group), word)
+    return frozenset(flags_of(*path)) | {"--help"}
+
+
+@cache
+def app() -> FastAPI:
+    """With all of its routes, and nothing behind them."""
+    store, runner = Mock(), Mock()
+    routers = [file_routes(store), batch_routes(store, runner), metrics_route(Mock(), Mock())]
+    return create_app(Mock(), routers=routers)
+
+
+@cache
+def said_in_code() -> list[str]:
+    """All strings, and those parts of f-strings that are always the same."""
+    files = [file for folder in CODE for file in (ROOT / folder).rglob("*.py")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+# ---- what is said ----
+
+
+def blocks(page: Path) -> Iterator[str]:
+    """Paragraphs, tables and list items, without what is in fences."""
+    for block in re.split(r"\n\s*\n", FENCE.sub("\n\n", page.read_text())):
+        yield from re.split(r"\n(?=- )", block)
+
+
+def fenced_lines(page: Path) -> Iterator[str]:
+    for fence in FENCE.findall(page.read_text()):
+        yield from fence.split("\n")[1:-1]
+
+
+def code_of(page: Path) -> Iterator[str]:
+    yield from fenced_lines(page)
+    for block in blocks(page):
+        yield from (" ".join(span.split()) for span in SPAN.findall(block))
+
+
+def tables(page: Path) -> Iterator[list[list[str]]]:
+    for block in blocks(page):
+        if block.startswith("|"):
+            yield [[cell.strip() for cell in row.strip("|").split("|")] for row in block.strip().split("\n")]
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# ---- flags ----
+
+
+@each_page
+def test_commands_have_the_flags_that_they_are_given(page: Path) -> None:
+    for code in code_of(page):
+        for command in COMMAND.findall(code):
+            unknown = set(FLAG.findall(command)) - known_flags(command)
+            assert not unknown, f"{command!r} has no {unknown}"
+
+
+@each_page
+def test_flags_by_themselves_are_those_of_serve_or_of_a_command_named_beside_them(page: Path) -> None:
+    for block in blocks(page):
+        spans = [" ".join(span.split()) for span in SPAN.findall(block)]
+        commands = [command for span in spans for command in COMMAND.findall(span)]
+        known = {*flags_of("serve"), *(flag for command in commands for flag in known_flags(command))}
+        unknown = {flag for span in spans if span.startswith("--") for flag in FLAG.findall(span)} - known
+        assert not unknown, block
+
+
+@each_page
+def test_no_flag_is_mentioned_outside_code(page: Path) -> None:
+    """Where the others would not look."""
+    for block in blocks(page):
+        assert not FLAG.findall(SPAN.sub("", block)), block
+
+
+@each_page
+def test_defaults_are_those_of_serve(page: Path) -> None:
+    known, said = flags_of("serve"), []
+    for head, _, *rows in tables(page):
+        if head[:2] == ["flag", "default"]:
+            said += [(row[0].strip("`"), row[1]) for row in rows]
+    for block in blocks(page):
+        said += DEFAULT.findall(block)
+    assert said or page not in (SERVING, OPERATING)
+    for flag, text in said:
+        assert flag in known
+        default = known[flag]
+        # what depends on other things, and what is off, has no default to tell
+        assert text == ("" if default in (None, False) or default == () else _as_said(default)), flag
+
+
+def _as_said(default: Any) -> str:
+    """Objectives are floats that nobody writes as such."""
+    return f"{default:g}" if isinstance(default, float) and default >= 50 else str(default)
+
+
+# ---- all else ----
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            name, _, anchor = target.partition("#")
+            path = page.parent / name if name else page
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), target
+
+
+def test_metrics_are_exported() -> None:
+    said = {name for page in PAGES for name in re.findall(r"alignedserve:\w+", page.read_text())}
+    assert len(said) > 10 and not said - exposed().keys()
+
+
+ENDPOINT = re.compile(r"(?:(GET|POST|DELETE) )?(/[\w{}./:]+)")
+NO_ENDPOINT = re.compile(r"/(dev|proc|tmp)\b")
+
+
+def endpoints(page: Path) -> Iterator[tuple[str | None, str]]:
+    for code in code_of(page):
+        if (found := ENDPOINT.fullmatch(code)) and not NO_ENDPOINT.match(code):
+            yield found[1], found[2]
+        for path in re.findall(r"127\.0\.0\.1:8000(/[\w/]+)", code):
+            # clients are given the part that all have in common
+            if path != "/v1":
+                yield "POST" if "curl" in code and " -d " in code else None, path
+
+
+@each_page
+def test_endpoints_are_routes(page: Path) -> None:
+    for method, path in endpoints(page):
+        scopes = [
+            {"type": "http", "path": path, "method": each, "root_path": "", "headers": []}
+            for each in ([method] if method else ["GET", "POST", "DELETE"])
+        ]
+        matches = [route.matches(scope)[0] for scope in scopes for route in app().router.routes]
+        assert Match.FULL in matches, (method, path)
+
+
+def test_every_route_is_told_of() -> None:
+    said = {(method, path) for method, path in endpoints(SERVING)}
+    described = {
+        (method.upper(), path.replace(":path}", "}"))
+        for path, operations in app().openapi()["paths"].items()
+        for method in operations
+    }
+    assert described and not described - said
+
+
+def test_parameters_are_told_of_as_they_are() -> None:
+    text = SERVING.read_text()
+    parameters = text[text.index("### Parameters") : text.index("### Structured outputs")]
+    taken, _, refused = parameters.partition("Everything else")
+    fields = {*ChatBody.model_fields, *CompletionBody.model_fields}
+    assert not fields - set(SPAN.findall(taken))
+    listed = refused[refused.index("Among") : refused.index("Images")]
+    names = set(SPAN.findall(re.sub(r"\([^)]*\)", "", listed)))
+    assert len(names) > 10 and not names & fields
+
+
+def test_messages_are_said() -> None:
+    text = OPERATING.read_text()
+    rows = [row for row in text[text.index("## Troubleshooting") :].split("\n") if row.startswith("| `")]
+    assert len(rows) >= 10
+    for row in rows:
+        for message in SPAN.findall(row.split(" | ")[0]):
+            for piece in message.split("…"):
+                assert any(piece in said for said in said_in_code()), (message, piece)
