@@ -32,7 +32,9 @@ class EngineConfig:
     cudagraph_capture_sizes: Annotated[
         tuple[int, ...], "batches of decodes to capture [default: 1, 2, 4, then multiples of 8]"
     ] = ()
-    gpu_memory_utilization: Annotated[float, "share of a GPU's memory for weights, KV and work"] = 0.92
+    gpu_memory_utilization: Annotated[
+        float, "share of a GPU's memory for weights, KV and work of this process"
+    ] = 0.92
     load_format: Annotated[str, "dummy makes random weights of the right shapes"] = "auto"
     max_model_len: Annotated[int | None, "prompt and output tokens of a request [default: the model's]"] = (
         None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from alignedserve.engine.ops.base import Ops
@@ -13,16 +15,32 @@ from alignedserve.models.base import Model
 RESERVE_BYTES = 1 << 30
 
 
+# what CUDA takes for a process before it has asked for anything
+CONTEXT_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Of a GPU, with the weights loaded."""
+
+    num_total: int
+    # that nobody has, this process or another
+    num_free: int
+    # that this process's tensors have
+    num_own: int
+
+
 def kv_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs, utilization: float) -> int:
     """Measured: runs one step of as many tokens as are allowed, with a cache of its own. `step` is free afterwards."""
-    device = ops.device
-    num_free, num_total = torch.cuda.mem_get_info(device)
-    return (
-        int(num_total * utilization)
-        - (num_total - num_free)
-        - _work_bytes(model, ops, form, step)
-        - RESERVE_BYTES
-    )
+    num_free, num_total = torch.cuda.mem_get_info(ops.device)
+    use = MemoryUse(num_total, num_free, torch.cuda.memory_reserved(ops.device))
+    return kv_share(use, _work_bytes(model, ops, form, step), utilization)
+
+
+def kv_share(use: MemoryUse, num_work: int, utilization: float) -> int:
+    """What is left of this process's share; no more than others leave, who may be on the same GPU."""
+    share = int(use.num_total * utilization) - use.num_own - CONTEXT_BYTES
+    return min(share, use.num_free) - num_work - RESERVE_BYTES
 
 
 @torch.inference_mode()

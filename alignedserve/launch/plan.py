@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,7 +66,8 @@ class PartPlan:
     role: str
     instance_id: InstanceId
     config: Any
-    num_gpus: int = 0
+    # less than one: others are on it too
+    num_gpus: float = 0
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,10 @@ class IslandPlan:
     def router(self) -> RouterAddress:
         return self.site.router
 
+    @property
+    def shares_gpus(self) -> bool:
+        return any(0 < part.num_gpus < 1 for part in self.parts)
+
 
 def check(asked: Request) -> None:
     """What can be said before it is known where it will run. Raises ValueError."""
@@ -91,12 +97,20 @@ def check(asked: Request) -> None:
 def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     """Raises ValueError for what does not fit the site."""
     is_cpu = asked.engine.device == "cpu" or (asked.engine.device == "auto" and not site.num_gpus)
-    _check_gpus(asked.serve, site, is_cpu)
+    num_gpus = 0.0 if is_cpu else _gpus_of_each(asked.serve, site)
     link = choose_link(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
+    if link == "nccl" and num_gpus < 1:
+        raise ValueError(f"link='nccl': instances would have to share GPUs on {site.name}; host can do that")
     dtype = choose_dtype(asked.engine, asked.model.config, is_cpu)
     form = block_format(asked.engine, asked.model.config, dtype)
     num_pool_blocks = _num_pool_blocks(asked, form, site)
-    engine = replace(_local(asked), dtype=dtype, device="cpu" if is_cpu else "cuda", use_tqdm=False)
+    engine = replace(
+        _local(asked),
+        dtype=dtype,
+        device="cpu" if is_cpu else "cuda",
+        use_tqdm=False,
+        gpu_memory_utilization=asked.engine.gpu_memory_utilization * (num_gpus or 1),
+    )
     log = asked.serve.log
     if asked.serve.address is not None:
         # several islands may share a directory
@@ -115,7 +129,7 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
                 asked.mix,
                 asked.serve.cost_profile,
             ),
-            num_gpus=0 if is_cpu else 1,
+            num_gpus=num_gpus,
         )
         for role, count in (
             ("prefill", asked.serve.prefill_instances),
@@ -182,13 +196,13 @@ def _local(asked: Request) -> EngineConfig:
     return replace(asked.engine, model=str(asked.model.directory), revision=None)
 
 
-def _check_gpus(serve: ServeConfig, site: Site, is_cpu: bool) -> None:
-    needed = serve.prefill_instances + serve.decode_instances
-    if not is_cpu and needed > site.num_gpus:
-        raise ValueError(
-            f"prefill_instances={serve.prefill_instances} and decode_instances={serve.decode_instances} "
-            f"need {needed} GPUs, and {site.name} has {site.num_gpus}"
-        )
+def _gpus_of_each(serve: ServeConfig, site: Site) -> float:
+    """A whole one for each instance; where there are not enough, equal parts."""
+    if not site.num_gpus:
+        raise ValueError(f"device='cuda': {site.name} has no GPU")
+    num_sharing = math.ceil((serve.prefill_instances + serve.decode_instances) / site.num_gpus)
+    # Ray counts ten-thousandths
+    return math.floor(10_000 / num_sharing) / 10_000
 
 
 def _num_pool_blocks(asked: Request, form: BlockFormat, site: Site) -> int:

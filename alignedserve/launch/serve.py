@@ -60,6 +60,11 @@ def _serve(
     with store_site(config, prefix) as store, _sites(asked, prefix, say) as sites:
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
         islands = [plan_island(asked, site, prefix) for site in sites]
+        for island in islands:
+            if island.shares_gpus:
+                say(
+                    f"{island.site.name} has fewer GPUs than instances: they take turns, and share the memory"
+                )
         gateway = plan_gateway(asked, islands, store.url)
         url = f"http://{config.host}:{config.port}/v1"
 

@@ -62,11 +62,39 @@ def test_a_gpu_each_where_there_are_gpus() -> None:
     assert {part.num_gpus for part in on_cpu.parts} == {0}
 
 
-def test_more_instances_than_gpus_are_refused_with_the_numbers() -> None:
-    with pytest.raises(
-        ValueError, match="prefill_instances=2 and decode_instances=1 need 3 GPUs, and here has 2"
-    ):
-        plan_island(asked(prefill_instances=2), replace(SITE, num_gpus=2), "prefix")
+@pytest.mark.parametrize(
+    ("num_instances", "num_gpus", "each"),
+    [(2, 2, 1.0), (2, 1, 0.5), (3, 2, 0.5), (3, 1, 0.3333), (4, 3, 0.5)],
+)
+def test_instances_share_gpus_where_there_are_too_few(num_instances: int, num_gpus: int, each: float) -> None:
+    engine = EngineConfig(MODEL, gpu_memory_utilization=0.9)
+    plan = plan_island(
+        asked(engine, prefill_instances=num_instances - 1), replace(SITE, num_gpus=num_gpus), "prefix"
+    )
+    instances = plan.parts[2:]
+    assert [part.num_gpus for part in instances] == [each] * num_instances
+    assert plan.shares_gpus == (each < 1)
+    for part in instances:
+        assert part.config.engine.gpu_memory_utilization == pytest.approx(0.9 * each)
+        assert part.config.engine.device == "cuda"
+
+
+def test_on_a_cpu_nothing_is_shared() -> None:
+    plan = plan_island(asked(EngineConfig(MODEL, gpu_memory_utilization=0.9)), SITE, "prefix")
+    assert not plan.shares_gpus
+    assert {part.config.engine.gpu_memory_utilization for part in plan.parts[2:]} == {0.9}
+
+
+def test_no_gpu_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="device='cuda': here has no GPU"):
+        plan_island(asked(EngineConfig(MODEL, device="cuda")), SITE, "prefix")
+
+
+def test_nccl_needs_a_gpu_for_each() -> None:
+    wanted = replace(asked(), router=RouterConfig(link="nccl"))
+    assert plan_island(wanted, replace(SITE, num_gpus=2), "prefix").parts[2].config.transfers.link == "nccl"
+    with pytest.raises(ValueError, match="link='nccl': instances would have to share GPUs on here"):
+        plan_island(wanted, replace(SITE, num_gpus=1), "prefix")
 
 
 @pytest.mark.parametrize(
