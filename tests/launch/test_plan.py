@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,22 @@ def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_pa
 def test_options_have_ranges(option: str, value: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ServeConfig(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("max_num_queued_reqs", 0, "max_num_queued_reqs=0: must be from 1"),
+        ("batch_share", math.nan, "batch_share=nan: must be from 0.001 to 1"),
+        ("near_share", -1.0, "near_share=-1.0: must be from 0.001 to 1"),
+        ("orphan_s", -1.0, "orphan_s=-1.0: must be from 0 "),
+        ("silence_s", 0.0, "silence_s=0.0: must be from 0.1"),
+        ("prefill_window", 0, "prefill_window=0: must be from 1"),
+    ],
+)
+def test_options_of_the_router_have_ranges(option: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RouterConfig(**{option: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
