@@ -5,6 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+# lowest and highest that are allowed
+_RANGES: dict[str, tuple[float, float]] = {
+    "max_num_queued_reqs": (1, 2**31),
+    "max_num_queued_tokens": (1, 2**63 - 1),
+    "batch_share": (0.001, 1),
+    "min_batch_requests": (1, 65536),
+    "near_share": (0.001, 1),
+    "starvation_s": (0, 86400),
+    "orphan_s": (0, 86400),
+    "silence_s": (0.1, 86400),
+    "prefill_window": (1, 1024),
+}
+
 
 @dataclass(frozen=True)
 class RouterConfig:
@@ -28,3 +41,9 @@ class RouterConfig:
     orphan_s: Annotated[float, "after a restart, pooled KV waits so long for its request"] = 10.0
     silence_s: Annotated[float, "a process that answers nothing for so long is taken for dead"] = 10.0
     prefill_window: Annotated[int, "iterations of work that a prefill instance has ahead"] = 2
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:  # NaN fails every comparison
+                raise ValueError(f"{name}={value}: must be from {low} to {high}")

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from alignedserve.cli.options import OutputFile
+
 if TYPE_CHECKING:
     from alignedserve.cli.batch_client import BatchClient
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
-OUTPUT = click.Path(dir_okay=False, path_type=Path)
+OUTPUT = OutputFile()
 
 Command = Callable[..., Any]
 

@@ -7,12 +7,13 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from alignedserve.bench.config import BenchConfig
-from alignedserve.cli.options import engine_options, options_of
+from alignedserve.cli.options import OutputFile, engine_options, options_of
 
 if TYPE_CHECKING:
     from alignedserve import LLM
@@ -34,7 +35,7 @@ def command() -> None:
 @click.option(
     "--runs", type=AT_LEAST_ONE, default=3, show_default=True, help="measured runs, after one to warm up"
 )
-@click.option("--out", type=click.Path(dir_okay=False), help="append the JSON line to this file too")
+@click.option("--out", type=OutputFile(), help="append the JSON line to this file too")
 @engine_options
 def engine(
     model: str,
@@ -43,7 +44,7 @@ def engine(
     output_len: int,
     mix: str | None,
     runs: int,
-    out: str | None,
+    out: Path | None,
     **options: Any,
 ) -> None:
     """Output tokens per second of offline generation on random token ids."""
@@ -56,10 +57,10 @@ def engine(
     settings = {"model": model, "num_prompts": num_prompts, "input_len": input_len, "output_len": output_len}
     limits = {"max_num_seqs": llm.config.max_num_seqs, "max_model_len": llm.engine.max_model_len}
     rate = {"engine": "alignedserve", "output_tokens_per_s": statistics.median(rates), "rates": rates}
-    line = json.dumps({**rate, **settings, **limits, "mix": mix, "runs": runs, "out": out})
+    line = json.dumps({**rate, **settings, **limits, "mix": mix, "runs": runs, "out": out and str(out)})
     click.echo(line)
     if out:
-        with open(out, "a") as file:
+        with out.open("a") as file:
             file.write(line + "\n")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import click
@@ -11,6 +13,20 @@ import click
 from alignedserve.config import EngineConfig
 
 Command = Callable[..., Any]
+
+
+class OutputFile(click.Path):
+    """Where it can't be written is said at once, and not when all has been computed."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        folder = path.absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            self.fail(f"'{folder}' is no directory that can be written to.", param, ctx)
+        return path
 
 
 def engine_options(command: Command) -> Command:

@@ -261,8 +261,8 @@ class ChatAnswer(Answer):
         return self._named(token_id, logprob) | {"top_logprobs": [self._named(*item) for item in likeliest]}
 
     def _named(self, token_id: int, logprob: float) -> Json:
-        text = self.model.token_text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        text, its_bytes = self.model.token_text(token_id), self.model.token_bytes(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(its_bytes)}
 
 
 def _call_body(piece: Piece) -> Json:

@@ -119,6 +119,9 @@ class ServedModel:
             return ""
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if self.tokenizer is None else self.tokenizer.detokenizer_tables.token_bytes(token_id)
+
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         if len(token_ids) < LONG_TEXT:
             return list(map(self.token_text, token_ids))

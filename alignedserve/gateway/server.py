@@ -14,6 +14,9 @@ from alignedserve.gateway.calls import Around, Calls
 
 # Streams that are open when the server stops get so long to say goodbye.
 GOODBYE_S = 1
+# A connection waits so long for its next request: longer than clients keep theirs (httpx, and with it OpenAI's: 5 s),
+# or one that is just being closed would be given a request.
+KEEP_ALIVE_S = 20
 # A request's head comes within this, once it is begun or the connection stands.
 HEAD_S = 20.0
 # A client that takes nothing of an answer for so long has gone, or might as well have.
@@ -31,6 +34,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=GOODBYE_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
 

@@ -80,6 +80,8 @@ class ServeConfig:
                 f"host={self.host!r}: anyone who reaches it could use it; give an --api-key or --api-key-file, "
                 "or say --allow-no-auth"
             )
+        if self.served_model_name == "":
+            raise ValueError("served_model_name='': must not be empty")
         _in_range("port", self.port, 1, 65535)
         _in_range("batch_max_num_lines", self.batch_max_num_lines, 1, 65536)
         choices = (("log_format", FORMATS), ("log_level", LEVELS), ("length_predictor", KINDS))

@@ -64,12 +64,21 @@ def local_ray(directory: Path, num_parts: int, num_threads: int) -> Iterator[Any
 
 @contextmanager
 def joined_ray(address: str) -> Iterator[Any]:
-    """The ray module, connected to a cluster. Its token is where Ray looks for it."""
+    """The ray module, connected to a cluster. Its token is where Ray looks for it. Raises ValueError."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
-        yield _init(address=address)
+        yield _join(address)
     finally:
         _shutdown()
+
+
+def _join(address: str) -> Any:
+    from ray.exceptions import RayError
+
+    try:
+        return _init(address=address)
+    except (ConnectionError, RayError) as error:
+        raise ValueError(f"address={address!r}: {error}") from error
 
 
 def _init(**options: Any) -> Any:

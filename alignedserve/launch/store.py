@@ -30,7 +30,10 @@ class StoreSite:
 def store_site(config: ServeConfig, prefix: str) -> Iterator[StoreSite]:
     """Raises ValueError when there can't be one."""
     if config.redis_url is not None:
-        RedisStore(config.redis_url)
+        try:
+            RedisStore(config.redis_url)
+        except ValueError as error:
+            raise ValueError(f"redis_url: {error}") from None
         yield StoreSite(config.redis_url, None)
         return
     directory = Path(config.state_dir).expanduser() if config.state_dir else default_state_dir()

@@ -71,6 +71,15 @@ class DetokenizerTables:
         self.texts = _TokenTexts(backend)
         self.is_byte = _IsByteToken(backend, has_fallback="ByteFallback" in kinds)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What it adds to the text's UTF-8: of a token that is part of a character, that part."""
+        if self.is_byte_level:
+            return self.bytes_of[token_id]
+        token = self.backend.id_to_token(token_id)
+        if token is not None and self.is_byte[token_id]:
+            return bytes.fromhex(token[3:5])
+        return self.texts[token_id].encode()
+
     def new_pieces(self) -> Pieces:
         return _BytePieces(self.bytes_of) if self.is_byte_level else _WindowPieces(self)
 

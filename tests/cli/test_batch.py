@@ -101,6 +101,18 @@ def test_a_job_is_submitted_looked_at_cancelled_and_fetched(tmp_path: Path) -> N
     commands(scenario)
 
 
+def test_answers_that_could_not_be_written_are_not_asked_for(tmp_path: Path) -> None:
+    async def scenario(at: System, run: Run) -> None:
+        source = written(tmp_path / "in.jsonl", questions(1))
+        for option in ("-o", "-e"):
+            words = ["-o", str(tmp_path / "out"), option, str(tmp_path / "none" / "out")]
+            code, _, err = await run("run", "-i", source, *words)
+            assert code == 2 and f"'{tmp_path}/none' is no directory that can be written to" in err
+        assert (await at.gateway.client.batches.list()).data == []
+
+    commands(scenario)
+
+
 def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     async def scenario(at: System, run: Run) -> None:
         code, out, err = await run("status", "batch_none")

@@ -246,6 +246,20 @@ def test_logprobs_of_completions_and_of_chats() -> None:
     play(scenario)
 
 
+def test_the_bytes_of_tokens_make_the_text_where_characters_are_split() -> None:
+    text = "\N{PARTY POPPER} \N{LATIN SMALL LETTER E WITH ACUTE}"
+
+    async def scenario() -> None:
+        async with served(ScriptedRouter(answer=answer_of(text))) as at:
+            chat = await at.client.chat.completions.create(model="demo", messages=ASKED, logprobs=True)
+            content = chat.choices[0].logprobs and chat.choices[0].logprobs.content
+            assert content and content[0].token == "\N{REPLACEMENT CHARACTER}"
+            said = b"".join(bytes(token.bytes or []) for token in content)
+            assert said.startswith(text.encode()) and chat.choices[0].message.content == text
+
+    play(scenario)
+
+
 def test_models_are_listed() -> None:
     async def scenario() -> None:
         async with served() as at:

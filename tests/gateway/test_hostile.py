@@ -7,7 +7,9 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 
+import openai
 import pytest
+from fastapi import FastAPI
 
 from alignedserve.gateway import gate, server
 from alignedserve.gateway.errors import MAX_MESSAGE_CHARS
@@ -115,6 +117,13 @@ def test_whoever_does_not_say_what_he_wants_loses_the_connection(monkeypatch: py
             assert (await asking).status_code == 200
 
     play(scenario)
+
+
+def test_clients_close_idle_connections_before_the_server_does() -> None:
+    # one that the server closes may just be given the next request
+    kept_s = openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry
+    made = server.Server(FastAPI(), lambda call: contextlib.nullcontext())
+    assert kept_s and min(made.config.timeout_keep_alive, server.HEAD_S) > 2 * kept_s
 
 
 def test_who_leaves_in_the_middle_of_a_body_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,13 +135,30 @@ def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_pa
         ("decode_instances", -1, "decode_instances=-1: must be from 1"),
         ("pool_memory_bytes", 0, "pool_memory_bytes=0: must be from 1"),
         ("num_islands", 0, "num_islands=0: must be from 1"),
+        ("served_model_name", "", "served_model_name='': must not be empty"),
         ("length_predictor", "luck", "length_predictor='luck': must be one of hash, sentence, none"),
         ("length_predictor_entries", 0, "length_predictor_entries=0: must be from 1"),
     ],
 )
-def test_options_have_ranges(option: str, value: int, message: str) -> None:
+def test_options_have_ranges(option: str, value: int | str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ServeConfig(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("max_num_queued_reqs", 0, "max_num_queued_reqs=0: must be from 1"),
+        ("batch_share", math.nan, "batch_share=nan: must be from 0.001 to 1"),
+        ("near_share", -1.0, "near_share=-1.0: must be from 0.001 to 1"),
+        ("orphan_s", -1.0, "orphan_s=-1.0: must be from 0 "),
+        ("silence_s", 0.0, "silence_s=0.0: must be from 0.1"),
+        ("prefill_window", 0, "prefill_window=0: must be from 1"),
+    ],
+)
+def test_options_of_the_router_have_ranges(option: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RouterConfig(**{option: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -350,3 +350,11 @@ def test_what_is_wrong_is_one_line(options: list[str], message: str) -> None:
     done = run(*options)
     assert done.returncode == 1
     assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+def test_a_cluster_that_cannot_be_joined_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
+    done = run("--address", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: address='127.0.0.1:1': ") and done.stderr.count("\n") == 1

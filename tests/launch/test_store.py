@@ -50,6 +50,14 @@ class Kept:
             await self.said.wait()
 
 
+def test_a_url_that_is_none_is_named() -> None:
+    with (
+        pytest.raises(ValueError, match="redis_url: Redis URL must"),
+        store_site(ServeConfig(redis_url="garbage"), "alignedserve-test"),
+    ):
+        pass
+
+
 def play(state: Path, scenario: Callable[[Kept], Awaitable[None]]) -> Kept:
     async def within_time() -> Kept:
         with store_site(ServeConfig(state_dir=str(state)), "alignedserve-test") as site:

@@ -100,3 +100,13 @@ def test_text_is_not_held_back_without_need(tmp_path: Path) -> None:
     ids = tokenizer.encode("the quick brown fox", add_special_tokens=False)
     assert all(detokenizer.append(token_id) for token_id in ids)
     assert detokenizer.flush() == ""
+
+
+@pytest.mark.parametrize("writer", [write_llama2, write_qwen])
+def test_bytes_of_tokens_are_those_of_the_character_they_are_part_of(
+    writer: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_directory(writer(tmp_path))
+    ids = tokenizer.encode("\N{PARTY POPPER}", add_special_tokens=False)
+    found = b"".join(map(tokenizer.detokenizer_tables.token_bytes, ids))
+    assert len(ids) > 1 and found == "\N{PARTY POPPER}".encode()
