@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
@@ -40,27 +39,8 @@ from alignedserve.types import InstanceId, RequestKey
 from decode_worker.members import Member
 from decode_worker.mixing import Mixing
 from decode_worker.options import DecodeOptions
+from decode_worker.plan import DecodePlan
 from decode_worker.victims import by_length, by_worth
-
-
-@dataclass
-class DecodePlan:
-    # start to copy the KV of these; their blocks are taken, `pulled` or `pull_failed` follows
-    pulls: list[Work] = field(default_factory=list)
-    # these compute all that they have pending, one token as a rule, and sample the next: `sampled` follows
-    run: list[RequestKey] = field(default_factory=list)
-    # these compute so many tokens and are not done with it: `computed` follows
-    chunks: list[tuple[RequestKey, int]] = field(default_factory=list)
-    # all whose eviction is wanted now, whether it was said before or not
-    wants_evicted: list[RequestKey] = field(default_factory=list)
-    # nothing runs for so long, unless something happens before: real time is about to join
-    hold_s: float = 0.0
-
-    @property
-    def goes_on(self) -> bool:
-        """The next plan need not wait for anything."""
-        return bool(self.run or self.chunks)
-
 
 Members = dict[RequestKey, Member]
 

@@ -20,7 +20,8 @@ from alignedserve.types import RequestKey
 from decode_worker.members import Member
 from decode_worker.mixing import DEFAULT_TBT_S, HOLD, MAX_BARRED_S, SAFETY
 from decode_worker.options import DecodeOptions
-from decode_worker.schedule import DecodePlan, DecodeSchedule
+from decode_worker.plan import DecodePlan
+from decode_worker.schedule import DecodeSchedule
 from decode_worker.victims import by_worth
 from tests.sim.islands import COST
 from tests.works import make_work
