@@ -390,11 +390,8 @@ def test_best_effort_gets_its_share_of_the_time_while_real_time_takes_all(share:
         schedule.took(seconds)
         # nothing gets longer, and nobody so late that it is lost
         if turn % 10 == 9:
-            for members in (schedule._running,):
-                for member in members.values():
-                    member.work = replace(
-                        member.work, deadlines=replace(member.work.deadlines, first_due_s=now)
-                    )
+            for member in schedule._holders.running.values():
+                member.work = replace(member.work, deadlines=replace(member.work.deadlines, first_due_s=now))
     assert share - 0.01 <= best_effort_s / all_s <= share + 0.01
 
 
