@@ -17,8 +17,9 @@ from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.types import RequestKey
+from decode_worker.coming import HOLD, MAX_BARRED_S
 from decode_worker.members import Member
-from decode_worker.mixing import DEFAULT_TBT_S, HOLD, MAX_BARRED_S, SAFETY
+from decode_worker.mixing import DEFAULT_TBT_S, SAFETY
 from decode_worker.options import DecodeOptions
 from decode_worker.plan import DecodePlan
 from decode_worker.schedule import DecodeSchedule
