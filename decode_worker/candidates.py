@@ -17,7 +17,7 @@ class Candidates:
         self._requests: Members = {}
         self._batch: Members = {}
         self._num_batches = 0
-        # of whom candidate requests are part when they are admitted
+        # the one that runs
         self._running_batch = 0
 
     def begin_batch(self) -> None:
@@ -28,7 +28,7 @@ class Candidates:
         into[work.request.key] = member_of(work, source, self._num_batches, self._max_model_len)
 
     def take(self, member: Member) -> None:
-        """It is admitted. The batch that runs is then its own, or, if it came by itself, becomes its own."""
+        """It is admitted. One of the candidate batch makes that the batch that runs; a candidate request joins it."""
         if self._batch.pop(member.key, None):
             self._running_batch = member.batch
         else:
@@ -55,7 +55,7 @@ class Candidates:
         return (member for member in self if member.is_rt)
 
     def __iter__(self) -> Iterator[Member]:
-        """In the order in which they are admitted."""
+        """Candidate requests first."""
         return chain(self._requests.values(), self._batch.values())
 
     def __len__(self) -> int:
