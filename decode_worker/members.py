@@ -58,3 +58,19 @@ class Member:
 
     def is_lost(self, now: float) -> bool:
         return self.work.deadlines.is_lost(self.num_output, now)
+
+
+Members = dict[RequestKey, Member]
+
+
+def member_of(work: Work, source: InstanceId | None, batch: int, max_model_len: int) -> Member:
+    key, request = work.request.key, work.request
+    num_tokens = len(request.prompt) + len(work.output)
+    room = max_model_len - len(request.prompt)
+    max_cached = len(request.prompt) + min(request.params.max_tokens or room, room) - 1
+    if not 0 <= work.num_cached < num_tokens <= max_cached:
+        raise ValueError(
+            f"request {key}: {work.num_cached} tokens cached, {num_tokens} known, at most {max_cached} to cache: "
+            "must ascend"
+        )
+    return Member(work, source, batch, num_tokens, work.num_cached, max_cached, work.deadlines.is_rt)

@@ -13,6 +13,7 @@ from alignedserve.mix.enough import num_enough
 from alignedserve.mix.headroom import headroom_blocks, headroom_slots
 from alignedserve.mix.lately import Lately
 from alignedserve.mix.trickle import Trickle
+from decode_worker.coming import Coming
 from decode_worker.limit import Limit
 from decode_worker.members import Member
 
@@ -21,15 +22,11 @@ SAFETY = 0.9
 # Of what an iteration may take, the most that BE is owed of it.
 MAX_OWED = 0.5
 # While RT is about to come, and while nobody knows of any, an iteration takes at most so much of the tightest objective
-# of late: RT should not have to wait long for one that has just begun. And for so much of it none begins, while KV of
-# RT is on its way.
+# of late: RT should not have to wait long for one that has just begun.
 BEFORE_RT = 0.5
 WITHOUT_RT = 1.25
-HOLD = 0.25
-# Waiting for less is not worth it.
+# To hold an iteration back for less is not worth it.
 MIN_HOLD_S = 0.0002
-# Nor are copies of BE's KV begun then, which RT's would have to wait for; but not for longer than that.
-MAX_BARRED_S = 0.5
 # objective of RT that has none
 DEFAULT_TBT_S = 0.1
 # Who runs is looked at so often: with hundreds of requests, it would take a noticeable part of a short iteration.
@@ -62,45 +59,26 @@ class Mixing:
         self._last_s = 0.0
         self.num_headroom_blocks = 0
         self.num_headroom_slots = headroom_slots(limits, mix.rt_headroom)
-        # RT that will be offered in a moment; until when no iteration begins for its sake, and until when
-        # iterations are short
-        self._num_prefilling = 0
-        self._num_ready = 0
-        self._hold_until_s = self._near_until_s = -math.inf
-        self._is_rt_pulled = False
-        # when BE might last be pulled
-        self._open_s = -math.inf
+        self._coming = Coming()
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
-        if num_ready > self._num_ready:
-            self._hold(now)
-        self._num_prefilling, self._num_ready = num_prefilling, num_ready
+        self._coming.expect(num_prefilling, num_ready, now, self._tightest_s(now))
 
     def pulls_rt(self) -> None:
-        self._is_rt_pulled = True
-        self._hold(self._now_s)
-
-    @property
-    def _is_rt_near(self) -> bool:
-        is_ready = self._num_ready and self._now_s < self._near_until_s
-        return bool(self._is_rt_pulled or self._num_prefilling or is_ready)
+        self._coming.pulls(self._tightest_s(self._now_s))
 
     def may_pull_be(self) -> bool:
-        may = not self._is_rt_near or self._now_s - self._open_s >= MAX_BARRED_S
-        if may:
-            self._open_s = self._now_s
-        return may
+        return self._coming.may_pull_be()
 
-    def _hold(self, now: float) -> None:
-        tightest_s = self._objectives.least(DEFAULT_TBT_S, now)
-        self._hold_until_s, self._near_until_s = now + HOLD * tightest_s, now + tightest_s
+    def _tightest_s(self, now: float) -> float:
+        return self._objectives.least(DEFAULT_TBT_S, now)
 
     def look(
         self, running: Sequence[Member], pulled: Sequence[Member], waiting: Sequence[Member], now: float
     ) -> None:
         """At all who are here, before a plan."""
         self._now_s = now
-        self._is_rt_pulled = any(member.is_rt for member in pulled)
+        self._coming.look(any(member.is_rt for member in pulled), now)
         is_be_there = any(not member.is_rt for members in (running, pulled, waiting) for member in members)
         is_time = now - self._looked_s >= LOOK_S
         for member in (*pulled, *waiting, *(running if is_time else ())):
@@ -110,7 +88,7 @@ class Mixing:
                 self._lengths.see(-member.num_tokens, now)
         if is_time:
             self._looked_s = now
-        self._most_owed_s = MAX_OWED * min(self._objectives.least(DEFAULT_TBT_S, now), DEFAULT_TBT_S)
+        self._most_owed_s = MAX_OWED * min(self._tightest_s(now), DEFAULT_TBT_S)
         self._trickle.pass_time(now, is_be_there, self._most_owed_s)
         longest = -self._lengths.least(0, now)
         self.num_headroom_blocks = headroom_blocks(self._limits, self._mix.rt_headroom, longest)
@@ -142,18 +120,18 @@ class Mixing:
         tightest_s = self._objectives.least(math.inf, self._now_s)
         bounds_s = [member.allowance_s(self._now_s) for member in rt if not member.is_lost(self._now_s)]
         bounds_s.append(
-            BEFORE_RT * min(tightest_s, DEFAULT_TBT_S) if self._is_rt_near else WITHOUT_RT * tightest_s
+            BEFORE_RT * min(tightest_s, DEFAULT_TBT_S) if self._coming.is_near else WITHOUT_RT * tightest_s
         )
         return SAFETY * min(bounds_s)
 
     def hold_s(self, rt: Sequence[Member]) -> float:
         """How long to wait for KV rather than to begin an iteration, if those that run can spare that."""
-        if not (self._is_rt_pulled or self._num_ready):
+        wanted_s = self._coming.hold_s
+        if wanted_s < MIN_HOLD_S:
             return 0.0
-        left_s = self._hold_until_s - self._now_s
         alone_s = self.estimate.iteration([], [member.num_tokens for member in rt]) if rt else 0.0
         slack_s = min((member.allowance_s(self._now_s) for member in rt), default=math.inf) - alone_s
-        hold_s = min(left_s, SAFETY * slack_s)
+        hold_s = min(wanted_s, SAFETY * slack_s)
         return hold_s if hold_s >= MIN_HOLD_S else 0.0
 
     def choose(
@@ -175,7 +153,7 @@ class Mixing:
             range(1, len(in_order) + 1), max(bound_s, alone_s + self._trickle.credit_s), key=seconds
         )
         enough = len(in_order)
-        if num_fitting and (self._is_rt_near or not all(member.is_lost(self._now_s) for member in rt)):
+        if num_fitting and (self._coming.is_near or not all(member.is_lost(self._now_s) for member in rt)):
             # windows count for more than short iterations
             enough = max(num_enough(len(in_order), seconds, self._mix.be_pace), num_pressed)
         num_be = min(num_fitting, enough, self._limit.num_be)

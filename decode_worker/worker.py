@@ -35,7 +35,8 @@ from alignedserve.transport.link import Want
 from alignedserve.transport.links import Links
 from alignedserve.types import Epoch, InstanceId, RequestKey
 from decode_worker.options import DecodeOptions
-from decode_worker.schedule import DecodePlan, DecodeSchedule
+from decode_worker.plan import DecodePlan
+from decode_worker.schedule import DecodeSchedule
 
 
 @dataclass

@@ -61,5 +61,8 @@ class Member:
         self.state, self.num_blocks = State.WAITING, 0
 
 
+Members = dict[RequestKey, Member]
+
+
 def num_tokens(work: Work) -> int:
     return len(work.request.prompt) + len(work.output)

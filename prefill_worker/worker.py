@@ -38,7 +38,8 @@ from alignedserve.transport.mover import Pairs
 from alignedserve.transport.shelf import Shelf
 from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
 from prefill_worker.options import PrefillOptions
-from prefill_worker.schedule import PrefillPlan, PrefillSchedule
+from prefill_worker.plan import PrefillPlan
+from prefill_worker.schedule import PrefillSchedule
 from prefill_worker.staging import Staging
 
 

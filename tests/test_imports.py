@@ -53,7 +53,7 @@ INSTANCE = BASE | {
     "kvpool.segment",
 }
 SCHEDULES = {
-    f"{part}_worker.{module}" for part in ("prefill", "decode") for module in ("schedule", "options")
+    f"{part}_worker.{module}" for part in ("prefill", "decode") for module in ("schedule", "plan", "options")
 }
 # What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.
 MAY_IMPORT = {

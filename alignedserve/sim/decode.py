@@ -23,7 +23,8 @@ from alignedserve.sim.instance import Copies, Sequence, SimInstance
 from alignedserve.sim.prefill import SimPrefill
 from alignedserve.types import InstanceId, RequestKey
 from decode_worker.options import DecodeOptions
-from decode_worker.schedule import DecodePlan, DecodeSchedule
+from decode_worker.plan import DecodePlan
+from decode_worker.schedule import DecodeSchedule
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World

@@ -20,7 +20,8 @@ from alignedserve.messages import (
 from alignedserve.sim.instance import Copies, SimInstance
 from alignedserve.types import InstanceId, RequestKey
 from prefill_worker.options import PrefillOptions
-from prefill_worker.schedule import PrefillPlan, PrefillSchedule
+from prefill_worker.plan import PrefillPlan
+from prefill_worker.schedule import PrefillSchedule
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World

@@ -17,10 +17,12 @@ from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.types import RequestKey
+from decode_worker.coming import HOLD, MAX_BARRED_S
 from decode_worker.members import Member
-from decode_worker.mixing import DEFAULT_TBT_S, HOLD, MAX_BARRED_S, SAFETY
+from decode_worker.mixing import DEFAULT_TBT_S, SAFETY
 from decode_worker.options import DecodeOptions
-from decode_worker.schedule import DecodePlan, DecodeSchedule
+from decode_worker.plan import DecodePlan
+from decode_worker.schedule import DecodeSchedule
 from decode_worker.victims import by_worth
 from tests.sim.islands import COST
 from tests.works import make_work
@@ -389,11 +391,8 @@ def test_best_effort_gets_its_share_of_the_time_while_real_time_takes_all(share:
         schedule.took(seconds)
         # nothing gets longer, and nobody so late that it is lost
         if turn % 10 == 9:
-            for members in (schedule._running,):
-                for member in members.values():
-                    member.work = replace(
-                        member.work, deadlines=replace(member.work.deadlines, first_due_s=now)
-                    )
+            for member in schedule._holders.running.values():
+                member.work = replace(member.work, deadlines=replace(member.work.deadlines, first_due_s=now))
     assert share - 0.01 <= best_effort_s / all_s <= share + 0.01
 
 

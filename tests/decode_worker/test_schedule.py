@@ -14,7 +14,8 @@ from alignedserve.deadlines import Deadlines
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.types import RequestKey
 from decode_worker.options import DecodeOptions
-from decode_worker.schedule import DecodePlan, DecodeSchedule
+from decode_worker.plan import DecodePlan
+from decode_worker.schedule import DecodeSchedule
 from tests.works import make_work
 
 BLOCK = 4

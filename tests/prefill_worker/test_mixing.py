@@ -20,7 +20,8 @@ from prefill_worker.chunks import FLOOR
 from prefill_worker.members import State
 from prefill_worker.mixing import MAX_STRETCH
 from prefill_worker.options import PrefillOptions
-from prefill_worker.schedule import PrefillPlan, PrefillSchedule
+from prefill_worker.plan import PrefillPlan
+from prefill_worker.schedule import PrefillSchedule
 from tests.sim.islands import COST
 from tests.works import make_work
 
@@ -67,7 +68,7 @@ def compute(schedule: PrefillSchedule, now: float = 0.0) -> list[tuple[RequestKe
     chunks = schedule.plan(now).chunks
     for each, count in chunks:
         schedule.computed(each, count)
-        if schedule._prompts[each].state is State.SAVING:
+        if schedule._prompts.started[each].state is State.SAVING:
             schedule.saved(each)
     return chunks
 
@@ -284,7 +285,7 @@ class Run:
             self.schedule.gave_up(each)
         for work in plan.loads:
             self.schedule.loaded(key(work))
-        before = {each: self.schedule._prompts[each].num_computed for each, _ in plan.chunks}
+        before = {each: self.schedule._prompts.started[each].num_computed for each, _ in plan.chunks}
         self.now += PLAIN.iteration([(before[each], count) for each, count in plan.chunks], [])
         for each, count in plan.chunks:
             self.tokens[each] = self.tokens.get(each, 0) + count
@@ -440,7 +441,7 @@ def assert_real_time_goes_on(run: Run, plan: PrefillPlan) -> None:
 def assert_one_in_pieces(run: Run) -> None:
     in_pieces = [
         member.is_rt
-        for member in run.schedule._prompts.values()
+        for member in run.schedule._prompts.started.values()
         if member.has_slot and member.work.num_cached < member.num_computed
     ]
     assert in_pieces.count(True) <= 1 and in_pieces.count(False) <= 1

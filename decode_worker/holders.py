@@ -1,0 +1,171 @@
+"""Who holds this instance's blocks and slots, what is free, and what will be needed soon. Pure: counts only.
+
+Who was admitted is in one place at a time:
+
+    pulling (blocks taken, KV on its way) -> running -> leaving (KV on its way to the pool) -> gone
+
+Abort takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever became of the request:
+an outcome that is answered with False is of one that was aborted meanwhile, and is gone now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from alignedserve.messages import InstanceLimits
+from alignedserve.types import RequestKey
+from decode_worker.members import Member, Members
+
+
+class Holders:
+    def __init__(self, limits: InstanceLimits) -> None:
+        self._limits = limits
+        needed = self._blocks_for(limits.max_model_len)
+        if limits.num_blocks < needed:
+            raise ValueError(
+                f"num_blocks={limits.num_blocks}: a request of max_model_len={limits.max_model_len} needs {needed}"
+            )
+        self.num_free = limits.num_blocks
+        self._pulling: Members = {}
+        self._running: Members = {}
+        self._leaving: Members = {}
+        # aborted under a copy
+        self._dying: Members = {}
+        # for others to look at
+        self.pulling: Mapping[RequestKey, Member] = self._pulling
+        self.running: Mapping[RequestKey, Member] = self._running
+
+    # ---- from place to place ----------------------------------------------------------------------------------------
+
+    def admit(self, member: Member) -> None:
+        self._take(member, self._blocks_for(member.num_tokens))
+        self._pulling[member.key] = member
+
+    def pulled(self, key: RequestKey) -> bool:
+        if self._bury(key):
+            return False
+        self._running[key] = self._pulling.pop(key)
+        return True
+
+    def pull_failed(self, key: RequestKey) -> None:
+        if not self._bury(key):
+            self._free(self._pulling.pop(key))
+
+    def evict(self, key: RequestKey) -> bool:
+        if key not in self._running:
+            return False
+        self._leaving[key] = self._running.pop(key)
+        return True
+
+    def evicted(self, key: RequestKey) -> bool:
+        if self._bury(key):
+            return False
+        self._free(self._leaving.pop(key))
+        return True
+
+    def evict_failed(self, key: RequestKey) -> bool:
+        if self._bury(key):
+            return False
+        self._running[key] = self._leaving.pop(key)
+        return True
+
+    def ended(self, key: RequestKey) -> None:
+        self._free(self._running.pop(key))
+
+    def abort(self, key: RequestKey) -> bool:
+        if key in self._running:
+            self.ended(key)
+            return False
+        for members in (self._pulling, self._leaving):
+            if key in members:
+                self._dying[key] = members.pop(key)
+        return key in self._dying
+
+    def _bury(self, key: RequestKey) -> bool:
+        member = self._dying.pop(key, None)
+        if member:
+            self._free(member)
+        return member is not None
+
+    # ---- blocks and slots -------------------------------------------------------------------------------------------
+
+    def grow(self, member: Member, num_tokens: int) -> bool:
+        """It holds blocks for the KV of its first `num_tokens` tokens. False, and nothing changed: too few are free."""
+        count = max(0, self._blocks_for(num_tokens) - member.num_blocks)
+        if count > self.num_free:
+            return False
+        self._take(member, count)
+        return True
+
+    @property
+    def num_blocks_to_come(self) -> int:
+        """Under copies, and free when those have ended."""
+        return sum(member.num_blocks for member in (*self._leaving.values(), *self._dying.values()))
+
+    @property
+    def num_free_slots(self) -> int:
+        return self._limits.max_num_seqs - len(self._running) - len(self._pulling) - len(self._leaving)
+
+    @property
+    def num_slots_to_come(self) -> int:
+        return len(self._leaving)
+
+    def _take(self, member: Member, count: int) -> None:
+        self.num_free -= count
+        member.num_blocks += count
+
+    def _free(self, member: Member) -> None:
+        self.num_free += member.num_blocks
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._limits.block_size)
+
+    # ---- what will be needed ----------------------------------------------------------------------------------------
+
+    def growth(self, num_iterations: int) -> int:
+        """Blocks that all who run, or will in a moment, need beyond what they hold."""
+        return sum(
+            self._growth_of(members.values(), num_iterations) for members in (self._running, self._pulling)
+        )
+
+    def growth_of_class(self, is_rt: bool, num_iterations: int) -> int:
+        return sum(
+            self._growth_of((each for each in members.values() if each.is_rt is is_rt), num_iterations)
+            for members in (self._running, self._pulling)
+        )
+
+    def member_growth(self, member: Member, num_iterations: int) -> int:
+        """Of whoever is to be admitted: all that it will have."""
+        num_cached = min(member.num_tokens + num_iterations - 1, member.max_cached)
+        return max(0, self._blocks_for(num_cached) - member.num_blocks)
+
+    def _growth_of(self, members: Iterable[Member], num_iterations: int) -> int:
+        """The sum of `member_growth`, without its calls: in every iteration all members are asked."""
+        growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
+        for member in members:
+            num_cached = member.num_tokens + num_more
+            if num_cached > member.max_cached:
+                num_cached = member.max_cached
+            missing = num_cached - member.num_blocks * block_size
+            if missing > 0:
+                growth += self._blocks_for(missing)
+        return growth
+
+    # ---- all of them ------------------------------------------------------------------------------------------------
+
+    @property
+    def _places(self) -> Sequence[Members]:
+        return self._pulling, self._running, self._leaving, self._dying
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return any(key in members for members in self._places)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._places))
+
+    def check(self) -> None:
+        num_held = sum(member.num_blocks for members in self._places for member in members.values())
+        if num_held + self.num_free != self._limits.num_blocks:
+            raise RuntimeError(
+                f"blocks leaked: {num_held} held + {self.num_free} free != {self._limits.num_blocks} in all"
+            )

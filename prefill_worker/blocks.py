@@ -1,0 +1,35 @@
+"""How many blocks of this instance are free: prompts and candidates share them. Pure: counts only."""
+
+from __future__ import annotations
+
+from alignedserve.messages import InstanceLimits
+from prefill_worker.members import Member
+
+
+class Blocks:
+    def __init__(self, limits: InstanceLimits) -> None:
+        self._num_all, self._block_size = limits.num_blocks, limits.block_size
+        # of the longest prompt
+        self.num_for_one = self.needed(limits.max_model_len)
+        if self._num_all < self.num_for_one:
+            raise ValueError(
+                f"num_blocks={self._num_all}: a request of max_model_len={limits.max_model_len} "
+                f"needs {self.num_for_one}"
+            )
+        self.num_free = self._num_all
+
+    def needed(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def hold(self, member: Member, count: int) -> None:
+        member.num_blocks = count
+        self.num_free -= count
+
+    def free(self, member: Member) -> None:
+        self.num_free += member.num_blocks
+
+    def check(self, num_held: int) -> None:
+        if num_held + self.num_free != self._num_all:
+            raise RuntimeError(
+                f"blocks leaked: {num_held} held + {self.num_free} free != {self._num_all} in all"
+            )

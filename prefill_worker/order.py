@@ -1,0 +1,23 @@
+"""In which order prompts go, of both classes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prefill_worker.members import Member
+from prefill_worker.mixing import Mixing
+
+
+class Order:
+    def __init__(self, has_classes: bool, mixing: Mixing | None) -> None:
+        self._has_classes = has_classes
+        self._mixing = mixing
+
+    def of(self, members: Iterable[Member], now: float) -> list[Member]:
+        """The most urgent first; those that came first among equals."""
+        mixing = self._mixing
+        if mixing:
+            return sorted(members, key=lambda member: mixing.order(member, now))
+        if self._has_classes:
+            return sorted(members, key=lambda member: not member.is_rt)
+        return list(members)

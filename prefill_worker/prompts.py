@@ -1,0 +1,116 @@
+"""Prompts, from when they come until their KV is in the pool. Pure.
+
+    waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> gone
+       '------------------ giving up <-----------------------'
+
+A prompt gets blocks for all of its tokens when it starts, and holds them until all of its KV is in the pool. Abort
+takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever became of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from alignedserve.messages import Work
+from alignedserve.types import RequestKey
+from prefill_worker.blocks import Blocks
+from prefill_worker.members import Member, Members, State, num_tokens
+
+
+class Prompts:
+    def __init__(self, max_num_seqs: int, blocks: Blocks) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._blocks = blocks
+        # both in the order in which they came there; those that wait have no blocks
+        self._waiting: Members = {}
+        self._started: Members = {}
+        # for others to look at
+        self.waiting: Mapping[RequestKey, Member] = self._waiting
+        self.started: Mapping[RequestKey, Member] = self._started
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._waiting or key in self._started
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._started)
+
+    # ---- from state to state ----------------------------------------------------------------------------------------
+
+    def add(self, work: Work) -> None:
+        self._waiting[work.request.key] = Member(work, num_tokens(work) - work.num_cached)
+
+    def start(self, member: Member) -> None:
+        self._started[member.key] = self._waiting.pop(member.key)
+        self._blocks.hold(member, self._blocks.needed(member.num_tokens))
+        member.state = State.LOADING if member.work.num_cached else State.COMPUTING
+
+    def loaded(self, key: RequestKey) -> bool:
+        member = self._started[key]
+        if member.state is State.DYING:
+            self._leave(key)
+            return False
+        member.state = State.COMPUTING
+        return True
+
+    def computed(self, key: RequestKey, count: int) -> None:
+        member = self._started[key]
+        member.num_pending -= count
+        if member.num_pending == 0:
+            member.state = State.SAVING
+
+    def saved(self, key: RequestKey) -> None:
+        state = self._started[key].state
+        if state not in (State.SAVING, State.DYING):
+            raise RuntimeError(f"request {key}: saved, but it is {state.name}")
+        self._leave(key)
+
+    def give_up(self, member: Member) -> None:
+        member.state = State.GIVING_UP
+
+    def gave_up(self, key: RequestKey) -> None:
+        member = self._started[key]
+        if member.state is not State.GIVING_UP:
+            raise RuntimeError(f"request {key}: gave its blocks up, but it is {member.state.name}")
+        self._leave(key)
+        member.give_up()
+        self._waiting[key] = member
+
+    def abort(self, key: RequestKey) -> bool:
+        """True if its blocks are held until a copy, or its part in an iteration, has ended."""
+        self._waiting.pop(key, None)
+        if key in self._started:
+            self._started[key].state = State.DYING
+        return key in self._started
+
+    def drop_waiting(self) -> None:
+        self._waiting.clear()
+
+    def _leave(self, key: RequestKey) -> None:
+        self._blocks.free(self._started.pop(key))
+
+    # ---- counts -----------------------------------------------------------------------------------------------------
+
+    def in_state(self, state: State) -> list[Member]:
+        return [member for member in self._started.values() if member.state is state]
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(member.num_blocks for member in self._started.values())
+
+    @property
+    def num_free_slots(self) -> int:
+        return self._max_num_seqs - sum(member.has_slot for member in self._started.values())
+
+    @property
+    def is_be_started(self) -> bool:
+        return any(member.has_slot and not member.is_rt for member in self._started.values())
+
+    @property
+    def is_rt_copied(self) -> bool:
+        """It goes on when the copy has ended: then it should not find a chunk of best effort under way, whose end it
+        would have to wait for."""
+        copied = (State.LOADING, State.SAVING)
+        if any(each.state in copied and each.is_rt for each in self._started.values()):
+            return True
+        is_waiting = any(each.is_rt for each in self._waiting.values())
+        return is_waiting and any(each.state is State.GIVING_UP for each in self._started.values())

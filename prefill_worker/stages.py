@@ -1,0 +1,101 @@
+"""Candidates of decode instances, from where those pull them, as counts; `staging.py` moves their KV. Pure.
+
+    waiting -> staging (KV on its way from the pool) -> staged -> gone, when they are unstaged
+
+Candidates have a share of the blocks, and within it they come first: a decode instance waits for them. Blocks under a
+copy are held until the copy is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from alignedserve.messages import Work
+from alignedserve.types import RequestKey
+from prefill_worker.blocks import Blocks
+from prefill_worker.members import Member, Members, State
+
+
+class Stages:
+    def __init__(self, num_blocks_at_most: int, has_classes: bool, blocks: Blocks) -> None:
+        self._num_blocks_at_most = num_blocks_at_most
+        self._has_classes = has_classes
+        self._blocks = blocks
+        # both in the order in which they came there; those that wait have no blocks
+        self._waiting: Members = {}
+        self._started: Members = {}
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._waiting or key in self._started
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._started)
+
+    @property
+    def started(self) -> Iterable[RequestKey]:
+        return self._started.keys()
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(member.num_blocks for member in self._started.values())
+
+    # ---- from state to state ----------------------------------------------------------------------------------------
+
+    def add(self, work: Work) -> None:
+        needed, most = self._blocks.needed(work.num_cached), self._num_blocks_at_most
+        if needed > most:
+            raise ValueError(
+                f"request {work.request.key}: {needed} blocks to stage, at most {most} are for that"
+            )
+        self._waiting[work.request.key] = Member(work)
+
+    def start(self) -> list[Work]:
+        """Those that find room."""
+        works = []
+        for member in self._in_order():
+            num_blocks = self._blocks.needed(member.work.num_cached)
+            if num_blocks > self._blocks.num_free or not self._has_share(num_blocks):
+                break
+            self._started[member.key] = self._waiting.pop(member.key)
+            self._blocks.hold(member, num_blocks)
+            member.state = State.STAGING
+            works.append(member.work)
+        return works
+
+    def staged(self, key: RequestKey) -> bool:
+        member = self._started[key]
+        if member.state is State.DYING:
+            self._leave(key)
+            return False
+        member.state = State.STAGED
+        return True
+
+    def unstage(self, key: RequestKey) -> bool:
+        """True if its blocks are held until the copy under way is reported."""
+        self._waiting.pop(key, None)
+        member = self._started.get(key)
+        if member and member.state is State.STAGED:
+            self._leave(key)
+        elif member:
+            member.state = State.DYING
+        return key in self._started
+
+    def drop_waiting(self) -> None:
+        self._waiting.clear()
+
+    def _leave(self, key: RequestKey) -> None:
+        self._blocks.free(self._started.pop(key))
+
+    # ---- who is next ------------------------------------------------------------------------------------------------
+
+    def short_of_blocks(self) -> Member | None:
+        """A candidate that waits for blocks rather than for others' end: what becomes free is for it then, not for new
+        prompts."""
+        member = next(iter(self._in_order()), None)
+        return member if member and self._has_share(self._blocks.needed(member.work.num_cached)) else None
+
+    def _in_order(self) -> list[Member]:
+        return sorted(self._waiting.values(), key=lambda member: self._has_classes and not member.is_rt)
+
+    def _has_share(self, num_blocks: int) -> bool:
+        return self.num_blocks + num_blocks <= self._num_blocks_at_most
