@@ -32,6 +32,8 @@ from router.process import RouterProcessConfig
 DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_POOL_SHARE = 0.5
 
+DEVICES = ("auto", "cpu", "cuda")
+
 # On a CPU copies are made by the thread that computes, if they take it no more than about 0.2 ms.
 QUICK_BYTES = 1 << 20
 
@@ -88,6 +90,9 @@ class IslandPlan:
 
 def check(asked: Request) -> None:
     """What can be said before it is known where it will run. Raises ValueError."""
+    if asked.engine.device not in DEVICES:
+        # which GPU an instance has is Ray's affair
+        raise ValueError(f"device={asked.engine.device!r}: must be one of {', '.join(DEVICES)}")
     make_policy(asked.router)
     _slo(asked.serve)
     digests_of(asked.serve.api_key, asked.serve.api_key_file)

@@ -98,5 +98,5 @@ def _sites(asked: Request, prefix: str, say: Callable[[str], None]) -> AbstractC
     token = secrets.token_hex(32)
     if asked.serve.address is None:
         return this_machine(asked.serve, token, prefix)
-    needs_gpus = asked.engine.device.startswith("cuda")
+    needs_gpus = asked.engine.device == "cuda"
     return nodes_of(asked.serve.address, asked.serve, needs_gpus, token, say)

@@ -181,3 +181,5 @@ def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
         check(asked(slo_tbt_ms=0.5))
     with pytest.raises(ValueError, match="max_model_len=9999: the model was made for at most 2048"):
         check(asked(EngineConfig(MODEL, max_model_len=9999)))
+    with pytest.raises(ValueError, match="device='cuda:1': must be one of auto, cpu, cuda$"):
+        check(asked(EngineConfig(MODEL, device="cuda:1")))
