@@ -93,6 +93,10 @@ class ServeConfig:
             raise ValueError(f"otlp_endpoint={self.otlp_endpoint!r}: must begin with http:// or https://")
         if self.num_islands is not None:
             _in_range("num_islands", self.num_islands, 1, 1024)
+            if self.num_islands > 1 and self.address is None:
+                raise ValueError(
+                    f"num_islands={self.num_islands}: this machine is one island; give the --address of a Ray cluster"
+                )
         if self.pool_memory_bytes is not None:
             _in_range("pool_memory_bytes", self.pool_memory_bytes, 1, 2**63 - 1)
 

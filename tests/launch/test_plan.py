@@ -135,6 +135,7 @@ def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_pa
         ("decode_instances", -1, "decode_instances=-1: must be from 1"),
         ("pool_memory_bytes", 0, "pool_memory_bytes=0: must be from 1"),
         ("num_islands", 0, "num_islands=0: must be from 1"),
+        ("num_islands", 2, "num_islands=2: this machine is one island; give the --address"),
         ("served_model_name", "", "served_model_name='': must not be empty"),
         ("length_predictor", "luck", "length_predictor='luck': must be one of hash, sentence, none"),
         ("length_predictor_entries", 0, "length_predictor_entries=0: must be from 1"),
