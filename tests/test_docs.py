@@ -87,7 +87,7 @@ def known_flags(command: str) -> frozenset[str]:
 def app() -> FastAPI:
     """With all of its routes, and nothing behind them."""
     store, runner = Mock(), Mock()
-    routers = [file_routes(store), batch_routes(store, runner), metrics_route(Mock(), Mock())]
+    routers = [file_routes(store, 1), batch_routes(store, runner), metrics_route(Mock(), Mock())]
     return create_app(Mock(), routers=routers)
 
 

@@ -13,7 +13,7 @@ from alignedserve.types import InvalidRequest
 @dataclass(frozen=True)
 class Limits:
     max_body_bytes: Annotated[int, "of a request's body; more: 413"] = 8 << 20
-    max_file_bytes: Annotated[int, "of an uploaded file; more: 413"] = 200 << 20
+    max_file_bytes: Annotated[int, "of an uploaded file; more: 413"] = 200_000_000
     max_prompt_tokens: Annotated[int | None, "of one prompt [default: what the model has room for]"] = None
     max_choices: Annotated[int, "of one call: its prompts times n (or best_of)"] = 256
     max_logprobs: Annotated[int, "likeliest tokens that may be asked for"] = MAX_LOGPROBS

@@ -134,7 +134,7 @@ class GatewayProcess:
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
         try:
-            yield [file_routes(store), batch_routes(store, runner)]
+            yield [file_routes(store, self._config.limits.max_file_bytes), batch_routes(store, runner)]
         finally:
             runner.stop(0)
             await running
