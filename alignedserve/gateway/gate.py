@@ -149,7 +149,10 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 
 def _too_many(limit: int) -> ApiError:
-    message = f"{limit} requests of this API key are under way, and at most {limit} may be"
+    message = (
+        f"{limit} requests are under way, and at most {limit} may be: of one API key, or of all clients together "
+        "where no keys are needed"
+    )
     return ApiError(429, message, code="rate_limit_exceeded", retry=True)
 
 

@@ -202,6 +202,24 @@ def test_a_key_has_so_many_requests_open_and_no_more() -> None:
     play(scenario)
 
 
+def test_without_keys_all_clients_together_have_so_many_requests_open() -> None:
+    async def scenario() -> None:
+        async with served(limits=Limits(max_requests_per_key=1)) as at:
+            at.router.allow(0)
+            asking = asyncio.create_task(at.post("/v1/completions", {"prompt": "x"}))
+            await at.router.until(lambda: len(at.router.submitted) == 1)
+            refused = await at.post("/v1/completions", {"prompt": "x"})
+            assert refused.status_code == 429
+            message = refused.json()["error"]["message"]
+            assert "of this API key" not in message and "of all clients together" in message
+            at.router.allow(None)
+            assert (await asking).status_code == 200
+            described = (await at.http.get("/openapi.json")).json()["paths"]["/v1/completions"]["post"]
+            assert "of all clients together" in described["responses"]["429"]["description"]
+
+    play(scenario)
+
+
 # ---- the end ----
 
 
