@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 from fastapi import APIRouter, FastAPI
 
@@ -92,7 +93,8 @@ class GatewayProcess:
         """`is_prepared`: the first one who wants a grammar does not wait for what the second one need not."""
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
-        intake = Intake(model, self._islands, compiler, self._config.limits, self._config.slo, self._lengths)
+        limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
+        intake = Intake(model, self._islands, compiler, limits, slo, self._lengths, seeds)
         async with (
             contextlib.aclosing(compiler),
             self._store() as store,

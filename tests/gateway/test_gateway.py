@@ -18,7 +18,7 @@ from alignedserve.config import EngineConfig
 from alignedserve.gateway import island as island_module
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
-from alignedserve.messages import Rejected
+from alignedserve.messages import Rejected, Request
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
 from tests.gateway.scripted import MODEL, TOKEN, TOKENIZER, ScriptedRouter, answer_of, part
@@ -42,22 +42,22 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    router: ScriptedRouter | None = None, model: ServedModel = MODEL, **settings: Any
+    router: ScriptedRouter | None = None, model: ServedModel = MODEL, seed: int = 0, **settings: Any
 ) -> AsyncIterator[Served]:
     """`settings`: GatewayConfig's."""
-    async with served_by([router or ScriptedRouter()], model, **settings) as found:
+    async with served_by([router or ScriptedRouter()], model, seed, **settings) as found:
         yield found
 
 
 @asynccontextmanager
 async def served_by(
-    routers: list[ScriptedRouter], model: ServedModel = MODEL, **settings: Any
+    routers: list[ScriptedRouter], model: ServedModel = MODEL, seed: int = 0, **settings: Any
 ) -> AsyncIterator[Served]:
     ports = [await router.hub.listen("127.0.0.1", 0) for router in routers]
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         addresses = tuple(RouterAddress("127.0.0.1", port, TOKEN) for port in ports)
-        engine = EngineConfig(str(demo.MODEL_DIR))
+        engine = EngineConfig(str(demo.MODEL_DIR), seed=seed)
         config = GatewayConfig(GATEWAY, addresses, "127.0.0.1", port, engine, "demo", **settings)
         process = GatewayProcess(config)
         serving = asyncio.create_task(process.serve(model, sock))
@@ -193,6 +193,22 @@ def test_without_a_seed_each_request_gets_one() -> None:
             for _ in range(2):
                 await at.post("/v1/completions", {"prompt": "a"})
             assert len({submit.request.seed for submit in at.router.submitted}) == 2
+
+    play(scenario)
+
+
+def test_a_server_started_anew_gives_the_same_seeds_and_other_keys() -> None:
+    async def requests_of(seed: int) -> list[Request]:
+        async with served(seed=seed) as at:
+            await at.post("/v1/completions", {"prompt": ["a", "b"], "n": 2})
+            await at.post("/v1/chat/completions", {"messages": QUESTION})
+            return [submit.request for submit in at.router.submitted]
+
+    async def scenario() -> None:
+        first, again, other = [await requests_of(seed) for seed in (7, 7, 8)]
+        assert [request.seed for request in first] == [request.seed for request in again]
+        assert not {request.seed for request in first} & {request.seed for request in other}
+        assert len({request.key for request in [*first, *again, *other]}) == 3 * 5
 
     play(scenario)
 
