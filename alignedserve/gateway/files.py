@@ -152,6 +152,8 @@ class _Upload:
         self._num_chunks = 0
 
     def field(self, name: str, value: str) -> None:
+        if name == "file":
+            raise ApiError(400, "file: comes without a filename, and must have one", param="file")
         if name not in ("purpose", "expires_after[anchor]", "expires_after[seconds]"):
             raise ApiError(400, f"{name}: unknown, or not supported by this server", param=name)
         if name == "purpose" and value != "batch":

@@ -12,6 +12,7 @@ import pytest
 from openai.types import FileObject
 
 from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.multipart import MAX_FIELD_BYTES
 from tests.gateway.batching import System, play, questions
 from tests.gateway.test_gateway import play as gateway_alone
 from tests.gateway.test_gateway import served
@@ -127,6 +128,22 @@ def test_what_is_no_form_is_refused(kind: str, body: bytes) -> None:
     async def scenario(at: System) -> None:
         answer = await at.gateway.http.post("/v1/files", content=body, headers={"Content-Type": kind})
         assert answer.status_code == 400 and "multipart/form-data" in answer.json()["error"]["message"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (5, "file: comes without a filename"),
+        (MAX_FIELD_BYTES + 1, "what has no filename has more than 65536"),
+    ],
+)
+def test_a_file_without_a_name_is_told_so(size: int, message: str) -> None:
+    async def scenario(at: System) -> None:
+        form = {"purpose": (None, b"batch"), "file": (None, b"x" * size)}
+        answer = await at.gateway.http.post("/v1/files", files=form)
+        assert answer.status_code == 400 and message in answer.json()["error"]["message"]
 
     play(scenario)
 

@@ -297,7 +297,16 @@ def test_models_are_listed() -> None:
         ("completions", {"prompt": "x", "top_pp": 1}, 400, "top_pp", "top_pp: unknown, or not supported"),
         ("completions", {"prompt": "x", "n": "2"}, 400, "n", "n: Input should be a valid integer"),
         ("completions", {}, 400, "prompt", "prompt: Field required"),
-        ("completions", {"prompt": []}, 400, "prompt", "prompt"),
+        *(
+            (
+                "completions",
+                {"prompt": prompt},
+                400,
+                "prompt",
+                "prompt: must be a text, token ids, or a list of",
+            )
+            for prompt in ([], [1.0], [[]], [[1], "x"], ["x", 1], {}, None, 5, True)
+        ),
         ("completions", {"prompt": ""}, 400, "prompt", "prompt: empty"),
         ("completions", {"prompt": [5, 100_000]}, 400, "prompt", "token id 100000 is outside"),
         ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "max_tokens=0: must be"),
