@@ -1,6 +1,7 @@
 """What every request goes through before any of it is read: who asks, whether there is room, how much it may say.
 
 Whoever has no key gets nothing but `/health`: no other route, no route that isn't there, no OPTIONS, no docs.
+What browsers ask before a call (CORS, see app.py) does not come so far.
 """
 
 from __future__ import annotations

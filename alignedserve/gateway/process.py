@@ -54,6 +54,8 @@ class GatewayConfig:
     limits: Limits = field(default_factory=Limits)
     # of the API keys, see keys.py; none: open to everyone
     key_digests: tuple[bytes, ...] = ()
+    # whose pages may call it from a browser; "*": anyone's
+    allowed_origins: tuple[str, ...] = ()
     # requests that run when the server is told to stop get so long to finish
     shutdown_timeout_s: float = 30.0
     # where files and batch jobs are kept; without it there are none
@@ -104,7 +106,8 @@ class GatewayProcess:
             if is_prepared:
                 await compiler.prepare()
             routers.append(metrics_route(self.telemetry.metrics, self._islands, self._count_jobs))
-            app = create_app(intake, self.doors, Keys(self._config.key_digests), routers)
+            keys, origins = Keys(self._config.key_digests), self._config.allowed_origins
+            app = create_app(intake, self.doors, keys, routers, origins)
             await self._serve(app, sock)
 
     @contextlib.asynccontextmanager

@@ -169,6 +169,7 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         fingerprint={"model": engine.model},
         limits=asked.limits,
         key_digests=digests_of(asked.serve.api_key, asked.serve.api_key_file),
+        allowed_origins=asked.serve.allowed_origins,
         shutdown_timeout_s=asked.serve.shutdown_timeout,
         store_url=store_url,
         batches=BatchConfig(asked.serve.batch_max_num_lines),

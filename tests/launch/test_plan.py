@@ -49,6 +49,12 @@ def test_all_parts_agree_on_what_was_left_open() -> None:
     assert gateway.config.routers == (SITE.router,) and gateway.config.served_model_name == MODEL
 
 
+def test_the_gateway_is_told_whose_pages_may_call() -> None:
+    wanted = asked(allowed_origins=("https://a.example",))
+    gateway = plan_gateway(wanted, [plan_island(wanted, SITE, "prefix")], "unix:///redis.sock")
+    assert gateway.config.allowed_origins == ("https://a.example",)
+
+
 def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:
     plan = plan_island(replace(asked(), router=RouterConfig(link="gloo")), SITE, "prefix")
     assert [part.config.transfers.link for part in plan.parts[2:]] == ["gloo", "gloo"]
