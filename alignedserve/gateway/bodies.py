@@ -287,7 +287,7 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _token_id(key: str) -> int:
-    try:
-        return int(key)
-    except ValueError:
-        raise InvalidRequest(f"logit_bias key={key!r}: must be a token id") from None
+    # int() takes more than that: +5, 1_0, other scripts' digits
+    if not re.fullmatch("[0-9]{1,18}", key):
+        raise InvalidRequest(f"logit_bias key={key!r}: must be a token id")
+    return int(key)

@@ -310,7 +310,10 @@ def test_models_are_listed() -> None:
         ("completions", {"prompt": ""}, 400, "prompt", "prompt: empty"),
         ("completions", {"prompt": [5, 100_000]}, 400, "prompt", "token id 100000 is outside"),
         ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "max_tokens=0: must be"),
-        ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", "must be a token id"),
+        *(
+            ("completions", {"prompt": "x", "logit_bias": {key: 1}}, 400, "logit_bias", "must be a token id")
+            for key in ("a", "", "+5", "-5", "1_0", " 5", "5.0", "\u0665", "9" * 5000)
+        ),
         (
             "completions",
             {"prompt": "x", "n": 3, "best_of": 2},
