@@ -21,7 +21,9 @@ class EngineConfig:
     skip_tokenizer_init: Annotated[bool, "take and give token ids only"] = False
     revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
     dtype: Annotated[str, f"of weights and KV: {', '.join(DTYPES)} (the checkpoint's)"] = "auto"
-    device: Annotated[str, "cpu, cuda, cuda:1, ..., or auto: CUDA where there is one"] = "auto"
+    device: Annotated[
+        str, "cpu, cuda (without a server cuda:1, ... too), or auto: CUDA where there is one"
+    ] = "auto"
     attention_backend: Annotated[
         str, "auto, torch (the plain reference), cpu (native code) or triton (CUDA)"
     ] = "auto"

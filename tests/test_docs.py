@@ -87,7 +87,7 @@ def known_flags(command: str) -> frozenset[str]:
 def app() -> FastAPI:
     """With all of its routes, and nothing behind them."""
     store, runner = Mock(), Mock()
-    routers = [file_routes(store), batch_routes(store, runner), metrics_route(Mock(), Mock())]
+    routers = [file_routes(store, 1), batch_routes(store, runner), metrics_route(Mock(), Mock())]
     return create_app(Mock(), routers=routers)
 
 
@@ -171,7 +171,8 @@ def test_defaults_are_those_of_serve(page: Path) -> None:
         assert flag in known
         default = known[flag]
         # what depends on other things, and what is off, has no default to tell
-        assert text == ("" if default in (None, False) or default == () else _as_said(default)), flag
+        has_none = default is None or default is False or default == ()
+        assert text == ("" if has_none else _as_said(default)), flag
 
 
 def _as_said(default: Any) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# OpenAI's limits
+# OpenAI's limit
 MAX_LINES = 50_000
-MAX_FILE_BYTES = 200 * 1000 * 1000
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 
 # Of a file, as it is stored: enough for few round trips, and little to have in memory.

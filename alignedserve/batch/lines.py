@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
@@ -44,6 +45,9 @@ class LineSplitter:
     def end(self) -> list[Line]:
         """The line ends here: at a line's end, or at the file's. One at most."""
         self._number += 1
+        if self._number == 1:
+            # it says that what follows is UTF-8, and is no part of it
+            self._open = self._open.removeprefix(BOM_UTF8)
         text, is_too_long = bytes(self._open).strip(), self._is_too_long
         self._open.clear()
         self._is_too_long = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -34,13 +34,13 @@ def engine_options(command: Command) -> Command:
     return options_of(EngineConfig)(command)
 
 
-def options_of(config_class: type[Any]) -> Callable[[Command], Command]:
-    """Adds one option for each field that has a default."""
+def options_of(config_class: type[Any], without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Adds one option for each field that has a default, but for those in `without`."""
     hints = get_type_hints(config_class, include_extras=True)
 
     def add(command: Command) -> Command:
         for field in reversed(fields(config_class)):
-            if field.default is not MISSING:
+            if field.default is not MISSING and field.name not in without:
                 kind, text = get_args(hints[field.name])
                 command = _option(field.name, kind, field.default, text)(command)
         return command

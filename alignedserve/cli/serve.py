@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from alignedserve.cli.options import engine_options, options_of, taken
+from alignedserve.cli.options import options_of, taken
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
@@ -18,7 +18,8 @@ from router.config import RouterConfig
 @click.argument("model", required=False)
 @options_of(ServeConfig)
 @options_of(Limits)
-@engine_options
+# its processes have no terminal to draw bars on
+@options_of(EngineConfig, without=["use_tqdm"])
 @options_of(RouterConfig)
 @options_of(MixConfig)
 def command(model: str | None, **options: Any) -> None:

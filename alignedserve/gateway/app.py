@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -37,6 +38,7 @@ def create_app(
     doors: Doors | None = None,
     keys: Keys | None = None,
     routers: Sequence[APIRouter] = (),
+    allowed_origins: Sequence[str] = (),
 ) -> FastAPI:
     """`routers`: what else is answered."""
     model, islands, limits = intake.model, intake.islands, intake.limits
@@ -50,6 +52,11 @@ def create_app(
         return JSONResponse(body, status)
 
     app.add_middleware(Gate, router=app.router, public=health_route, keys=keys, limits=limits, doors=doors)
+    if allowed_origins:
+        # around the gate: what a browser asks beforehand comes without a key, and it must be able to read a refusal
+        app.add_middleware(
+            CORSMiddleware, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"]
+        )
 
     app.include_router(tokens_router(model))
 

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.formats import ResponseFormat, StructuredOutputs, structure_of_format
 from alignedserve.gateway.service import ServiceTier, Slo
@@ -27,6 +35,24 @@ TokenIds = Annotated[list[int], Field(min_length=1)]
 # what a template gets from elsewhere, or what would be one
 _NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
 
+
+def _checked_prompt(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(given)
+    except ValidationError:
+        # pydantic would say of each of the kinds why it is not that
+        raise PydanticCustomError(
+            "prompt", "must be a text, token ids, or a list of either, and not empty"
+        ) from None
+
+
+Prompt = Annotated[
+    str
+    | TokenIds
+    | Annotated[list[str], Field(min_length=1)]
+    | Annotated[list[TokenIds], Field(min_length=1)],
+    WrapValidator(_checked_prompt),
+]
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
@@ -155,12 +181,7 @@ _SAMPLING = (
 
 
 class CompletionBody(_Body):
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[TokenIds], Field(min_length=1)]
-    )
+    prompt: Prompt
     max_tokens: int | None = COMPLETION_MAX_TOKENS
     logprobs: int | None = None
     best_of: int | None = None
@@ -266,7 +287,7 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _token_id(key: str) -> int:
-    try:
-        return int(key)
-    except ValueError:
-        raise InvalidRequest(f"logit_bias key={key!r}: must be a token id") from None
+    # int() takes more than that: +5, 1_0, other scripts' digits
+    if not re.fullmatch("[0-9]{1,18}", key):
+        raise InvalidRequest(f"logit_bias key={key!r}: must be a token id")
+    return int(key)

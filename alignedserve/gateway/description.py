@@ -12,7 +12,7 @@ ERRORS = {
     "401": "No API key, or none that is known here",
     "404": "There is no such thing",
     "413": "The body is too large",
-    "429": "Too many requests of this API key are under way",
+    "429": "Too many requests are under way, of this API key or, where none is needed, of all clients together",
     "500": "Our fault",
     "503": "Not now; see Retry-After",
 }

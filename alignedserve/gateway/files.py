@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from alignedserve.batch.config import CHUNK_BYTES, MAX_FILE_BYTES
+from alignedserve.batch.config import CHUNK_BYTES
 from alignedserve.gateway.answers import Json
 from alignedserve.gateway.errors import ApiError
 from alignedserve.gateway.multipart import Field, FileData, FileStart, form_events
@@ -21,8 +21,6 @@ from alignedserve.store.records import new_file_id
 _ID = re.compile(r"file-[0-9a-f]{24}")
 # of a file that is asked to expire, after its creation
 _MIN_EXPIRES_S, _MAX_EXPIRES_S = 3600, 30 * 86400
-# of the request around the file's content
-_FORM_BYTES = 128 << 10
 
 # of the description: the body is read as it comes, not by FastAPI
 _EXPIRES = {
@@ -39,13 +37,12 @@ _UPLOAD_FORM: Json = {
 UPLOAD: Json = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD_FORM}}}
 
 
-def file_routes(store: Store) -> APIRouter:
+def file_routes(store: Store, max_file_bytes: int) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
     async def upload(http: Request) -> Json:
-        _check_length(http)
-        upload = _Upload(store)
+        upload = _Upload(store, max_file_bytes)
         try:
             async for event in form_events(http):
                 match event:
@@ -141,18 +138,12 @@ async def _content(store: Store, file: FileRecord) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _check_length(http: Request) -> None:
-    """Before anything is read, where the length is announced."""
-    length = http.headers.get("content-length", "")
-    if length.isdigit() and int(length) > MAX_FILE_BYTES + _FORM_BYTES:
-        raise _too_large()
-
-
 class _Upload:
     """What has come of a file so far: whole chunks are in the store, the rest waits here."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, max_bytes: int) -> None:
         self._store = store
+        self._max_bytes = max_bytes
         self._id = new_file_id()
         self._fields: dict[str, str] = {}
         self._filename: str | None = None
@@ -161,6 +152,8 @@ class _Upload:
         self._num_chunks = 0
 
     def field(self, name: str, value: str) -> None:
+        if name == "file":
+            raise ApiError(400, "file: comes without a filename, and must have one", param="file")
         if name not in ("purpose", "expires_after[anchor]", "expires_after[seconds]"):
             raise ApiError(400, f"{name}: unknown, or not supported by this server", param=name)
         if name == "purpose" and value != "batch":
@@ -176,8 +169,8 @@ class _Upload:
 
     async def add(self, data: bytes) -> None:
         self._num_bytes += len(data)
-        if self._num_bytes > MAX_FILE_BYTES:
-            raise _too_large()
+        if self._num_bytes > self._max_bytes:
+            raise _too_large(self._max_bytes)
         self._buffer += data
         while len(self._buffer) >= CHUNK_BYTES:
             await self._put(CHUNK_BYTES)
@@ -221,6 +214,6 @@ class _Upload:
         return now + after_s
 
 
-def _too_large() -> ApiError:
-    message = f"file: larger than {MAX_FILE_BYTES} bytes, the most that a file may have"
+def _too_large(max_bytes: int) -> ApiError:
+    message = f"file: larger than {max_bytes} bytes, the most that a file may have"
     return ApiError(413, message, param="file", code="file_too_large")

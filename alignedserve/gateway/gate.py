@@ -1,6 +1,7 @@
 """What every request goes through before any of it is read: who asks, whether there is room, how much it may say.
 
 Whoever has no key gets nothing but `/health`: no other route, no route that isn't there, no OPTIONS, no docs.
+What browsers ask before a call (CORS, see app.py) does not come so far.
 """
 
 from __future__ import annotations
@@ -149,7 +150,10 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 
 def _too_many(limit: int) -> ApiError:
-    message = f"{limit} requests of this API key are under way, and at most {limit} may be"
+    message = (
+        f"{limit} requests are under way, and at most {limit} may be: of one API key, or of all clients together "
+        "where no keys are needed"
+    )
     return ApiError(429, message, code="rate_limit_exceeded", retry=True)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, TypeVar
 
 from alignedserve.gateway.errors import ApiError, unavailable
@@ -76,6 +77,8 @@ class Generation:
     gives_output: bool = True
     # of the length of each prompt's answers
     predictions: Sequence[Prediction | None] = ()
+    # where prompts get theirs if the call brings none
+    seeds: Random = field(default_factory=Random)
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -87,7 +90,7 @@ class Generation:
         one = replace(self.params, n=1)
         predictions = self.predictions or [None] * len(self.prompts)
         for prompt, prediction in zip(self.prompts, predictions, strict=True):
-            seed = random.randint(0, MAX_SEED) if self.params.seed is None else self.params.seed
+            seed = self.seeds.randint(0, MAX_SEED) if self.params.seed is None else self.params.seed
             for n in range(self.params.n):
                 self._open(prompt, one, child_seed(seed, n), prediction)
 
@@ -172,4 +175,4 @@ def _rejection(rejected: Rejected) -> ApiError:
 
 
 def _new_key() -> RequestKey:
-    return RequestKey(random.SystemRandom().randint(1, 2**63 - 1))
+    return RequestKey(1 + secrets.randbelow(2**63 - 1))

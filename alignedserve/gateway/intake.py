@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from alignedserve.gateway.answers import ChatAnswer, CompletionAnswer
 from alignedserve.gateway.bodies import ChatBody, CompletionBody
@@ -32,6 +33,8 @@ class Intake:
     limits: Limits = field(default_factory=Limits)
     slo: SloConfig = field(default_factory=SloConfig)
     lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
+    # of requests that bring none
+    seeds: Random = field(default_factory=Random)
 
     async def completion(self, body: CompletionBody, service: Service) -> tuple[Generation, CompletionAnswer]:
         with body.naming():
@@ -98,7 +101,15 @@ class Intake:
             self.model.check(prompt, params)
         predictions = await self.lengths.predict(prompts, params, service.tier)
         return Generation(
-            self.islands, self.model, prompts, params, service, structure_name, gives_output, predictions
+            self.islands,
+            self.model,
+            prompts,
+            params,
+            service,
+            structure_name,
+            gives_output,
+            predictions,
+            self.seeds,
         )
 
 

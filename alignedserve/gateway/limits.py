@@ -13,7 +13,7 @@ from alignedserve.types import InvalidRequest
 @dataclass(frozen=True)
 class Limits:
     max_body_bytes: Annotated[int, "of a request's body; more: 413"] = 8 << 20
-    max_file_bytes: Annotated[int, "of an uploaded file; more: 413"] = 200 << 20
+    max_file_bytes: Annotated[int, "of an uploaded file; more: 413"] = 200_000_000
     max_prompt_tokens: Annotated[int | None, "of one prompt [default: what the model has room for]"] = None
     max_choices: Annotated[int, "of one call: its prompts times n (or best_of)"] = 256
     max_logprobs: Annotated[int, "likeliest tokens that may be asked for"] = MAX_LOGPROBS
@@ -22,7 +22,9 @@ class Limits:
     max_token_ids: Annotated[int, "in stop_token_ids or logit_bias of one call"] = 1024
     max_grammar_bytes: Annotated[int, "of a JSON schema, regex, choice list or grammar"] = 64 << 10
     grammar_timeout_s: Annotated[float, "longest that a schema, regex or grammar may take to compile"] = 1.0
-    max_requests_per_key: Annotated[int, "that an API key may have open at once; more: 429"] = 4096
+    max_requests_per_key: Annotated[
+        int, "that an API key, or all clients where none is needed, may have open at once; more: 429"
+    ] = 4096
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -122,7 +122,7 @@ class _Form:
             return
         self._num_field_bytes += end - start
         if self._num_field_bytes > MAX_FIELD_BYTES:
-            raise _misshapen(f"its fields have more than {MAX_FIELD_BYTES} bytes")
+            raise _misshapen(f"what has no filename has more than {MAX_FIELD_BYTES} bytes")
         self._value += data[start:end]
 
     def _part_end(self) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 from fastapi import APIRouter, FastAPI
 
@@ -53,6 +54,8 @@ class GatewayConfig:
     limits: Limits = field(default_factory=Limits)
     # of the API keys, see keys.py; none: open to everyone
     key_digests: tuple[bytes, ...] = ()
+    # whose pages may call it from a browser; "*": anyone's
+    allowed_origins: tuple[str, ...] = ()
     # requests that run when the server is told to stop get so long to finish
     shutdown_timeout_s: float = 30.0
     # where files and batch jobs are kept; without it there are none
@@ -92,7 +95,8 @@ class GatewayProcess:
         """`is_prepared`: the first one who wants a grammar does not wait for what the second one need not."""
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
-        intake = Intake(model, self._islands, compiler, self._config.limits, self._config.slo, self._lengths)
+        limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
+        intake = Intake(model, self._islands, compiler, limits, slo, self._lengths, seeds)
         async with (
             contextlib.aclosing(compiler),
             self._store() as store,
@@ -102,7 +106,8 @@ class GatewayProcess:
             if is_prepared:
                 await compiler.prepare()
             routers.append(metrics_route(self.telemetry.metrics, self._islands, self._count_jobs))
-            app = create_app(intake, self.doors, Keys(self._config.key_digests), routers)
+            keys, origins = Keys(self._config.key_digests), self._config.allowed_origins
+            app = create_app(intake, self.doors, keys, routers, origins)
             await self._serve(app, sock)
 
     @contextlib.asynccontextmanager
@@ -134,7 +139,7 @@ class GatewayProcess:
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
         try:
-            yield [file_routes(store), batch_routes(store, runner)]
+            yield [file_routes(store, self._config.limits.max_file_bytes), batch_routes(store, runner)]
         finally:
             runner.stop(0)
             await running

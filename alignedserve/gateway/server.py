@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -44,13 +45,28 @@ class Server(uvicorn.Server):
         yield
 
 
+class _Open:
+    """A transport that is written to as long as it is open: asyncio drops the rest too, with a warning for each piece,
+    and of a burst there may be hundreds before it tells anybody that the client has gone."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """Whoever does not say what he wants, or does not listen, loses it: uvicorn would wait for ever."""
 
     _unheard: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(_Open(transport))
         self._idle_since_s = self.loop.time()
         self._watch()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -105,10 +106,10 @@ def _seconds(
 
 
 def _number(header: str, given: str) -> float:
-    try:
-        return float(given)
-    except ValueError:
-        raise _wrong(header, given, "must be a number of milliseconds") from None
+    # float() takes more than that: 1_0, 1e3, other scripts' digits
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", given):
+        raise _wrong(header, given, "must be a number of milliseconds")
+    return float(given)
 
 
 def _wrong(name: str, value: object, allowed: str) -> ApiError:

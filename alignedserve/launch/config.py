@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Annotated
@@ -30,6 +31,9 @@ class ServeConfig:
         "clients must send one of these; repeat for several (others see them in ps: use a file)",
     ] = field(default=(), repr=False)
     api_key_file: Annotated[str | None, "file of API keys, one a line"] = None
+    allowed_origins: Annotated[
+        tuple[str, ...], "whose pages may call it from a browser (CORS), or *: any; repeat for several"
+    ] = ()
     allow_no_auth: Annotated[bool, "listen beyond this machine without API keys"] = False
     shutdown_timeout: Annotated[float, "seconds that running requests get to finish when it is stopped"] = (
         30.0
@@ -80,6 +84,11 @@ class ServeConfig:
                 f"host={self.host!r}: anyone who reaches it could use it; give an --api-key or --api-key-file, "
                 "or say --allow-no-auth"
             )
+        for origin in self.allowed_origins:
+            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ValueError(
+                    f"allowed_origins={origin!r}: must be *, or scheme, host and port, like https://example.org"
+                )
         if self.served_model_name == "":
             raise ValueError("served_model_name='': must not be empty")
         _in_range("port", self.port, 1, 65535)
@@ -93,6 +102,10 @@ class ServeConfig:
             raise ValueError(f"otlp_endpoint={self.otlp_endpoint!r}: must begin with http:// or https://")
         if self.num_islands is not None:
             _in_range("num_islands", self.num_islands, 1, 1024)
+            if self.num_islands > 1 and self.address is None:
+                raise ValueError(
+                    f"num_islands={self.num_islands}: this machine is one island; give the --address of a Ray cluster"
+                )
         if self.pool_memory_bytes is not None:
             _in_range("pool_memory_bytes", self.pool_memory_bytes, 1, 2**63 - 1)
 

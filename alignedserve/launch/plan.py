@@ -32,6 +32,8 @@ from router.process import RouterProcessConfig
 DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_POOL_SHARE = 0.5
 
+DEVICES = ("auto", "cpu", "cuda")
+
 # On a CPU copies are made by the thread that computes, if they take it no more than about 0.2 ms.
 QUICK_BYTES = 1 << 20
 
@@ -88,6 +90,9 @@ class IslandPlan:
 
 def check(asked: Request) -> None:
     """What can be said before it is known where it will run. Raises ValueError."""
+    if asked.engine.device not in DEVICES:
+        # which GPU an instance has is Ray's affair
+        raise ValueError(f"device={asked.engine.device!r}: must be one of {', '.join(DEVICES)}")
     make_policy(asked.router)
     _slo(asked.serve)
     digests_of(asked.serve.api_key, asked.serve.api_key_file)
@@ -164,6 +169,7 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         fingerprint={"model": engine.model},
         limits=asked.limits,
         key_digests=digests_of(asked.serve.api_key, asked.serve.api_key_file),
+        allowed_origins=asked.serve.allowed_origins,
         shutdown_timeout_s=asked.serve.shutdown_timeout,
         store_url=store_url,
         batches=BatchConfig(asked.serve.batch_max_num_lines),

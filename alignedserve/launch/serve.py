@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import signal
@@ -35,10 +34,16 @@ def serve(
     say: Callable[[str], None],
 ) -> None:
     """Until a signal ends it. Raises ValueError for what can't work, PartFailed for what turns out not to."""
+    say = _logging_too(config, say)
     # from the loop's start on, the supervisor is told instead
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         _serve(engine, router, config, limits, mix, say)
+    except (KeyboardInterrupt, SystemExit) as error:
+        # Ray puts a handler of its own in place, which exits with the signal's number
+        if isinstance(error, SystemExit) and error.code != signal.SIGTERM:
+            raise
+        say("stopped")
 
 
 def _serve(
@@ -50,7 +55,6 @@ def _serve(
     say: Callable[[str], None],
 ) -> None:
     start_s = time.monotonic()
-    say = _logging_too(config, say)
     if not is_free(config.host, config.port):
         raise ValueError(f"port={config.port}: another program listens on it at {config.host}")
     model = locate_model(engine.model, engine.load_format, engine.revision)
@@ -98,5 +102,5 @@ def _sites(asked: Request, prefix: str, say: Callable[[str], None]) -> AbstractC
     token = secrets.token_hex(32)
     if asked.serve.address is None:
         return this_machine(asked.serve, token, prefix)
-    needs_gpus = asked.engine.device.startswith("cuda")
+    needs_gpus = asked.engine.device == "cuda"
     return nodes_of(asked.serve.address, asked.serve, needs_gpus, token, say)

@@ -22,6 +22,14 @@ def test_lines_do_not_depend_on_the_cuts(texts: list[str], ends: bool, size: int
     assert [(line.number, line.text) for line in lines_of(pieces)] == expected
 
 
+@given(st.lists(st.sampled_from(["", "ab", "\ufeffab"]), max_size=3), st.integers(1, 7))
+def test_a_byte_order_mark_is_no_part_of_the_first_line(texts: list[str], size: int) -> None:
+    content = "\n".join(texts).encode("utf-8-sig")
+    pieces = [content[start : start + size] for start in range(0, len(content), size)]
+    expected = [(number, text.encode()) for number, text in enumerate(texts, 1) if text]
+    assert [(line.number, line.text) for line in lines_of(pieces)] == expected
+
+
 @given(st.integers(1, 30))
 def test_a_line_too_long_is_told_and_not_kept(size: int) -> None:
     content = b"ab\n" + b"x" * 21 + b"\n" + b"y" * 20 + b"\nz"

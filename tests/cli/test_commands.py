@@ -36,6 +36,11 @@ def test_help_names_every_command_and_option() -> None:
         assert flag in text
 
 
+@pytest.mark.parametrize("words", [["generate"], ["profile"], ["bench", "engine"], ["serve"]], ids=" ".join)
+def test_progress_bars_are_for_commands_that_have_a_terminal(words: list[str]) -> None:
+    assert ("--use-tqdm" in alignedserve(*words, "--help").stdout) == (words != ["serve"])
+
+
 def test_generate_answers_with_the_demo_model() -> None:
     done = alignedserve("generate", "-p", "List the letters from a to e.", "--no-use-tqdm")
     assert done.returncode == 0, done.stderr

@@ -120,6 +120,54 @@ def test_on_this_machine_no_keys_are_needed(host: str) -> None:
     ServeConfig(host=host)
 
 
+# ---- browsers ----
+
+PREFLIGHT = {
+    "Origin": "https://a.example",
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization, content-type",
+}
+
+
+@pytest.mark.parametrize("allowed", ["https://a.example", "*"])
+def test_a_page_of_an_allowed_origin_may_call(allowed: str) -> None:
+    async def scenario() -> None:
+        async with served(allowed_origins=("https://b.example", allowed), **KEYED) as at:
+            before = await at.http.options("/v1/completions", headers=PREFLIGHT)
+            assert before.status_code == 200
+            assert before.headers["access-control-allow-origin"] == allowed
+            assert "POST" in before.headers["access-control-allow-methods"]
+            assert before.headers["access-control-allow-headers"] == "authorization, content-type"
+            for key, status in (("secret", 200), ("wrong", 401)):
+                headers = {"Origin": "https://a.example", "Authorization": f"Bearer {key}"}
+                called = await at.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+                assert called.status_code == status
+                assert called.headers["access-control-allow-origin"] == allowed
+                assert "access-control-allow-credentials" not in called.headers
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("allowed", "status"), [((), 401), (("https://b.example",), 400)])
+def test_a_page_of_another_origin_may_not(allowed: tuple[str, ...], status: int) -> None:
+    async def scenario() -> None:
+        async with served(allowed_origins=allowed, **KEYED) as at:
+            before = await at.http.options("/v1/completions", headers=PREFLIGHT)
+            assert before.status_code == status
+            headers = {"Origin": "https://a.example", "Authorization": "Bearer secret"}
+            called = await at.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+            for answer in (before, called):
+                assert "access-control-allow-origin" not in answer.headers
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("origin", ["", "example.org", "https://example.org/", "https://", "**"])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"allowed_origins={origin!r}: must be")):
+        ServeConfig(allowed_origins=("https://example.org:8080", "*", origin))
+
+
 # ---- caps ----
 
 
@@ -198,6 +246,24 @@ def test_a_key_has_so_many_requests_open_and_no_more() -> None:
             at.router.allow(None)
             assert (await others).status_code == (await asking.pop()).status_code == 200
             assert (await ask("secret")).status_code == 200
+
+    play(scenario)
+
+
+def test_without_keys_all_clients_together_have_so_many_requests_open() -> None:
+    async def scenario() -> None:
+        async with served(limits=Limits(max_requests_per_key=1)) as at:
+            at.router.allow(0)
+            asking = asyncio.create_task(at.post("/v1/completions", {"prompt": "x"}))
+            await at.router.until(lambda: len(at.router.submitted) == 1)
+            refused = await at.post("/v1/completions", {"prompt": "x"})
+            assert refused.status_code == 429
+            message = refused.json()["error"]["message"]
+            assert "of this API key" not in message and "of all clients together" in message
+            at.router.allow(None)
+            assert (await asking).status_code == 200
+            described = (await at.http.get("/openapi.json")).json()["paths"]["/v1/completions"]["post"]
+            assert "of all clients together" in described["responses"]["429"]["description"]
 
     play(scenario)
 

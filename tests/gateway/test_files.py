@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 
+import httpx
 import openai
 import pytest
+from openai.types import FileObject
 
-from alignedserve.batch.config import MAX_FILE_BYTES
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.multipart import MAX_FIELD_BYTES
 from tests.gateway.batching import System, play, questions
+from tests.gateway.test_gateway import play as gateway_alone
+from tests.gateway.test_gateway import served
+from tests.store.redis_process import redis_running
 
 
 def test_a_file_comes_back_as_it_was_sent() -> None:
@@ -125,19 +132,67 @@ def test_what_is_no_form_is_refused(kind: str, body: bytes) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (5, "file: comes without a filename"),
+        (MAX_FIELD_BYTES + 1, "what has no filename has more than 65536"),
+    ],
+)
+def test_a_file_without_a_name_is_told_so(size: int, message: str) -> None:
+    async def scenario(at: System) -> None:
+        form = {"purpose": (None, b"batch"), "file": (None, b"x" * size)}
+        answer = await at.gateway.http.post("/v1/files", files=form)
+        assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+
+    play(scenario)
+
+
 def test_a_file_that_says_it_is_too_large_is_refused_before_it_is_read() -> None:
     async def scenario(at: System) -> None:
         host, port = at.gateway.http.base_url.host, at.gateway.http.base_url.port
         reader, writer = await asyncio.open_connection(host, port)
         head = (
             "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-            f"Content-Length: {MAX_FILE_BYTES * 2}\r\n\r\n"
+            f"Content-Length: {Limits().max_file_bytes * 2}\r\n\r\n"
         )
         writer.write(head.encode())
         assert b" 413 " in await reader.readline()
         writer.close()
 
     play(scenario)
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_file_may_have_as_many_bytes_as_the_limit_says_and_no_more(is_announced: bool) -> None:
+    async def scenario() -> None:
+        async with (
+            redis_running() as redis,
+            served(store_url=redis.url, limits=Limits(max_file_bytes=1000)) as at,
+        ):
+
+            async def upload(size: int) -> httpx.Response:
+                form = at.http.build_request(
+                    "POST", "/v1/files", data={"purpose": "batch"}, files={"file": b"x" * size}
+                )
+                content = form.read()
+
+                async def piece() -> AsyncIterator[bytes]:
+                    yield content
+
+                kind = {"Content-Type": form.headers["content-type"]}
+                return await at.http.post(
+                    "/v1/files", content=content if is_announced else piece(), headers=kind
+                )
+
+            sent = await upload(1000)
+            assert (sent.status_code, sent.json()["bytes"]) == (200, 1000)
+            refused = await upload(1001)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (413, "file_too_large")
+            assert "larger than 1000 bytes" in refused.json()["error"]["message"]
+            assert (await at.client.files.list()).data == [FileObject.model_validate(sent.json())]
+
+    gateway_alone(scenario)
 
 
 def test_a_file_that_asks_to_expire_says_when() -> None:

@@ -18,7 +18,7 @@ from alignedserve.config import EngineConfig
 from alignedserve.gateway import island as island_module
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
-from alignedserve.messages import Rejected
+from alignedserve.messages import Rejected, Request
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
 from tests.gateway.scripted import MODEL, TOKEN, TOKENIZER, ScriptedRouter, answer_of, part
@@ -42,22 +42,22 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    router: ScriptedRouter | None = None, model: ServedModel = MODEL, **settings: Any
+    router: ScriptedRouter | None = None, model: ServedModel = MODEL, seed: int = 0, **settings: Any
 ) -> AsyncIterator[Served]:
     """`settings`: GatewayConfig's."""
-    async with served_by([router or ScriptedRouter()], model, **settings) as found:
+    async with served_by([router or ScriptedRouter()], model, seed, **settings) as found:
         yield found
 
 
 @asynccontextmanager
 async def served_by(
-    routers: list[ScriptedRouter], model: ServedModel = MODEL, **settings: Any
+    routers: list[ScriptedRouter], model: ServedModel = MODEL, seed: int = 0, **settings: Any
 ) -> AsyncIterator[Served]:
     ports = [await router.hub.listen("127.0.0.1", 0) for router in routers]
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         addresses = tuple(RouterAddress("127.0.0.1", port, TOKEN) for port in ports)
-        engine = EngineConfig(str(demo.MODEL_DIR))
+        engine = EngineConfig(str(demo.MODEL_DIR), seed=seed)
         config = GatewayConfig(GATEWAY, addresses, "127.0.0.1", port, engine, "demo", **settings)
         process = GatewayProcess(config)
         serving = asyncio.create_task(process.serve(model, sock))
@@ -197,6 +197,22 @@ def test_without_a_seed_each_request_gets_one() -> None:
     play(scenario)
 
 
+def test_a_server_started_anew_gives_the_same_seeds_and_other_keys() -> None:
+    async def requests_of(seed: int) -> list[Request]:
+        async with served(seed=seed) as at:
+            await at.post("/v1/completions", {"prompt": ["a", "b"], "n": 2})
+            await at.post("/v1/chat/completions", {"messages": QUESTION})
+            return [submit.request for submit in at.router.submitted]
+
+    async def scenario() -> None:
+        first, again, other = [await requests_of(seed) for seed in (7, 7, 8)]
+        assert [request.seed for request in first] == [request.seed for request in again]
+        assert not {request.seed for request in first} & {request.seed for request in other}
+        assert len({request.key for request in [*first, *again, *other]}) == 3 * 5
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_stop_string_ends_the_text_and_the_work(is_stream: bool) -> None:
     async def scenario() -> None:
@@ -281,11 +297,23 @@ def test_models_are_listed() -> None:
         ("completions", {"prompt": "x", "top_pp": 1}, 400, "top_pp", "top_pp: unknown, or not supported"),
         ("completions", {"prompt": "x", "n": "2"}, 400, "n", "n: Input should be a valid integer"),
         ("completions", {}, 400, "prompt", "prompt: Field required"),
-        ("completions", {"prompt": []}, 400, "prompt", "prompt"),
+        *(
+            (
+                "completions",
+                {"prompt": prompt},
+                400,
+                "prompt",
+                "prompt: must be a text, token ids, or a list of",
+            )
+            for prompt in ([], [1.0], [[]], [[1], "x"], ["x", 1], {}, None, 5, True)
+        ),
         ("completions", {"prompt": ""}, 400, "prompt", "prompt: empty"),
         ("completions", {"prompt": [5, 100_000]}, 400, "prompt", "token id 100000 is outside"),
         ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "max_tokens=0: must be"),
-        ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", "must be a token id"),
+        *(
+            ("completions", {"prompt": "x", "logit_bias": {key: 1}}, 400, "logit_bias", "must be a token id")
+            for key in ("a", "", "+5", "-5", "1_0", " 5", "5.0", "\u0665", "9" * 5000)
+        ),
         (
             "completions",
             {"prompt": "x", "n": 3, "best_of": 2},

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from alignedserve.gateway import gate, server
 from alignedserve.gateway.errors import MAX_MESSAGE_CHARS
+from alignedserve.gateway.process import listen
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter
 from tests.gateway.test_gateway import JSON, QUESTION, Served, play, served
 from tests.store.redis_process import redis_running
@@ -171,6 +173,33 @@ def test_who_takes_nothing_of_an_answer_is_let_go(monkeypatch: pytest.MonkeyPatc
                     while await reader.read(1 << 16):
                         pass
             writer.close()
+
+    play(scenario)
+
+
+def test_nothing_is_written_to_who_has_left(caplog: pytest.LogCaptureFixture) -> None:
+    said = asyncio.Event()
+
+    async def talkative(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(100):
+            await send({"type": "http.response.body", "body": b"x", "more_body": number < 99})
+        said.set()
+
+    async def scenario() -> None:
+        app = FastAPI()
+        app.mount("/", talkative)
+        gateway = server.Server(app, lambda call: contextlib.nullcontext())
+        with listen("127.0.0.1", 0) as sock:
+            serving = asyncio.create_task(gateway.serve([sock]))
+            _, writer = await asyncio.open_connection(*sock.getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            # before the server has read any of it
+            writer.close()
+            await said.wait()
+            gateway.should_exit = True
+            await serving
+        assert "socket.send() raised exception." not in caplog.messages
 
     play(scenario)
 

@@ -49,6 +49,12 @@ def test_all_parts_agree_on_what_was_left_open() -> None:
     assert gateway.config.routers == (SITE.router,) and gateway.config.served_model_name == MODEL
 
 
+def test_the_gateway_is_told_whose_pages_may_call() -> None:
+    wanted = asked(allowed_origins=("https://a.example",))
+    gateway = plan_gateway(wanted, [plan_island(wanted, SITE, "prefix")], "unix:///redis.sock")
+    assert gateway.config.allowed_origins == ("https://a.example",)
+
+
 def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:
     plan = plan_island(replace(asked(), router=RouterConfig(link="gloo")), SITE, "prefix")
     assert [part.config.transfers.link for part in plan.parts[2:]] == ["gloo", "gloo"]
@@ -135,6 +141,7 @@ def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_pa
         ("decode_instances", -1, "decode_instances=-1: must be from 1"),
         ("pool_memory_bytes", 0, "pool_memory_bytes=0: must be from 1"),
         ("num_islands", 0, "num_islands=0: must be from 1"),
+        ("num_islands", 2, "num_islands=2: this machine is one island; give the --address"),
         ("served_model_name", "", "served_model_name='': must not be empty"),
         ("length_predictor", "luck", "length_predictor='luck': must be one of hash, sentence, none"),
         ("length_predictor_entries", 0, "length_predictor_entries=0: must be from 1"),
@@ -181,3 +188,5 @@ def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
         check(asked(slo_tbt_ms=0.5))
     with pytest.raises(ValueError, match="max_model_len=9999: the model was made for at most 2048"):
         check(asked(EngineConfig(MODEL, max_model_len=9999)))
+    with pytest.raises(ValueError, match="device='cuda:1': must be one of auto, cpu, cuda$"):
+        check(asked(EngineConfig(MODEL, device="cuda:1")))

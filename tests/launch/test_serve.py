@@ -24,7 +24,7 @@ import pytest
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.launch.leftovers import descendants
-from tests.launch.server import Footprint, Server, serving
+from tests.launch.server import START_S, Footprint, Server, serving
 from tests.launch.storm import storm
 from tests.launch.streams import ask_all, engine_alone
 
@@ -298,7 +298,9 @@ def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "number"), [("^Ray is up", signal.SIGINT), ("^router is up", signal.SIGTERM)], ids=str
+    ("said", "number"),
+    [("^Ray is up", signal.SIGINT), ("^Ray is up", signal.SIGTERM), ("^router is up", signal.SIGTERM)],
+    ids=str,
 )
 def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: signal.Signals) -> None:
     server = Server("--pool-memory-bytes", str(64 << 20))
@@ -309,11 +311,41 @@ def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: s
         server.signal(number, whole_group=number == signal.SIGINT)
         assert server.wait() == 0, server.output
         assert "Traceback" not in server.output
+        assert server.lines[-1] in ("stopped", "stopping")
         footprint.check_gone()
     finally:
         if server._process.poll() is None:
             server.signal(signal.SIGKILL)
             server.wait()
+
+
+def test_a_signal_while_ray_starts_leaves_nothing() -> None:
+    server = Server("--pool-memory-bytes", str(64 << 20))
+    try:
+        until_one_of_its_processes_is("gcs_server", server)
+        footprint = Footprint(server.pid)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0, server.output
+        assert server.lines == ["stopped"]
+        footprint.check_gone()
+    finally:
+        if server._process.poll() is None:
+            server.signal(signal.SIGKILL)
+            server.wait()
+
+
+def until_one_of_its_processes_is(program: str, server: Server) -> None:
+    deadline = time.monotonic() + START_S
+    while not any(program_of(pid) == program for pid, _ in descendants(server.pid)):
+        assert time.monotonic() < deadline, server.output
+        time.sleep(0.01)
+
+
+def program_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 # ---- what can't work ----
