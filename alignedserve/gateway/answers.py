@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from alignedserve.gateway.best_of import keep_best
 from alignedserve.gateway.generation import Delta, Usage
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.token_logprobs import completion_logprobs, prompt_positions
+from alignedserve.gateway.token_logprobs import TextOffsets, completion_logprobs, prompt_positions
 from alignedserve.gateway.tool_calls import Piece, Read
 from alignedserve.gateway.tool_readers import Reader
 from alignedserve.prompt_logprobs import TokenLogprobs, unpack
@@ -123,6 +123,8 @@ class CompletionAnswer(Answer):
     num_given: int = 1
     # of each prompt, what its answers begin with
     echoes: Sequence[str] | None = None
+    # of each choice
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
     id_prefix = "cmpl"
     kind = chunk_kind = "text_completion"
@@ -153,7 +155,8 @@ class CompletionAnswer(Answer):
     def _echoed_logprobs(self, index: int, packed: bytes) -> Json:
         found = [None, *unpack(packed)]
         prompt = self.prompts[index // self.num_given]
-        return completion_logprobs(prompt, found, self.num_logprobs or 0, 0, self.model.token_text)
+        offsets = TextOffsets(self.model.token_bytes).append(prompt, 0)
+        return completion_logprobs(prompt, found, self.num_logprobs or 0, offsets, self.model.token_text)
 
     def _whole_choice(self, index: int, choice: _Whole) -> Json:
         logprobs = choice.logprobs
@@ -177,8 +180,11 @@ class CompletionAnswer(Answer):
     def _logprobs(self, delta: Delta) -> Json:
         # text appears when its last token does: the offsets of tokens that come together are counted from there
         offset = len(self._echo(delta.index)) + self._lengths.get(delta.index, 0)
+        if delta.index not in self._offsets:
+            self._offsets[delta.index] = TextOffsets(self.model.token_bytes)
+        offsets = self._offsets[delta.index].append(delta.token_ids, offset)
         num = self.num_logprobs or 0
-        return completion_logprobs(delta.token_ids, delta.logprobs, num, offset, self.model.token_text)
+        return completion_logprobs(delta.token_ids, delta.logprobs, num, offsets, self.model.token_text)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -17,15 +18,11 @@ def completion_logprobs(
     token_ids: Sequence[int],
     found: Sequence[TokenLogprobs | None],
     num_likeliest: int,
-    offset: int,
+    offsets: list[int],
     text_of: TextOf,
 ) -> Json:
-    """`found`: of each token; None of a prompt's first. `offset`: where the first token's text begins."""
+    """`found`: of each token; None of a prompt's first. `offsets`: where their texts begin."""
     texts = [text_of(token_id) for token_id in token_ids]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
     return {
         "tokens": texts,
         "token_logprobs": [each and each[0] for each in found],
@@ -35,6 +32,22 @@ def completion_logprobs(
         ],
         "text_offset": offsets,
     }
+
+
+class TextOffsets:
+    """Where the texts of a growing list of tokens begin. Tokens that are part of one character share its offset."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def append(self, token_ids: Sequence[int], offset: int) -> list[int]:
+        """`offset`: where the text of the first of them begins."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(offset)
+            offset += len(self._decoder.decode(self._bytes_of(token_id)))
+        return offsets
 
 
 def _likeliest(found: TokenLogprobs, num: int, text_of: TextOf) -> dict[str, float]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from alignedserve.messages import NewTokens, Request
+from alignedserve.messages import NewTokens, Request, Tokens
 from alignedserve.prompt_logprobs import MAX_PROMPT_LOGPROBS, TokenLogprobs, pack
+from alignedserve.types import RequestKey
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.test_gateway import QUESTION, Served, play, served
 
@@ -85,6 +86,42 @@ def test_a_streamed_echo_begins_with_the_prompts() -> None:
             lists = [choice["logprobs"] for choice in choices if choice["logprobs"]]
             joined = {name: [each for some in lists for each in some[name]] for name in lists[0]}
             check_echoed(joined, 2, len(SAID))
+
+    play(scenario)
+
+
+class AtOnce(Telling):
+    """All of an answer in two messages, cut in the middle of a character."""
+
+    def _say(self, key: RequestKey) -> None:
+        gateway, request, _ = self._open.pop(key)
+        for first, end in ((0, 2), (2, len(self.answer))):
+            tokens = self.answer[first:end]
+            reason = "stop" if end == len(self.answer) else None
+            logprobs: list[TokenLogprobs] = [(-0.25, 1, {token: -0.25}) for token in tokens]
+            news = self._tokens(request, NewTokens(key, first, tokens, logprobs, reason))
+            self.hub.send(gateway, Tokens([news]))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("router", [Telling, AtOnce])
+def test_tokens_that_are_part_of_a_character_share_its_offset(router: type[Telling], is_stream: bool) -> None:
+    async def scenario() -> None:
+        async with served(router(answer=answer_of("a\u20acb\u20ac"))) as at:
+            body = {
+                "prompt": "x\u20ac\u20ac",
+                "max_tokens": 50,
+                "echo": True,
+                "logprobs": 1,
+                "stream": is_stream,
+            }
+            response = await at.post("/v1/completions", body)
+            events = response.text.strip().split("\n\n")[:-1] if is_stream else [response.text]
+            choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+            assert "".join(choice["text"] for choice in choices) == "x\u20ac\u20aca\u20acb\u20ac"
+            lists = [choice["logprobs"]["text_offset"] for choice in choices if choice["logprobs"]]
+            offsets = [offset for some in lists for offset in some]
+            assert offsets == [0, 1, 1, 1, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7]
 
     play(scenario)
 
