@@ -311,7 +311,8 @@ def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: s
         server.signal(number, whole_group=number == signal.SIGINT)
         assert server.wait() == 0, server.output
         assert "Traceback" not in server.output
-        assert server.lines[-1] in ("stopped", "stopping")
+        # what had been begun may still be said behind it
+        assert not {"stopped", "stopping"}.isdisjoint(server.lines)
         footprint.check_gone()
     finally:
         if server._process.poll() is None:
