@@ -1,7 +1,9 @@
 """A compiled model on a GPU: CUDA graphs for steps of a few shapes, all others launched as they come.
 
 A graph holds a whole step: hidden states, logits, the likeliest token of each row, and the copy of those to the host.
-So a greedy step costs the host one launch, and reading the tokens is the only time that it waits.
+So a greedy step costs the host one launch, and reading the tokens is the only time that it waits. Of decodes the graph
+fetches the inputs too. Those of prompts are sent before it: the host may then write the next ones while it runs, since
+many chunks bring no token that somebody waits for.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class CudaModel(CompiledModel):
         # of the step that ran last
         self._hidden: torch.Tensor | None = None
         is_cuda = step.token_ids.is_cuda
+        # after the graph that ran last
+        self._done = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
         self._tokens = torch.empty(max_rows, dtype=torch.int32, pin_memory=is_cuda)
 
     @torch.inference_mode()
@@ -62,6 +66,7 @@ class CudaModel(CompiledModel):
 
     def _captured_step(self, shape: StepShape) -> torch.cuda.CUDAGraph:
         self._step.commit_empty(shape)
+        self._step.upload()
         # kernels are compiled, and libraries set up, by a run that is not captured
         hidden, logits = self._run_all()
         if self._captured is None:
@@ -73,12 +78,13 @@ class CudaModel(CompiledModel):
         del hidden, logits
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=next(iter(self._graphs.values())).pool() if self._graphs else None):
+            if shape.is_decode:
+                self._step.upload()
             for out, value in zip(self._captured, self._run_all(), strict=True):
                 out[: len(value)].copy_(value)
         return graph
 
     def _run_all(self) -> tuple[torch.Tensor, torch.Tensor]:
-        self._step.upload()
         hidden = self._forward()
         logits = self._logits(hidden)
         tokens, is_broken = self._argmax(logits)
@@ -90,17 +96,21 @@ class CudaModel(CompiledModel):
         step = self._step
         graph = self._graphs.get(step.shape)
         self._is_captured = graph is not None
-        if graph is None:
+        fetches_inputs = graph is not None and step.shape.is_decode
+        if not fetches_inputs:
             step.upload()
             step.mark_sent()
-            hidden = self._forward()
-        else:
-            graph.replay()
+        hidden = self._forward() if graph is None else self._replay(graph)
+        if fetches_inputs:
             step.mark_sent()
-            assert self._captured is not None
-            hidden = self._captured[0]
         self._hidden = hidden[: step.num_outputs]
         return self._hidden
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> torch.Tensor:
+        assert self._captured is not None and self._done is not None
+        graph.replay()
+        self._done.record()
+        return self._captured[0]
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
@@ -116,7 +126,7 @@ class CudaModel(CompiledModel):
         return self._logits(self._hidden[rows.to(self._hidden.device).long()]).float()
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:
-        if not self._is_captured or num_rows != self._step.num_outputs:
+        if not self._is_captured or num_rows != self._step.num_outputs or self._done is None:
             return None
-        self._step.wait_until_sent()
+        self._done.synchronize()
         return self._tokens[:num_rows].numpy()
