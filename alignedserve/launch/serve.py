@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FrameType
 
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.limits import Limits
@@ -34,16 +35,31 @@ def serve(
     say: Callable[[str], None],
 ) -> None:
     """Until a signal ends it. Raises ValueError for what can't work, PartFailed for what turns out not to."""
-    say = _logging_too(config, say)
-    # from the loop's start on, the supervisor is told instead
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    say, signals = _logging_too(config, say), Signals()
+    signals.hear()
     try:
-        _serve(engine, router, config, limits, mix, say)
+        _serve(engine, router, config, limits, mix, say, signals)
     except (KeyboardInterrupt, SystemExit) as error:
-        # Ray puts a handler of its own in place, which exits with the signal's number
+        # while Ray starts its own handler exits with the signal's number
         if isinstance(error, SystemExit) and error.code != signal.SIGTERM:
             raise
         say("stopped")
+
+
+class Signals:
+    """Those that come before the supervisor hears them itself. What they raise may be lost in somebody's code on the
+    way, also native code; that one has come is not."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def hear(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._came)
+
+    def _came(self, number: int, frame: FrameType | None) -> None:
+        self.has_come = True
+        raise KeyboardInterrupt
 
 
 def _serve(
@@ -53,6 +69,7 @@ def _serve(
     limits: Limits,
     mix: MixConfig,
     say: Callable[[str], None],
+    signals: Signals,
 ) -> None:
     start_s = time.monotonic()
     if not is_free(config.host, config.port):
@@ -62,6 +79,8 @@ def _serve(
     check(asked)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
     with store_site(config, prefix) as store, _sites(asked, prefix, say) as sites:
+        # Ray has put a handler of its own in place
+        signals.hear()
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
         islands = [plan_island(asked, site, prefix) for site in sites]
         for island in islands:
@@ -79,7 +98,8 @@ def _serve(
         from alignedserve.launch.supervisor import Supervisor
 
         async def supervise() -> None:
-            await Supervisor(islands, gateway, store, say, ready, config.shutdown_timeout).run()
+            supervisor = Supervisor(islands, gateway, store, say, ready, config.shutdown_timeout)
+            await supervisor.run(is_stopped=signals.has_come)
 
         asyncio.run(supervise())
 

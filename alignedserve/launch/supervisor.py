@@ -42,11 +42,14 @@ class Supervisor:
         # a second signal
         self._hurry = asyncio.Event()
 
-    async def run(self) -> None:
-        """Until a signal says so. Raises PartFailed when something can't be brought up, or not back."""
+    async def run(self, is_stopped: bool = False) -> None:
+        """Until a signal says so, or has said so before. Raises PartFailed when something can't be brought up, or not
+        back."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
+        if is_stopped:
+            self._stop.set()
         keeping = asyncio.create_task(self._keep())
         storing = asyncio.create_task(self._store.keep())
         stopping = asyncio.create_task(self._stop.wait())

@@ -26,15 +26,16 @@ STOP_S = 60.0
 
 
 class Server:
-    def __init__(self, *options: str, state: Path | None = None) -> None:
-        """`state`: the state directory of another one, which goes on where that one ended."""
+    def __init__(self, *options: str, state: Path | None = None, program: str = "alignedserve") -> None:
+        """`state`: the state directory of another one, which goes on where that one ended. `program`: a module that is
+        run instead."""
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
         # directly in /tmp: a socket's path must be short
         self._state = tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True)
         own = ["--state-dir", str(state or self._state.name), "--port", str(self.port)]
-        command = [sys.executable, "-m", "alignedserve", "serve", *own, *options]
+        command = [sys.executable, "-m", program, "serve", *own, *options]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )

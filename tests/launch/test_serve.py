@@ -335,6 +335,17 @@ def test_a_signal_while_ray_starts_leaves_nothing() -> None:
             server.wait()
 
 
+def test_a_signal_whose_exception_is_lost_is_not() -> None:
+    server = Server("--pool-memory-bytes", str(64 << 20), program="tests.launch.deaf_serve")
+    try:
+        assert server.wait() == 0, server.output
+        assert "stopping" in server.lines
+    finally:
+        if server._process.poll() is None:
+            server.signal(signal.SIGKILL)
+            server.wait()
+
+
 def until_one_of_its_processes_is(program: str, server: Server) -> None:
     deadline = time.monotonic() + START_S
     while not any(program_of(pid) == program for pid, _ in descendants(server.pid)):
