@@ -112,6 +112,7 @@ def pull(
         links.pull(InstanceId("prefill-0"), order.address, order.wants, outcomes.append, order.timeout_s)
         assert completions.run(timeout_s=60) == 1
         targets = [block for _, ids in order.wants for block in ids]
-        pipe.send((outcomes.only.error, equal_blocks(blocks, targets, theirs, order.sources)))
+        error = outcomes.only.error
+        pipe.send((error, error is None and equal_blocks(blocks, targets, theirs, order.sources)))
     links.close()
     pipe.send("closed")

@@ -28,19 +28,27 @@ from tests.transport.helpers import (
 from tests.transport.peers import SEED, Order, Peer, Staged, lend, pull
 
 MIB = 1 << 20
-# much more than sockets hold, and than gloo moves before a signal arrives
-NUM_BLOCKS = 768
-BIG, SMALL = RequestKey(1), RequestKey(2)
+# much more than sockets hold
+NUM_BLOCKS = 256
+BIG, SMALL, LONG = RequestKey(1), RequestKey(2), RequestKey(3)
 ALL = [BlockId(block) for block in range(NUM_BLOCKS)]
-STAGED = Staged(NUM_BLOCKS + 2, MIB, {BIG: ALL, SMALL: block_ids(NUM_BLOCKS + 1, NUM_BLOCKS)})
+LAST = BlockId(NUM_BLOCKS + 2)
+# the same blocks again and again, and then one more: for seconds, so that no test finds it over
+AGAIN_AND_AGAIN = [*ALL * 60, LAST]
+STAGED = Staged(
+    NUM_BLOCKS + 3,
+    MIB,
+    {BIG: ALL, SMALL: block_ids(NUM_BLOCKS + 1, NUM_BLOCKS), LONG: AGAIN_AND_AGAIN},
+)
 WANT_BIG: list[Want] = [(BIG, ALL)]
+WANT_LONG: list[Want] = [(LONG, AGAIN_AND_AGAIN)]
 WANT_SMALL: list[Want] = [(SMALL, block_ids(NUM_BLOCKS, NUM_BLOCKS + 1))]
 PREFILL = InstanceId("prefill-0")
 
 
 class Decode:
     def __init__(self) -> None:
-        self.blocks = empty_blocks(NUM_BLOCKS + 2, MIB)
+        self.blocks = empty_blocks(STAGED.num_blocks, MIB)
         self.bytes = bytes_of(self.blocks)
         self.completions, self.outcomes = Completions(), Outcomes()
         self.links = Links("gloo", self.blocks, identity("decode-0"), self.completions)
@@ -59,7 +67,7 @@ class Decode:
     def stop_in_mid_transfer(self, peer: Peer) -> None:
         until(lambda: self.bytes[0].any(), 30)
         peer.signal(signal.SIGSTOP)
-        assert not self.bytes[NUM_BLOCKS - 1].any(), "it was over before it could be stopped"
+        assert not self.bytes[LAST].any(), "it was over before it could be stopped"
 
     def close(self) -> None:
         self.links.close()
@@ -77,8 +85,8 @@ def test_bytes_arrive_from_another_process(decode: Decode) -> None:
     with Peer(lend, "prefill-0", 1, STAGED) as peer:
         decode.pull(peer.receive(), WANT_BIG + WANT_SMALL)
         assert decode.outcomes.errors == [None]
-        until(lambda: peer.ask("how many?") == (0, 0), 30)
-        assert peer.end() == [((BIG,), None), ((SMALL,), None)]
+        until(lambda: peer.ask("how many?") == (1, 0), 30)
+        assert peer.end() == [((BIG,), None), ((SMALL,), None), ((LONG,), "withdrawn")]
     expected = filled_blocks(STAGED.num_blocks, MIB, SEED)
     assert equal_blocks(
         decode.blocks, [*ALL, NUM_BLOCKS, NUM_BLOCKS + 1], expected, [*ALL, *STAGED.requests[SMALL]]
@@ -90,7 +98,7 @@ def test_a_lender_killed_in_mid_transfer_breaks_its_link_and_no_other(decode: De
     with Peer(lend, "prefill-0", 1, STAGED) as peer, Peer(lend, "prefill-1", 1, STAGED) as other:
         address, other_address = peer.receive(), other.receive()
         decode.pull(other_address, WANT_SMALL, other_one)
-        decode.start(address, WANT_BIG)
+        decode.start(address, WANT_LONG)
         decode.stop_in_mid_transfer(peer)
         peer.signal(signal.SIGKILL)
         assert decode.completions.run(timeout_s=1.0) == 1
@@ -110,14 +118,14 @@ def test_a_lender_killed_in_mid_transfer_breaks_its_link_and_no_other(decode: De
 
 def test_closing_in_mid_transfer_does_not_wait_for_its_end(decode: Decode) -> None:
     with Peer(lend, "prefill-0", 1, STAGED) as peer:
-        decode.start(peer.receive(), WANT_BIG)
+        decode.start(peer.receive(), WANT_LONG)
         until(lambda: decode.bytes[0].any(), 30)
         decode.links.close()
-        assert not decode.bytes[NUM_BLOCKS - 1].any(), "it was over before it could be closed"
+        assert not decode.bytes[LAST].any(), "it was over before it could be closed"
         assert decode.completions.run() == 1
         assert decode.outcomes.errors == ["link to prefill-0: closed"]
-        until(lambda: peer.ask("how many?") == (2, 0), 1.0)
-        assert peer.end() == [((BIG,), "withdrawn"), ((SMALL,), "withdrawn")]
+        until(lambda: peer.ask("how many?") == (3, 0), 1.0)
+        assert peer.end() == [((key,), "withdrawn") for key in (BIG, SMALL, LONG)]
 
 
 def test_an_idle_link_breaks_when_its_lender_is_killed(decode: Decode) -> None:
@@ -132,7 +140,7 @@ def test_a_lender_that_hangs_runs_into_the_deadline(decode: Decode) -> None:
     with Peer(lend, "prefill-0", 1, STAGED) as peer:
         address = peer.receive()
         decode.pull(address, WANT_SMALL)
-        decode.start(address, WANT_BIG, timeout_s=1.5)
+        decode.start(address, WANT_LONG, timeout_s=1.5)
         decode.stop_in_mid_transfer(peer)
         assert until(lambda: decode.completions.run() == 1, 3.0) > 0.1
         assert decode.outcomes.errors[1] is not None and "link to prefill-0" in decode.outcomes.errors[1]
@@ -142,12 +150,12 @@ def test_a_lender_that_hangs_runs_into_the_deadline(decode: Decode) -> None:
         assert decode.outcomes.errors[2] is not None
         # nothing of it comes later, and it serves again
         peer.signal(signal.SIGCONT)
-        until(lambda: peer.ask("how many?") == (1, 0), 30)
+        until(lambda: peer.ask("how many?") == (2, 0), 30)
         assert (decode.bytes == arrived).all()
         decode.pull(address, WANT_BIG)
         assert decode.outcomes.errors[3] is None
-        until(lambda: peer.ask("how many?") == (0, 0), 30)
-        assert peer.end() == [((SMALL,), None), ((BIG,), None)]
+        until(lambda: peer.ask("how many?") == (1, 0), 30)
+        assert peer.end() == [((SMALL,), None), ((BIG,), None), ((LONG,), "withdrawn")]
     assert equal_blocks(decode.blocks, ALL, filled_blocks(STAGED.num_blocks, MIB, SEED), ALL)
 
 
@@ -181,10 +189,10 @@ def prefill() -> Iterator[Prefill]:
 def test_a_lender_closes_in_mid_transfer(prefill: Prefill) -> None:
     with puller(epoch=1) as peer:
         assert peer.receive() == "ready"
-        peer.pipe.send(Order(prefill.lender.address, WANT_BIG, ALL))
+        peer.pipe.send(Order(prefill.lender.address, WANT_LONG, AGAIN_AND_AGAIN))
         prefill.stop_in_mid_transfer(peer)
         prefill.lender.close()
-        assert (len(prefill.shelf), prefill.shelf.num_lent) == (2, 0)
+        assert (len(prefill.shelf), prefill.shelf.num_lent) == (3, 0)
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
         assert error is not None and "link to prefill-0" in error
@@ -192,21 +200,22 @@ def test_a_lender_closes_in_mid_transfer(prefill: Prefill) -> None:
 
 
 def puller(epoch: int) -> Peer:
-    return Peer(pull, "decode-0", epoch, NUM_BLOCKS + 2, MIB, STAGED.num_blocks)
+    return Peer(pull, "decode-0", epoch, STAGED.num_blocks, MIB, STAGED.num_blocks)
 
 
 def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(prefill: Prefill) -> None:
+    long_one = Order(prefill.lender.address, WANT_LONG + WANT_BIG, AGAIN_AND_AGAIN + ALL)
     order = Order(prefill.lender.address, WANT_BIG, ALL)
     with puller(epoch=1) as peer, puller(epoch=2) as successor:
         assert peer.receive() == successor.receive() == "ready"
-        peer.pipe.send(order)
+        peer.pipe.send(long_one)
         prefill.stop_in_mid_transfer(peer)
         peer.signal(signal.SIGKILL)
         until(lambda: prefill.shelf.num_lent == 0, 1.0)
-        assert not prefill.completions.run() and len(prefill.shelf) == 2
+        assert not prefill.completions.run() and len(prefill.shelf) == 3
         assert successor.ask(order) == (None, True)
         assert successor.end() == "closed"
-    until(lambda: len(prefill.shelf) == 1, 30)
+    until(lambda: len(prefill.shelf) == 2, 30)
     prefill.completions.run()
     assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((BIG,), None)
 
@@ -214,13 +223,13 @@ def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(prefill: P
 def test_a_puller_that_hangs_runs_into_the_deadline(prefill: Prefill) -> None:
     with puller(epoch=1) as peer:
         assert peer.receive() == "ready"
-        peer.pipe.send(Order(prefill.lender.address, WANT_BIG, ALL, timeout_s=1.5))
+        peer.pipe.send(Order(prefill.lender.address, WANT_LONG, AGAIN_AND_AGAIN, timeout_s=1.5))
         prefill.stop_in_mid_transfer(peer)
-        prefill.shelf.withdraw(BIG)
+        prefill.shelf.withdraw(LONG)
         assert not prefill.completions.run()
         until(lambda: prefill.shelf.num_lent == 0, 3.0)
         prefill.completions.run()
-        assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((BIG,), "withdrawn")
+        assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((LONG,), "withdrawn")
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
         assert error is not None and "link to prefill-0" in error
