@@ -47,19 +47,38 @@ def serve(
 
 
 class Signals:
-    """Those that come before the supervisor hears them itself. What they raise may be lost in somebody's code on the
-    way, also native code; that one has come is not."""
+    """SIGINT and SIGTERM, from the first line to the last. During the start they raise; that may be lost in somebody's
+    code on the way, also native code, but not that one has come. Then the supervisor is told. At the end, while Ray and
+    the store are put away, they are too late to change anything."""
 
     def __init__(self) -> None:
-        self.has_come = False
+        self._has_come = False
+        self._tell: Callable[[], object] | None = None
 
     def hear(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._came)
 
+    def tell(self, told: Callable[[], object]) -> None:
+        """In the event loop, of each from here on, and if one has come before, of that."""
+        loop, has_come = asyncio.get_running_loop(), self._has_come
+        # not the loop's own handlers: when it closes, whatever comes would end the process there and then
+        self._tell = lambda: loop.call_soon_threadsafe(told)
+        if has_come:
+            told()
+
+    def ignore(self) -> None:
+        self._tell = _nobody
+
     def _came(self, number: int, frame: FrameType | None) -> None:
-        self.has_come = True
-        raise KeyboardInterrupt
+        self._has_come = True
+        if self._tell is None:
+            raise KeyboardInterrupt
+        self._tell()
+
+
+def _nobody() -> None:
+    """Is told."""
 
 
 def _serve(
@@ -99,7 +118,11 @@ def _serve(
 
         async def supervise() -> None:
             supervisor = Supervisor(islands, gateway, store, say, ready, config.shutdown_timeout)
-            await supervisor.run(is_stopped=signals.has_come)
+            signals.tell(supervisor.stop)
+            try:
+                await supervisor.run()
+            finally:
+                signals.ignore()
 
         asyncio.run(supervise())
 

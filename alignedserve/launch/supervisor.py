@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Sequence
 
 import ray
@@ -26,7 +25,7 @@ class Supervisor:
         ready: Callable[[], None],
         shutdown_timeout_s: float = 0.0,
     ) -> None:
-        """`ready` is called when everything is up for the first time. What runs when a signal comes gets
+        """`ready` is called when everything is up for the first time. What runs at the end gets
         `shutdown_timeout_s` to finish."""
         self._say = say
         self._ready = ready
@@ -39,17 +38,10 @@ class Supervisor:
             IslandKeeper(plan, _naming(plan, is_only=len(islands) == 1), say, others) for plan in islands
         ]
         self._stop = asyncio.Event()
-        # a second signal
         self._hurry = asyncio.Event()
 
-    async def run(self, is_stopped: bool = False) -> None:
-        """Until a signal says so, or has said so before. Raises PartFailed when something can't be brought up, or not
-        back."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
-        if is_stopped:
-            self._stop.set()
+    async def run(self) -> None:
+        """Until `stop`. Raises PartFailed when something can't be brought up, or not back."""
         keeping = asyncio.create_task(self._keep())
         storing = asyncio.create_task(self._store.keep())
         stopping = asyncio.create_task(self._stop.wait())
@@ -71,7 +63,8 @@ class Supervisor:
             if not task.cancelled() and (error := task.exception()):
                 raise first_failure(error)
 
-    def _signalled(self) -> None:
+    def stop(self) -> None:
+        """When what runs has finished; at once if this is said again."""
         self._hurry.set() if self._stop.is_set() else self._stop.set()
 
     async def _drain(self, keeping: asyncio.Task[None]) -> None:

@@ -250,12 +250,18 @@ def test_at_the_end_what_runs_finishes_and_what_comes_is_refused(server: Server)
     """The last one that the server is there for."""
 
     def stop() -> None:
-        server.signal(signal.SIGTERM)
-        server.until_said("stopping when all requests have ended, in 30 s at the latest")
-        while server.get("/health").json().get("reason") != "this server is stopping":
-            time.sleep(0.01)
-        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=30)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        # however slow this test is, the server does not end before it has looked
+        body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 8}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            # it ends when nobody has these any more
+            lines = response.iter_lines()
+            next(lines)
+            server.signal(signal.SIGTERM)
+            server.until_said("stopping when all requests have ended, in 30 s at the latest")
+            while server.get("/health").json().get("reason") != "this server is stopping":
+                time.sleep(0.01)
+            refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=30)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
     texts, _ = ask_all(server.url, stop)
     assert texts == engine_alone()
@@ -274,6 +280,10 @@ def test_a_second_signal_ends_it_at_once() -> None:
             server.signal(signal.SIGTERM)
             rest = list(lines)
         assert rest[-2] == "data: [DONE]" and "this server is stopping" in rest[-4], rest[-6:]
+        # while everything is put away
+        while server._process.poll() is None:
+            server.signal(signal.SIGTERM)
+            time.sleep(0.02)
         assert server.wait() == 0, server.output
 
 
