@@ -171,7 +171,7 @@ def test_options_of_the_router_have_ranges(option: str, value: float, message: s
 @pytest.mark.parametrize(
     ("router", "message"),
     [
-        (RouterConfig(link="rope"), "link='rope': must be one of nccl, gloo, host"),
+        (RouterConfig(link="rope"), "link='rope': must be one of nccl, gloo, ipc, host"),
         (RouterConfig(link="nccl"), "link='nccl': both instances need a GPU"),
     ],
 )
