@@ -26,7 +26,7 @@ class _Handle(ctypes.Structure):
 class Driver:
     def __init__(self, library: str = "libcuda.so.1") -> None:
         driver = ctypes.CDLL(library)
-        # of CUdeviceptr, 64 bits; the suffixes are those that cuda.h gives the names, since 3.2 and 11.0
+        # CUdeviceptr has 64 bits. The suffixes are those that cuda.h gives these names, since CUDA 3.2 and 11.0.
         self._get_range = driver.cuMemGetAddressRange_v2
         self._get_range.argtypes = [POINTER(c_uint64), POINTER(c_size_t), c_uint64]
         self._get_handle = driver.cuIpcGetMemHandle
@@ -42,7 +42,7 @@ class Driver:
         """For `map`, in another process, as long as this one has it."""
         base, size, handle = c_uint64(), c_size_t(), _Handle()
         check(self._get_range(base, size, address), "cuMemGetAddressRange")
-        check(self._get_handle(handle, address), "cuIpcGetMemHandle")
+        check(self._get_handle(handle, base.value), "cuIpcGetMemHandle")
         return DeviceMemory(bytes(handle), address - base.value, num_bytes)
 
     def map(self, memory: DeviceMemory) -> int:

@@ -27,9 +27,9 @@ class Lender:
         self, link: str, blocks: torch.Tensor, shelf: Shelf, me: Identity, host: str = "127.0.0.1"
     ) -> None:
         self._link = link
-        blocks = as_bytes(blocks)
-        self._block_bytes = blocks.shape[1]
-        self._make_end = lender_ends(link, blocks)
+        # they stay as long as they are lent, whoever else has them
+        self._blocks = as_bytes(blocks)
+        self._make_end = lender_ends(link, self._blocks)
         self._shelf = shelf
         self._me = me
         # of each decode instance, its latest start and the connection of that
@@ -81,7 +81,8 @@ class Lender:
 
     def _lend(self, channel: Channel) -> None:
         end = self._make_end()
-        lending = Lending(self._link, end, self._block_bytes, self._shelf, self._me, channel, self._admit)
+        block_bytes = self._blocks.shape[1]
+        lending = Lending(self._link, end, block_bytes, self._shelf, self._me, channel, self._admit)
         reason = lending.run()
         logger.info("%s: %s", lending.name, reason)
 

@@ -45,6 +45,7 @@ int cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
     CUdeviceptr base = base_of(address);
     if (failing == 2) return 1;
+    if (address != base) return 1000;
     for (int part = 0; part < 8; part++) memcpy(handle->reserved + 8 * part, &base, 8);
     return 0;
 }

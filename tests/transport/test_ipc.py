@@ -287,6 +287,18 @@ def test_who_has_pulled_is_told_that_it_was_in_time(lent: torch.Tensor) -> None:
         assert prefill.outcomes.errors == [None]
 
 
+def test_blocks_are_there_as_long_as_they_can_be_pulled(puller: Puller) -> None:
+    completions, outcomes = Completions(), Outcomes()
+    shelf = Shelf(Epoch(1), completions)
+    shelf.put(KEY, block_ids(5, 6, 7), outcomes.append)
+    with closing(
+        Lender("ipc", filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), shelf, identity("prefill-0"))
+    ) as lender:
+        puller.start(lender.address)
+        assert puller.outcome() is None
+    assert equal_blocks(puller.blocks, [0, 1, 2], filled_blocks(8, BLOCK_BYTES, SEED), [5, 6, 7])
+
+
 @pytest.mark.parametrize("end", ["cut", "close", "deadline", "withdrawn, deadline"])
 def test_who_has_pulled_too_late_is_not_told_that_it_was_in_time(lent: torch.Tensor, end: str) -> None:
     with closing(Prefill(lent, {KEY: block_ids(5, 6, 7)})) as prefill:
