@@ -69,12 +69,13 @@ class IpcPuller:
         for first, count in ((run.there, run.num_blocks) for run in runs):
             check_blocks((first, first + count - 1), self._num_lender_blocks, "the lender's KV cache")
 
-        def goes_on() -> bool:
+        def is_stopped() -> bool:
+            """It raises."""
             self._channel.check_open()
             remaining_s(deadline_s)
             return False
 
-        self._copier.copy("load", runs, None, is_stopped=goes_on)
+        self._copier.copy("load", runs, None, is_stopped)
 
     def close(self) -> None:
         self._open_things.close()
