@@ -1,12 +1,13 @@
 """Times how KV blocks move on a CPU, against what memcpy of this machine does in the same run.
 
-    python -m benchmarks.transport [--block-kib N] [--blocks N] [--rounds N] [--threads N] [--busy] [--no-gloo]
+    python -m benchmarks.transport [--block-kib N] [--blocks N] [--rounds N] [--threads N] [--busy] [--no-links]
 
 save, load: `Mover`, between a KV cache and memory shared as the pool's is, blocks in no order, so that each is a copy
 of its own; the time is from the call to the outcome. memcpy: libc's, as many bytes of private memory in one call, and
 in one call per core at the same time. They take turns, A B A B; printed are medians, and medians of the ratios of
 neighbours. numpy, ctypes, torch: the same copies on the calling thread (torch takes more), for the choice that
-`copiers.py` made. --busy: while another thread computes with torch. gloo: a `Link` to another process, blocks in order.
+`copiers.py` made. --busy: while another thread computes with torch. gloo, ipc: a `Link` to another process, blocks in
+order.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.copiers import as_bytes
+from alignedserve.transport.data_path import allocator
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links
 from alignedserve.transport.mover import Mover
@@ -54,9 +56,10 @@ def shared_memory(num_blocks: int, block_bytes: int) -> Iterator[Memory]:
     yield np.frombuffer(mapped, np.uint8).reshape(num_blocks, block_bytes)
 
 
-def written_blocks(num_blocks: int, block_bytes: int) -> torch.Tensor:
-    """Each page of it exists."""
-    return torch.ones((num_blocks, block_bytes // 2), dtype=torch.bfloat16)
+def written_blocks(num_blocks: int, block_bytes: int, link: str = "host") -> torch.Tensor:
+    """Each page of it exists. `link`: by which they can be lent."""
+    shape = (num_blocks, block_bytes // 2)
+    return allocator(link)(shape, dtype=torch.bfloat16, device=torch.device("cpu")).fill_(1)
 
 
 class Ways:
@@ -177,26 +180,28 @@ def identity(name: str) -> Identity:
     return Identity(InstanceId(name), Epoch(1), {}, token="benchmark")
 
 
-def lend(pipe: Connection, blocks: int, block_bytes: int, rounds: int) -> None:
+def lend(pipe: Connection, link: str, blocks: int, block_bytes: int, rounds: int) -> None:
     completions = Completions()
     shelf = Shelf(Epoch(1), completions)
     for key in range(rounds):
         shelf.put(RequestKey(key), [BlockId(block) for block in range(blocks)], check)
-    lender = Lender("gloo", written_blocks(blocks, block_bytes), shelf, identity("prefill-0"))
+    lender = Lender(link, written_blocks(blocks, block_bytes, link), shelf, identity("prefill-0"))
     pipe.send(lender.address)
     pipe.recv()
     lender.close()
 
 
-def measure_gloo(args: argparse.Namespace) -> None:
+def measure_link(link: str, args: argparse.Namespace) -> None:
     block_bytes = args.block_kib << 10
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
-    process = spawn.Process(target=lend, args=(theirs, args.blocks, block_bytes, args.rounds), daemon=True)
+    process = spawn.Process(
+        target=lend, args=(theirs, link, args.blocks, block_bytes, args.rounds), daemon=True
+    )
     process.start()
     address = pipe.recv()
     completions = Completions()
-    links = Links("gloo", written_blocks(args.blocks, block_bytes), identity("decode-0"), completions)
+    links = Links(link, written_blocks(args.blocks, block_bytes), identity("decode-0"), completions)
     targets = [BlockId(block) for block in range(args.blocks)]
 
     def pull(key: int) -> None:
@@ -206,7 +211,7 @@ def measure_gloo(args: argparse.Namespace) -> None:
     rates = [
         args.blocks * block_bytes / GIB / seconds(lambda key=key: pull(key)) for key in range(args.rounds)
     ]
-    print(f"  {'gloo':<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
+    print(f"  {link:<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
     links.close()
     pipe.send("done")
     process.join()
@@ -221,13 +226,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--busy", action="store_true")
-    parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--no-links", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
     print(f"{args.blocks} blocks of {args.block_kib} KiB, {torch.get_num_threads()} threads of torch's")
     reached = measure_host(args)
-    if not args.no_gloo:
-        measure_gloo(args)
+    if not args.no_links:
+        for link in ("gloo", "ipc"):
+            measure_link(link, args)
     raise SystemExit(0 if reached else 1)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from alignedserve.engine.build import Allocate
 from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kv_format import BlockFormat
+from alignedserve.transport.data_path import allocator
 from alignedserve.types import Epoch
 from kvpool.segment import Segment
 from prefill_worker.options import PrefillOptions
@@ -22,6 +24,10 @@ class PrefillProcess(InstanceProcess):
     ) -> PrefillWorker:
         options = PrefillOptions(self._config.discipline, self._config.mix)
         return PrefillWorker(engine, epoch, wake, self._config.transfers, options, estimate)
+
+    @property
+    def _allocate(self) -> Allocate:
+        return allocator(self._config.transfers.link)
 
     def _attach(self, segment: str, form: BlockFormat) -> Segment:
         return Segment.attach(segment, form)

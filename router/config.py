@@ -26,7 +26,7 @@ class RouterConfig:
         "aligned (batches of similar length, deadlines), priority (real time first, then in order of arrival) "
         "or fcfs (in order of arrival)",
     ] = "aligned"
-    link: Annotated[str, "how KV gets to decode instances: host, gloo or nccl"] = "host"
+    link: Annotated[str, "how KV gets to decode instances: host, ipc, gloo or nccl"] = "host"
     max_num_queued_reqs: Annotated[
         int, "more than these wait for prefill: 503 (real time counts its own only)"
     ] = 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,9 +40,15 @@ class BuiltEngine:
     source: ModelSource
 
 
-def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolicy) -> BuiltEngine:
+Allocate = Callable[..., torch.Tensor]
+
+
+def build_engine(
+    config: EngineConfig, policy: type[IterationPolicy] = FcfsPolicy, allocate: Allocate = torch.empty
+) -> BuiltEngine:
+    """`allocate`: as torch.empty, for the blocks of the KV cache."""
     try:
-        return _build(config, policy)
+        return _build(config, policy, allocate)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{config.model} does not fit the GPU's memory with "
@@ -51,7 +58,7 @@ def build_engine(config: EngineConfig, policy: type[IterationPolicy] = FcfsPolic
         ) from error
 
 
-def _build(config: EngineConfig, policy: type[IterationPolicy]) -> BuiltEngine:
+def _build(config: EngineConfig, policy: type[IterationPolicy], allocate: Allocate) -> BuiltEngine:
     source = resolve_model(config.model, config.load_format, config.revision)
     model_config = source.config
     device = _device(config.device)
@@ -64,7 +71,7 @@ def _build(config: EngineConfig, policy: type[IterationPolicy]) -> BuiltEngine:
     weights.finish()
     form = block_format(config, model_config, dtype_name)
     grammars = _grammars(config, source)
-    engine = _assemble(config, model, ops, form, max_model_len, policy, grammars)
+    engine = _assemble(config, model, ops, form, max_model_len, policy, grammars, allocate)
     return BuiltEngine(engine, model_config, source)
 
 
@@ -76,6 +83,7 @@ def _assemble(
     max_model_len: int,
     policy: type[IterationPolicy],
     grammars: Grammars,
+    allocate: Allocate,
 ) -> Engine:
     max_blocks_per_seq = form.num_blocks(max_model_len)
     max_tokens = config.max_num_batched_tokens
@@ -83,7 +91,7 @@ def _assemble(
     step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device)
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, ops, form, step)
     blocks = BlockManager(_num_blocks(config, form, max_model_len, budget))
-    cache = KVCache(form, blocks.num_blocks, ops.device)
+    cache = KVCache(form, blocks.num_blocks, ops.device, allocate)
     ops.bind_cache(cache.blocks)
     compiled = ops.compile(model.forward, model.logits, step, max_rows=max_seqs)
     limits = Limits(

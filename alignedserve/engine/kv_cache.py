@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,10 +11,16 @@ from alignedserve.types import BlockId, RequestId
 
 
 class KVCache:
-    def __init__(self, form: BlockFormat, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        form: BlockFormat,
+        num_blocks: int,
+        device: torch.device,
+        allocate: Callable[..., torch.Tensor] = torch.empty,
+    ) -> None:
         self.format = form
         # Not cleared: nothing reads a slot before it is written. On a CPU, pages cost nothing until then.
-        self.blocks = torch.empty((num_blocks, *form.shape), dtype=getattr(torch, form.dtype), device=device)
+        self.blocks = allocate((num_blocks, *form.shape), dtype=getattr(torch, form.dtype), device=device)
         self._saved: dict[RequestId, torch.Tensor] = {}
 
     def save(self, owner: RequestId, blocks: Sequence[BlockId]) -> None:

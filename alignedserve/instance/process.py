@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
+import torch
+
 from alignedserve.cost import CostModel
-from alignedserve.engine.build import BuiltEngine, build_engine
+from alignedserve.engine.build import Allocate, BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
 from alignedserve.instance.config import NO_PROFILE, InstanceConfig
@@ -44,6 +46,11 @@ class InstanceProcess(ABC):
         self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
     ) -> Worker: ...
 
+    @property
+    def _allocate(self) -> Allocate:
+        """For its KV cache."""
+        return torch.empty
+
     @abstractmethod
     def _attach(self, segment: str, form: BlockFormat) -> Segment: ...
 
@@ -58,7 +65,7 @@ class InstanceProcess(ABC):
         asyncio.run(self._serve(worker, hello, wake))
 
     def _build(self, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker, Hello]:
-        built = build_engine(self._config.engine)
+        built = build_engine(self._config.engine, allocate=self._allocate)
         built.engine.grammars.prepare()
         cost = self._cost(built)
         worker = self._make_worker(built.engine, epoch, wake, None if cost is None else Estimate(cost))

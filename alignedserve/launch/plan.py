@@ -105,7 +105,9 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     num_gpus = 0.0 if is_cpu else _gpus_of_each(asked.serve, site)
     link = choose_link(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
     if link == "nccl" and num_gpus < 1:
-        raise ValueError(f"link='nccl': instances would have to share GPUs on {site.name}; host can do that")
+        raise ValueError(
+            f"link='nccl': instances would have to share GPUs on {site.name}; host and ipc can do that"
+        )
     dtype = choose_dtype(asked.engine, asked.model.config, is_cpu)
     form = block_format(asked.engine, asked.model.config, dtype)
     num_pool_blocks = _num_pool_blocks(asked, form, site)

@@ -1,11 +1,12 @@
 """The control connection of a link: what its two ends say to each other, and how each learns that the other is gone.
 
-A frame is four bytes of length, then msgpack. The blocks themselves do not pass here (`group.py`).
+A frame is four bytes of length, then msgpack. The blocks themselves do not pass here (`group.py`, `ipc.py`).
 
     puller -> lender   Knock                      lender -> puller   Opened | Refused
-    puller -> lender   Joining                    both form their process group, in the puller's store
+    puller -> lender   Joining (gloo, nccl)       both form their process group, in the puller's store
     puller -> lender   Pull                       lender -> puller   Granted, then the blocks | Denied
     puller -> lender   Pulled: they have arrived, the lender may let go of its copy
+                                                  lender -> puller   Released (ipc): it had it until then
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import contextlib
 import socket
 import time
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
 
 from alignedserve.messages import Message, Refused
 from alignedserve.transport.completions import TransferId
+from alignedserve.transport.runs import Run
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 
 MAX_FRAME_BYTES = 16 << 20
+# CU_IPC_HANDLE_SIZE of cuda.h
+IPC_HANDLE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,32 @@ class Knock(Message):
     token: str
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class HostMemory(Message):
+    """Blocks in a file in memory that the lender has open (`shared_memory.py`)."""
+
+    pid: Count
+    fd: Count
+    # of the file, which another process's or a later one's is not
+    inode: Count
+    num_bytes: Count
+
+
+class DeviceMemory(Message):
+    """Blocks on a GPU (`cuda_ipc.py`)."""
+
+    # of the driver's whole allocation, and where in it the blocks begin
+    handle: Annotated[bytes, msgspec.Meta(min_length=IPC_HANDLE_BYTES, max_length=IPC_HANDLE_BYTES)]
+    offset: Count
+    num_bytes: Count
+
+
 class Opened(Message):
-    """May form a process group with the lender, which waits for it to say where."""
+    """Is let in. The lender says where its blocks are; or it waits for where to form a process group."""
+
+    memory: HostMemory | DeviceMemory | None = None
 
 
 class Joining(Message):
@@ -63,8 +92,8 @@ class Pull(Message):
 
 class Granted(Message):
     transfer: TransferId
-    # (first block at the puller, number of blocks), in the order in which they will be sent
-    runs: list[tuple[int, int]]
+    # `here` counts the puller's blocks, `there` the lender's; in the order in which they will be sent
+    runs: list[Run]
 
 
 class Denied(Message):
@@ -76,13 +105,20 @@ class Pulled(Message):
     transfer: TransferId
 
 
-Frame = Knock | Opened | Refused | Joining | Pull | Granted | Denied | Pulled
+class Released(Message):
+    """The blocks were lent until the puller said that it has them: what it has read is what was in them."""
+
+    transfer: TransferId
+
+
+Frame = Knock | Opened | Refused | Joining | Pull | Granted | Denied | Pulled | Released
 _DECODER: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Channel:
-    """Belongs to one thread; any thread may call `shut`. Raises OSError or msgspec.MsgspecError when it fails."""
+    """Belongs to one thread; any thread may call `shut`, and `check_open` while that one neither sends nor receives.
+    Raises OSError or msgspec.MsgspecError when it fails."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 LINKS = {
     "nccl": "GPU to GPU, over NVLink where there is one",
     "gloo": "memory to memory over TCP, the same code as nccl",
+    "ipc": "out of the other process's memory, on one host: of a GPU, also of one that both share, or of a CPU",
     "host": "through the pool's memory",
 }
 
@@ -23,6 +24,8 @@ def choose_link(have_cuda: bool, same_host: bool, override: str | None = None) -
         raise ValueError(
             "link='host': both instances must be on the pool's host; nccl and gloo reach further"
         )
+    if override == "ipc" and not same_host:
+        raise ValueError("link='ipc': both instances must be on one host; nccl and gloo reach further")
     return override
 
 

@@ -1,4 +1,4 @@
-"""Copies of runs of blocks between a KV cache and the pool's memory.
+"""Copies of runs of blocks between a KV cache and memory of others: the pool's, or a lender's (`ipc.py`).
 
 On a CPU it is a plain copy that holds no lock of Python's and takes no thread of torch's (whose own copy would call its
 whole pool to it, and wait for cores that compute is using). One core gets little more than half of what memory can do,
@@ -47,7 +47,7 @@ class Copier(Protocol):
     ) -> None:
         """From the cache to the pool, or back; `run.here` counts the cache's blocks.
 
-        `is_stopped` is asked before each piece. Returns, or raises, when no copy is under way any more.
+        `is_stopped` is asked before each piece, and may raise. Returns, or raises, when no copy is under way any more.
         """
 
     def close(self) -> None: ...
@@ -59,7 +59,7 @@ def make_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int 
         raise RuntimeError(
             f"blocks of {block_bytes} bytes in the cache, of shape {pool.shape[1:]} in the pool"
         )
-    return CudaCopier(blocks, pool) if blocks.is_cuda else HostCopier(blocks, pool, num_threads)
+    return PinningCopier(blocks, pool) if blocks.is_cuda else HostCopier(blocks, pool, num_threads)
 
 
 def as_bytes(blocks: torch.Tensor) -> torch.Tensor:
@@ -92,8 +92,9 @@ class HostCopier:
         shares = [runs[first :: self._num_threads] for first in range(self._num_threads)]
         copies = [self._helpers.submit(self._copy, direction, share, is_stopped) for share in shares if share]
         wait(copies)
-        for copy in copies:
-            copy.result()
+        # taken out one by one: an error that leaves this call must not hold on to what holds on to it
+        while copies:
+            copies.pop().result()
 
     def _copy(self, direction: Direction, runs: Sequence[Run], is_stopped: Callable[[], bool]) -> None:
         copy = self.save if direction == "save" else self.load
@@ -115,14 +116,15 @@ class HostCopier:
 
 
 class CudaCopier:
+    """The other memory is at an address that the cache's GPU can reach."""
+
     num_lanes = 2
 
-    def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
+    def __init__(self, blocks: torch.Tensor, address: int) -> None:
         self._cache = as_bytes(blocks)
-        self._pool = pool
+        self._address = address
         self._streams = {direction: cuda.new_stream(blocks.device) for direction in DIRECTIONS}
         self._copies = cuda.Copies()
-        cuda.pin(pool)
 
     def mark(self) -> torch.cuda.Event:
         return cuda.record(torch.cuda.current_stream(self._cache.device))
@@ -134,10 +136,10 @@ class CudaCopier:
         mark: torch.cuda.Event | None,
         is_stopped: Callable[[], bool],
     ) -> None:
-        assert mark is not None
         stream = self._streams[direction]
         with torch.cuda.device(self._cache.device):
-            stream.wait_event(mark)
+            if mark is not None:
+                stream.wait_event(mark)
             try:
                 self._copy_groups(direction, runs, stream, is_stopped)
             finally:
@@ -151,7 +153,7 @@ class CudaCopier:
         is_stopped: Callable[[], bool],
     ) -> None:
         before: torch.cuda.Event | None = None
-        for group in groups(runs, self._pool.shape[1]):
+        for group in groups(runs, self._cache.shape[1]):
             if is_stopped():
                 return
             self._queue(direction, group, stream)
@@ -161,12 +163,24 @@ class CudaCopier:
             before = queued
 
     def _queue(self, direction: Direction, runs: Sequence[Run], stream: torch.cuda.Stream) -> None:
-        block_bytes = self._pool.shape[1]
+        block_bytes = self._cache.shape[1]
         here, there, num_bytes = np.array(runs, np.uint64).T * np.uint64(block_bytes)
         here += np.uint64(self._cache.data_ptr())
-        there += np.uint64(self._pool.ctypes.data)
+        there += np.uint64(self._address)
         targets, sources = (there, here) if direction == "save" else (here, there)
         self._copies.queue(targets, sources, num_bytes, stream)
+
+    def close(self) -> None:
+        pass
+
+
+class PinningCopier(CudaCopier):
+    """The pool's memory, pinned."""
+
+    def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
+        super().__init__(blocks, pool.ctypes.data)
+        self._pool = pool
+        cuda.pin(pool)
 
     def close(self) -> None:
         cuda.unpin(self._pool)

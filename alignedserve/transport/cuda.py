@@ -25,6 +25,12 @@ def is_through(event: torch.cuda.Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
+def use(device: torch.device) -> None:
+    """The driver's calls are about the thread's current context: a thread that has used the runtime has one."""
+    with torch.cuda.device(device):
+        record(new_stream(device)).synchronize()
+
+
 def pin(memory: NDArray[np.uint8]) -> None:
     """Memory that was not made by CUDA, the pool's segment: copies to and from it need no waiting CPU then."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -73,7 +79,7 @@ class Copies:
         if self.can_batch:
             result = self._batch(targets, sources, num_bytes, stream)
             if result != _NOT_SUPPORTED:
-                _check(result, "cuMemcpyBatchAsync")
+                check(result, "cuMemcpyBatchAsync")
                 return
             self.can_batch = False
         for target, source, count in zip(targets.tolist(), sources.tolist(), num_bytes.tolist(), strict=True):
@@ -104,9 +110,9 @@ class Copies:
             ctypes.c_size_t(num_bytes),
             ctypes.c_void_p(stream.cuda_stream),
         )
-        _check(result, "cuMemcpyAsync")
+        check(result, "cuMemcpyAsync")
 
 
-def _check(result: int, what: str) -> None:
+def check(result: int, what: str) -> None:
     if result != 0:
         raise RuntimeError(f"{what}: the driver answered with error {result}")

@@ -14,6 +14,7 @@ import torch
 
 from alignedserve.transport.channel import Channel, Identity, Knock, shut
 from alignedserve.transport.copiers import as_bytes
+from alignedserve.transport.data_path import lender_ends
 from alignedserve.transport.lending import Lending
 from alignedserve.transport.shelf import Shelf
 from alignedserve.types import Epoch, InstanceId
@@ -26,7 +27,9 @@ class Lender:
         self, link: str, blocks: torch.Tensor, shelf: Shelf, me: Identity, host: str = "127.0.0.1"
     ) -> None:
         self._link = link
+        # they stay as long as they are lent, whoever else has them
         self._blocks = as_bytes(blocks)
+        self._make_end = lender_ends(link, self._blocks)
         self._shelf = shelf
         self._me = me
         # of each decode instance, its latest start and the connection of that
@@ -77,7 +80,9 @@ class Lender:
             thread.start()
 
     def _lend(self, channel: Channel) -> None:
-        lending = Lending(self._link, self._blocks, self._shelf, self._me, channel, self._admit)
+        end = self._make_end()
+        block_bytes = self._blocks.shape[1]
+        lending = Lending(self._link, end, block_bytes, self._shelf, self._me, channel, self._admit)
         reason = lending.run()
         logger.info("%s: %s", lending.name, reason)
 

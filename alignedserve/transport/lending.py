@@ -9,24 +9,21 @@ import hmac
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
 from alignedserve.messages import Refused
 from alignedserve.transport.channel import (
     Channel,
     Denied,
     Granted,
     Identity,
-    Joining,
     Knock,
-    Opened,
     Pull,
     Pulled,
-    remaining_s,
+    Released,
 )
+from alignedserve.transport.data_path import LenderEnd
 from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
 from alignedserve.transport.fingerprint import differences
-from alignedserve.transport.group import LENDER, SETUP_TIMEOUT_S, PairGroup, join_store
+from alignedserve.transport.group import SETUP_TIMEOUT_S
 from alignedserve.transport.runs import merge
 from alignedserve.transport.shelf import NotOnShelf, Shelf
 from alignedserve.types import RequestKey
@@ -36,37 +33,37 @@ class Lending:
     def __init__(
         self,
         link: str,
-        blocks: torch.Tensor,
+        end: LenderEnd,
+        block_bytes: int,
         shelf: Shelf,
         me: Identity,
         channel: Channel,
         admit: Callable[[Knock, Channel], str | None],
     ) -> None:
         self._link = link
-        self._blocks = blocks
+        self._end = end
+        self._block_bytes = block_bytes
         self._shelf = shelf
         self._me = me
         self._channel = channel
         self._admit = admit
-        self._group: PairGroup | None = None
         self._lent: Sequence[RequestKey] = ()
         self.name = "link to nobody yet"
 
     def run(self) -> str:
         """Returns why it ended."""
         try:
-            group = self._open()
+            self._open()
             while True:
-                self._serve(self._next_pull(), group)
+                self._serve(self._next_pull())
         except LINK_FAILURES as error:
             return describe(error)
         finally:
-            if self._group is not None:
-                self._group.abort()
+            self._end.close()
             self._shelf.put_back(self._lent)
             self._channel.close()
 
-    def _open(self) -> PairGroup:
+    def _open(self) -> None:
         deadline_s = time.monotonic() + SETUP_TIMEOUT_S
         knock = self._channel.receive(deadline_s)
         if not isinstance(knock, Knock):
@@ -76,16 +73,7 @@ class Lending:
             self._channel.send(Refused(reason), deadline_s)
             raise ConnectionRefusedError(f"refused: {reason}")
         self._epoch = knock.epoch
-        self._channel.send(Opened(), deadline_s)
-        joining = self._channel.receive(deadline_s)
-        if not isinstance(joining, Joining):
-            raise unexpected(joining, "Joining")
-        host = self._channel.sock.getpeername()[0]
-        store = join_store(host, joining.store_port, remaining_s(deadline_s))
-        self._group = PairGroup(
-            self._link, store, LENDER, self._channel, self._blocks.device, remaining_s(deadline_s)
-        )
-        return self._group
+        self._end.open(self._channel, deadline_s)
 
     def _objection(self, knock: Knock) -> str | None:
         if not hmac.compare_digest(knock.token.encode(), self._me.token.encode()):
@@ -105,7 +93,7 @@ class Lending:
             raise ConnectionError(f"transfer {pull.transfer} came from epoch {self._epoch}")
         return pull
 
-    def _serve(self, pull: Pull, group: PairGroup) -> None:
+    def _serve(self, pull: Pull) -> None:
         deadline_s = time.monotonic() + pull.timeout_s
         try:
             blocks = self._shelf.lend(pull.keys, [len(blocks) for blocks in pull.blocks])
@@ -114,11 +102,13 @@ class Lending:
             return
         self._lent = pull.keys
         targets = [block for blocks in pull.blocks for block in blocks]
-        runs = merge(zip(targets, blocks, strict=True), self._blocks.shape[1])
-        self._channel.send(Granted(pull.transfer, [(run.here, run.num_blocks) for run in runs]), deadline_s)
-        group.send([self._blocks[run.there : run.there + run.num_blocks] for run in runs])
+        runs = merge(zip(targets, blocks, strict=True), self._block_bytes)
+        self._channel.send(Granted(pull.transfer, runs), deadline_s)
+        self._end.lend(runs)
         commit = self._channel.receive(deadline_s)
         if commit != Pulled(pull.transfer):
             raise unexpected(commit, f"Pulled({pull.transfer})")
+        if self._end.is_confirmed:
+            self._channel.send(Released(pull.transfer), deadline_s)
         self._shelf.pulled(pull.keys)
         self._lent = ()

@@ -26,17 +26,17 @@ from alignedserve.transport.channel import (
     Denied,
     Granted,
     Identity,
-    Joining,
     Knock,
     Opened,
     Pull,
     Pulled,
+    Released,
     remaining_s,
 )
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.copiers import as_bytes
+from alignedserve.transport.data_path import PullerEnd, puller_end
 from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
-from alignedserve.transport.group import PULLER, PairGroup, make_store
 from alignedserve.transport.runs import check_blocks
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
@@ -119,10 +119,10 @@ class Link:
         open_things = contextlib.ExitStack()
         reason = "its thread failed"
         try:
-            channel, group = self._open(open_things)
+            channel, end = self._open(open_things)
             while (job := self._next_job(channel)) is not None:
                 begun_s = time.perf_counter()
-                error = self._carry_out(job, channel, group)
+                error = self._carry_out(job, channel, end)
                 self._end(job, error, time.perf_counter() - begun_s)
             reason = "closed"
         except LINK_FAILURES as error:
@@ -131,7 +131,7 @@ class Link:
             open_things.close()
             self._break(reason)
 
-    def _open(self, open_things: contextlib.ExitStack) -> tuple[Channel, PairGroup]:
+    def _open(self, open_things: contextlib.ExitStack) -> tuple[Channel, PullerEnd]:
         host, port = self.address.rsplit(":", 1)
         deadline_s = time.monotonic() + self._setup_timeout_s
         channel = Channel(socket.create_connection((host, int(port)), timeout=remaining_s(deadline_s)))
@@ -144,12 +144,10 @@ class Link:
             raise ConnectionRefusedError(f"refused: {answer.reason}")
         if not isinstance(answer, Opened):
             raise unexpected(answer, "Opened")
-        store = make_store(channel.sock.getsockname()[0], remaining_s(deadline_s))
-        channel.send(Joining(store.port), deadline_s)
-        device = self._blocks.device
-        group = PairGroup(self._link, store, PULLER, channel, device, remaining_s(deadline_s))
-        open_things.callback(group.abort)
-        return channel, group
+        end = puller_end(self._link, self._blocks)
+        open_things.callback(end.close)
+        end.open(channel, answer, deadline_s)
+        return channel, end
 
     def _knock(self) -> Knock:
         me = self._me
@@ -166,7 +164,7 @@ class Link:
                 os.eventfd_read(self._wake_fd)
         return None if self._is_stopping else self._jobs[0]
 
-    def _carry_out(self, job: _Job, channel: Channel, group: PairGroup) -> str | None:
+    def _carry_out(self, job: _Job, channel: Channel, end: PullerEnd) -> str | None:
         """Why not, if the link is none the worse for it."""
         if time.monotonic() >= job.deadline_s:
             return "its deadline passed before it could begin"
@@ -176,16 +174,21 @@ class Link:
             return answer.reason
         if not isinstance(answer, Granted) or answer.transfer != job.transfer:
             raise unexpected(answer, f"an answer to {job.transfer}")
-        group.receive(self._pieces(job, answer), job.deadline_s)
+        self._check(job, answer)
+        end.pull(answer.runs, job.deadline_s)
         channel.send(Pulled(job.transfer), job.deadline_s)
+        if end.is_confirmed:
+            answer = channel.receive(job.deadline_s)
+            if answer != Released(job.transfer):
+                raise unexpected(answer, f"Released({job.transfer})")
         return None
 
-    def _pieces(self, job: _Job, granted: Granted) -> list[torch.Tensor]:
+    @staticmethod
+    def _check(job: _Job, granted: Granted) -> None:
         wanted = [block for _, blocks in job.wants for block in blocks]
-        offered = [block for first, count in granted.runs for block in range(first, first + count)]
-        if wanted != offered:
+        offered = [block for run in granted.runs for block in range(run.here, run.here + run.num_blocks)]
+        if wanted != offered or any(run.num_blocks < 1 for run in granted.runs):
             raise ConnectionError(f"{len(wanted)} blocks were asked for, {len(offered)} others were granted")
-        return [self._blocks[first : first + count] for first, count in granted.runs]
 
     def _end(self, job: _Job, error: str | None, took_s: float) -> None:
         with self._lock:

@@ -33,6 +33,7 @@ PARTS = {
     "host_cost": 45,
     "throughput": 180,
     "moves": 75,
+    "link": 30,
     "correct": 45,
     "alignment": 200,
     "cost_grid": 120,

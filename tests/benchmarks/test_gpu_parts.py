@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from alignedserve.transport.completions import Done, TransferId
-from benchmarks.gpu import host_cost, moves, throughput, workload
+from benchmarks.gpu import host_cost, link, moves, throughput, workload
 from tests.benchmarks.test_gpu_run import rows, tiny_bench
 
 
@@ -79,3 +80,34 @@ def test_what_did_not_arrive_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     bench = tiny_bench(tmp_path)
     assert bench.case("broken", moves.plain, bench, moves.BlockFormat(1, 16, 1, 64, "float32")) is None
     assert "what arrived is not what was sent" in json.dumps(rows(tmp_path)[0])
+
+
+def test_what_another_process_lends_is_checked_and_measured(tmp_path: Path) -> None:
+    bench = tiny_bench(tmp_path)
+    bench.part = "link"
+    link.run(bench)
+    assert [row["block_bytes"] for row in rows(tmp_path)] == [mib << 20 for mib in (1, 2, 12)]
+    assert all(row["is_right"] and row["pull_per_s"] > 0 for row in rows(tmp_path))
+
+
+def lend_others(pipe: Connection, device: str) -> None:
+    link.lend(pipe, device, seed=1)
+
+
+def test_other_bytes_than_the_lenders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "lend", lend_others)
+    monkeypatch.setattr(link, "BLOCK_MIB", (1,))
+    bench = tiny_bench(tmp_path)
+    link.run(bench)
+    assert "what arrived is not what was sent" in rows(tmp_path)[0]["error"]
+
+
+def lend_nothing(pipe: Connection, device: str) -> None:
+    raise SystemExit(1)
+
+
+def test_a_lender_that_dies_is_recorded_case_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "lend", lend_nothing)
+    bench = tiny_bench(tmp_path)
+    link.run(bench)
+    assert len(rows(tmp_path)) == 3 and all("error" in row for row in rows(tmp_path))

@@ -91,7 +91,7 @@ def scenes(tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory) -> I
     ],
     ids="-then-".join,
 )
-@pytest.mark.parametrize("link", ["host", "gloo"])
+@pytest.mark.parametrize("link", ["host", "gloo", "ipc"])
 def test_killed_in_mid_stream(scenes: Callable[..., Scene], link: str, victims: list[InstanceId]) -> None:
     """Those after the first while the others recover."""
     scene = scenes(link=link)

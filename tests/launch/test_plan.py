@@ -61,6 +61,12 @@ def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:
     assert plan.parts[0].config.router.link == "gloo"
 
 
+def test_instances_that_share_a_gpu_can_map_each_others_memory() -> None:
+    wanted = replace(asked(EngineConfig(MODEL, device="cuda")), router=RouterConfig(link="ipc"))
+    plan = plan_island(wanted, replace(SITE, num_gpus=1), "prefix")
+    assert [(part.num_gpus, part.config.transfers.link) for part in plan.parts[2:]] == [(0.5, "ipc")] * 2
+
+
 def test_a_gpu_each_where_there_are_gpus() -> None:
     plan = plan_island(asked(prefill_instances=2), replace(SITE, num_gpus=3), "prefix")
     assert [part.num_gpus for part in plan.parts] == [0, 0, 1, 1, 1]
@@ -171,7 +177,7 @@ def test_options_of_the_router_have_ranges(option: str, value: float, message: s
 @pytest.mark.parametrize(
     ("router", "message"),
     [
-        (RouterConfig(link="rope"), "link='rope': must be one of nccl, gloo, host"),
+        (RouterConfig(link="rope"), "link='rope': must be one of nccl, gloo, ipc, host"),
         (RouterConfig(link="nccl"), "link='nccl': both instances need a GPU"),
     ],
 )

@@ -8,6 +8,7 @@ import torch
 
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Outcome
+from alignedserve.transport.data_path import allocator
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
 
 FINGERPRINT = {"model": "tiny", "dtype": "float32", "layout": "layer,kv,head,slot,dim"}
@@ -18,9 +19,10 @@ def identity(name: str, epoch: int = 1, token: str = "secret", **differing: str)
     return Identity(InstanceId(name), Epoch(epoch), FINGERPRINT | differing, token)
 
 
-def filled_blocks(num_blocks: int, block_bytes: int, seed: int) -> torch.Tensor:
-    """The bytes of a block depend on seed and block."""
-    blocks = torch.empty((num_blocks, block_bytes // 8, 4), dtype=torch.bfloat16)
+def filled_blocks(num_blocks: int, block_bytes: int, seed: int, link: str = "host") -> torch.Tensor:
+    """The bytes of a block depend on seed and block. `link`: by which they can be lent."""
+    shape = (num_blocks, block_bytes // 8, 4)
+    blocks = allocator(link)(shape, dtype=torch.bfloat16, device=torch.device("cpu"))
     noise = np.random.default_rng(seed).integers(0, 256, block_bytes, dtype=np.uint8)
     for block, data in enumerate(bytes_of(blocks)):
         np.add(noise, np.uint8(block % 256), out=data)

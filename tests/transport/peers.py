@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from alignedserve.transport import shared_memory
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links, Want
 from alignedserve.transport.shelf import Shelf
 from alignedserve.types import BlockId, InstanceId, RequestKey
-from tests.transport.helpers import Outcomes, empty_blocks, equal_blocks, filled_blocks, identity
+from tests.transport.helpers import Outcomes, equal_blocks, filled_blocks, identity
 
 SEED = 5
 # one process imports torch, and forks the others; it has no threads, and ends with the tests
@@ -66,6 +67,7 @@ class Peer:
 class Staged:
     """What a lender has; its blocks are `filled_blocks` of SEED."""
 
+    link: str
     num_blocks: int
     block_bytes: int
     requests: dict[RequestKey, list[BlockId]] = field(default_factory=dict)
@@ -73,13 +75,13 @@ class Staged:
 
 def lend(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     torch.set_num_threads(1)
-    blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED)
+    blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED, staged.link)
     completions, outcomes = Completions(), Outcomes()
     me = identity(name, epoch)
     shelf = Shelf(me.epoch, completions)
     for key, ids in staged.requests.items():
         shelf.put(key, ids, outcomes.append)
-    lender = Lender("gloo", blocks, shelf, me)
+    lender = Lender(staged.link, blocks, shelf, me)
     pipe.send(lender.address)
     while pipe.recv() is not None:
         pipe.send((len(shelf), shelf.num_lent))
@@ -98,15 +100,15 @@ class Order:
     timeout_s: float = 30.0
 
 
-def pull(
-    pipe: Connection, name: str, epoch: int, num_blocks: int, block_bytes: int, lender_blocks: int
-) -> None:
+def pull(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
+    """Into as many blocks as the lender has, of memory that the test can look into."""
     torch.set_num_threads(1)
-    blocks = empty_blocks(num_blocks, block_bytes)
-    theirs = filled_blocks(lender_blocks, block_bytes, SEED)
+    shape = (staged.num_blocks, staged.block_bytes)
+    blocks = shared_memory.empty(shape, dtype=torch.uint8, device=torch.device("cpu"))
+    theirs = filled_blocks(staged.num_blocks, staged.block_bytes, SEED)
     completions = Completions()
-    links = Links("gloo", blocks, identity(name, epoch), completions)
-    pipe.send("ready")
+    links = Links(staged.link, blocks, identity(name, epoch), completions)
+    pipe.send(shared_memory.describe(blocks))
     while (order := pipe.recv()) is not None:
         outcomes = Outcomes()
         links.pull(InstanceId("prefill-0"), order.address, order.wants, outcomes.append, order.timeout_s)

@@ -16,16 +16,22 @@ def test_the_machine_chooses(have_cuda: bool, same_host: bool, link: str) -> Non
 
 @pytest.mark.parametrize(
     ("have_cuda", "same_host", "override"),
-    [(True, True, "host"), (False, True, "gloo"), (True, True, "nccl")],
+    [
+        (True, True, "host"),
+        (False, True, "gloo"),
+        (True, True, "nccl"),
+        (True, True, "ipc"),
+        (False, True, "ipc"),
+    ],
 )
 def test_the_operator_overrides(have_cuda: bool, same_host: bool, override: str) -> None:
     assert choose_link(have_cuda, same_host, override) == override
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="link='nvlink': must be one of nccl, gloo, host"):
+    with pytest.raises(ValueError, match="link='nvlink': must be one of nccl, gloo, ipc, host"):
         choose_link(True, True, "nvlink")
-    assert list(LINKS) == ["nccl", "gloo", "host"]
+    assert list(LINKS) == ["nccl", "gloo", "ipc", "host"]
 
 
 @pytest.mark.parametrize(
@@ -34,6 +40,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         (False, True, "nccl", "need a GPU"),
         (True, True, "gloo", "CPU memory only"),
         (False, False, "host", "the pool's host"),
+        (False, False, "ipc", "on one host"),
+        (True, False, "ipc", "on one host"),
     ],
 )
 def test_what_cannot_work_is_refused(have_cuda: bool, same_host: bool, override: str, why: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import mmap
+from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links
 from alignedserve.transport.mover import Mover
 from alignedserve.transport.shelf import Shelf
-from alignedserve.types import Epoch, InstanceId
-from tests.transport.helpers import KEY, Outcomes, block_ids, identity, pairs
+from alignedserve.types import BlockId, Epoch, InstanceId
+from tests.transport.helpers import KEY, Outcomes, block_ids, bytes_of, filled_blocks, identity, pairs
+from tests.transport.peers import SEED, Peer, Staged
 
 MIB = 1 << 20
 
@@ -68,6 +70,38 @@ def test_both_directions_at_once_in_one_call_or_many(
     assert np.array_equal(pool[order[half:]], noise[order[half:]])
     assert np.array_equal(after[half:], noise[order[half:]])
     assert np.array_equal(after[:half], before[:half])
+
+
+def lend_on_gpu(pipe: Connection, staged: Staged) -> None:
+    # small ones share what the allocator has from the driver: then the blocks do not begin it
+    beside = torch.ones(2 * MIB, dtype=torch.uint8, device="cuda")
+    blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED).cuda()
+    shelf = Shelf(Epoch(1), Completions())
+    for key, ids in staged.requests.items():
+        shelf.put(key, ids, lambda _: None)
+    lender = Lender("ipc", blocks, shelf, identity("prefill-0"))
+    pipe.send(lender.address)
+    pipe.recv()
+    lender.close()
+    pipe.send((len(shelf), bool(beside.all())))
+
+
+@pytest.mark.parametrize("num_blocks", [3, 2 * GROUP_BYTES // MIB])
+def test_ipc_moves_blocks_between_two_processes_on_one_gpu(num_blocks: int) -> None:
+    order = [BlockId(block) for block in np.random.default_rng(1).permutation(num_blocks).tolist()]
+    ours = torch.zeros((num_blocks + 1, MIB), dtype=torch.uint8, device="cuda")
+    completions, outcomes = Completions(), Outcomes()
+    with Peer(lend_on_gpu, Staged("ipc", num_blocks, MIB, {KEY: order})) as peer:
+        links = Links("ipc", ours, identity("decode-0"), completions)
+        wants = [(KEY, block_ids(*range(num_blocks)))]
+        links.pull(InstanceId("prefill-0"), peer.receive(), wants, outcomes.append, timeout_s=60)
+        assert completions.run(timeout_s=60) == 1
+        assert outcomes.errors == [None]
+        links.close()
+        assert peer.end() == (0, True)
+    theirs = bytes_of(filled_blocks(num_blocks, MIB, SEED))
+    assert np.array_equal(ours[:num_blocks].cpu().numpy(), theirs[order])
+    assert not ours[num_blocks].any()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are fewer than two CUDA devices")

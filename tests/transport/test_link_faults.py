@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,26 +33,31 @@ MIB = 1 << 20
 NUM_BLOCKS = 256
 BIG, SMALL, LONG = RequestKey(1), RequestKey(2), RequestKey(3)
 ALL = [BlockId(block) for block in range(NUM_BLOCKS)]
+SMALL_S_BLOCKS = block_ids(NUM_BLOCKS + 1, NUM_BLOCKS)
 LAST = BlockId(NUM_BLOCKS + 2)
 # the same blocks again and again, and then one more: for seconds, so that no test finds it over
-AGAIN_AND_AGAIN = [*ALL * 60, LAST]
-STAGED = Staged(
-    NUM_BLOCKS + 3,
-    MIB,
-    {BIG: ALL, SMALL: block_ids(NUM_BLOCKS + 1, NUM_BLOCKS), LONG: AGAIN_AND_AGAIN},
-)
+AGAIN_AND_AGAIN = {"gloo": [*ALL * 60, LAST], "ipc": [*ALL * 600, LAST]}
+STAGED = {
+    link: Staged(
+        link,
+        NUM_BLOCKS + 3,
+        MIB,
+        {BIG: ALL, SMALL: SMALL_S_BLOCKS, LONG: long},
+    )
+    for link, long in AGAIN_AND_AGAIN.items()
+}
 WANT_BIG: list[Want] = [(BIG, ALL)]
-WANT_LONG: list[Want] = [(LONG, AGAIN_AND_AGAIN)]
+WANT_LONG: dict[str, list[Want]] = {link: [(LONG, long)] for link, long in AGAIN_AND_AGAIN.items()}
 WANT_SMALL: list[Want] = [(SMALL, block_ids(NUM_BLOCKS, NUM_BLOCKS + 1))]
 PREFILL = InstanceId("prefill-0")
 
 
 class Decode:
-    def __init__(self) -> None:
-        self.blocks = empty_blocks(STAGED.num_blocks, MIB)
+    def __init__(self, link: str) -> None:
+        self.blocks = empty_blocks(NUM_BLOCKS + 3, MIB)
         self.bytes = bytes_of(self.blocks)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.links = Links("gloo", self.blocks, identity("decode-0"), self.completions)
+        self.links = Links(link, self.blocks, identity("decode-0"), self.completions)
 
     def start(
         self, address: str, wants: list[Want], source: InstanceId = PREFILL, timeout_s: float = 30.0
@@ -73,32 +79,45 @@ class Decode:
         self.links.close()
 
 
+@pytest.fixture(params=["gloo", "ipc"])
+def link(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def decode() -> Iterator[Decode]:
-    with closing(Decode()) as decode:
+def decode(link: str) -> Iterator[Decode]:
+    before = num_lent_mappings()
+    with closing(Decode(link)) as decode:
         yield decode
+    check_no_thread_is_left()
+    assert num_lent_mappings() <= before
+
+
+def check_no_thread_is_left() -> None:
     names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith(("link", "lend"))]
+    assert not [name for name in names if name.startswith(("link", "lend", "mover"))]
 
 
-def test_bytes_arrive_from_another_process(decode: Decode) -> None:
-    with Peer(lend, "prefill-0", 1, STAGED) as peer:
+def num_lent_mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:alignedserve-kv")
+
+
+def test_bytes_arrive_from_another_process(link: str, decode: Decode) -> None:
+    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
         decode.pull(peer.receive(), WANT_BIG + WANT_SMALL)
         assert decode.outcomes.errors == [None]
         until(lambda: peer.ask("how many?") == (1, 0), 30)
         assert peer.end() == [((BIG,), None), ((SMALL,), None), ((LONG,), "withdrawn")]
-    expected = filled_blocks(STAGED.num_blocks, MIB, SEED)
-    assert equal_blocks(
-        decode.blocks, [*ALL, NUM_BLOCKS, NUM_BLOCKS + 1], expected, [*ALL, *STAGED.requests[SMALL]]
-    )
+    expected = filled_blocks(NUM_BLOCKS + 3, MIB, SEED)
+    assert equal_blocks(decode.blocks, [*ALL, NUM_BLOCKS, NUM_BLOCKS + 1], expected, [*ALL, *SMALL_S_BLOCKS])
 
 
-def test_a_lender_killed_in_mid_transfer_breaks_its_link_and_no_other(decode: Decode) -> None:
+def test_a_lender_killed_in_mid_transfer_breaks_its_link_and_no_other(link: str, decode: Decode) -> None:
     other_one = InstanceId("prefill-1")
-    with Peer(lend, "prefill-0", 1, STAGED) as peer, Peer(lend, "prefill-1", 1, STAGED) as other:
+    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer, Peer(lend, "prefill-1", 1, STAGED[link]) as other:
         address, other_address = peer.receive(), other.receive()
         decode.pull(other_address, WANT_SMALL, other_one)
-        decode.start(address, WANT_LONG)
+        decode.start(address, WANT_LONG[link])
         decode.stop_in_mid_transfer(peer)
         peer.signal(signal.SIGKILL)
         assert decode.completions.run(timeout_s=1.0) == 1
@@ -108,17 +127,17 @@ def test_a_lender_killed_in_mid_transfer_breaks_its_link_and_no_other(decode: De
         # the dead one's address, and then the one that was started in its place
         decode.pull(address, WANT_BIG, timeout_s=5)
         assert decode.outcomes.errors[2] is not None and "Connection re" in decode.outcomes.errors[2]
-        with Peer(lend, "prefill-0", 2, STAGED) as anew:
+        with Peer(lend, "prefill-0", 2, STAGED[link]) as anew:
             decode.pull(anew.receive(), WANT_BIG)
             decode.pull(other_address, WANT_BIG, other_one)
         assert decode.outcomes.errors[3:] == [None, None]
-    expected = filled_blocks(STAGED.num_blocks, MIB, SEED)
+    expected = filled_blocks(NUM_BLOCKS + 3, MIB, SEED)
     assert equal_blocks(decode.blocks, ALL, expected, ALL)
 
 
-def test_closing_in_mid_transfer_does_not_wait_for_its_end(decode: Decode) -> None:
-    with Peer(lend, "prefill-0", 1, STAGED) as peer:
-        decode.start(peer.receive(), WANT_LONG)
+def test_closing_in_mid_transfer_does_not_wait_for_its_end(link: str, decode: Decode) -> None:
+    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
+        decode.start(peer.receive(), WANT_LONG[link])
         until(lambda: decode.bytes[0].any(), 30)
         decode.links.close()
         assert not decode.bytes[LAST].any(), "it was over before it could be closed"
@@ -128,22 +147,23 @@ def test_closing_in_mid_transfer_does_not_wait_for_its_end(decode: Decode) -> No
         assert peer.end() == [((key,), "withdrawn") for key in (BIG, SMALL, LONG)]
 
 
-def test_an_idle_link_breaks_when_its_lender_is_killed(decode: Decode) -> None:
-    with Peer(lend, "prefill-0", 1, STAGED) as peer:
+def test_an_idle_link_breaks_when_its_lender_is_killed(link: str, decode: Decode) -> None:
+    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
         decode.pull(peer.receive(), WANT_SMALL)
         assert decode.links.error(PREFILL) is None
         peer.signal(signal.SIGKILL)
         until(lambda: decode.links.error(PREFILL), 1.0)
 
 
-def test_a_lender_that_hangs_runs_into_the_deadline(decode: Decode) -> None:
-    with Peer(lend, "prefill-0", 1, STAGED) as peer:
+def test_a_lender_that_hangs_runs_into_the_deadline(link: str, decode: Decode) -> None:
+    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
         address = peer.receive()
         decode.pull(address, WANT_SMALL)
-        decode.start(address, WANT_LONG, timeout_s=1.5)
+        decode.start(address, WANT_LONG[link], timeout_s=1.5)
         decode.stop_in_mid_transfer(peer)
         assert until(lambda: decode.completions.run() == 1, 3.0) > 0.1
         assert decode.outcomes.errors[1] is not None and "link to prefill-0" in decode.outcomes.errors[1]
+        assert not decode.bytes[LAST].any(), "it was over before its deadline"
         arrived = decode.bytes.copy()
         # one that hangs before it has answered at all
         decode.pull(address, WANT_BIG, timeout_s=0.3)
@@ -156,18 +176,18 @@ def test_a_lender_that_hangs_runs_into_the_deadline(decode: Decode) -> None:
         assert decode.outcomes.errors[3] is None
         until(lambda: peer.ask("how many?") == (1, 0), 30)
         assert peer.end() == [((SMALL,), None), ((BIG,), None), ((LONG,), "withdrawn")]
-    assert equal_blocks(decode.blocks, ALL, filled_blocks(STAGED.num_blocks, MIB, SEED), ALL)
+    assert equal_blocks(decode.blocks, ALL, filled_blocks(NUM_BLOCKS + 3, MIB, SEED), ALL)
 
 
 class Prefill:
-    def __init__(self) -> None:
-        self.blocks = filled_blocks(STAGED.num_blocks, MIB, SEED)
+    def __init__(self, link: str) -> None:
+        self.blocks = filled_blocks(NUM_BLOCKS + 3, MIB, SEED, link)
         self.completions, self.outcomes = Completions(), Outcomes()
         me = identity("prefill-0")
         self.shelf = Shelf(me.epoch, self.completions)
-        for key, ids in STAGED.requests.items():
+        for key, ids in STAGED[link].requests.items():
             self.shelf.put(key, ids, self.outcomes.append)
-        self.lender = Lender("gloo", self.blocks, self.shelf, me)
+        self.lender = Lender(link, self.blocks, self.shelf, me)
 
     def stop_in_mid_transfer(self, peer: Peer) -> None:
         until(lambda: self.shelf.num_lent, 30)
@@ -179,17 +199,16 @@ class Prefill:
 
 
 @pytest.fixture
-def prefill() -> Iterator[Prefill]:
-    with closing(Prefill()) as prefill:
+def prefill(link: str) -> Iterator[Prefill]:
+    with closing(Prefill(link)) as prefill:
         yield prefill
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith(("link", "lend"))]
+    check_no_thread_is_left()
 
 
-def test_a_lender_closes_in_mid_transfer(prefill: Prefill) -> None:
-    with puller(epoch=1) as peer:
-        assert peer.receive() == "ready"
-        peer.pipe.send(Order(prefill.lender.address, WANT_LONG, AGAIN_AND_AGAIN))
+def test_a_lender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:
+    with puller(link, epoch=1) as peer:
+        peer.receive()
+        peer.pipe.send(Order(prefill.lender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link]))
         prefill.stop_in_mid_transfer(peer)
         prefill.lender.close()
         assert (len(prefill.shelf), prefill.shelf.num_lent) == (3, 0)
@@ -199,15 +218,16 @@ def test_a_lender_closes_in_mid_transfer(prefill: Prefill) -> None:
         assert peer.end() == "closed"
 
 
-def puller(epoch: int) -> Peer:
-    return Peer(pull, "decode-0", epoch, STAGED.num_blocks, MIB, STAGED.num_blocks)
+def puller(link: str, epoch: int) -> Peer:
+    return Peer(pull, "decode-0", epoch, STAGED[link])
 
 
-def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(prefill: Prefill) -> None:
-    long_one = Order(prefill.lender.address, WANT_LONG + WANT_BIG, AGAIN_AND_AGAIN + ALL)
+def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(link: str, prefill: Prefill) -> None:
+    long_one = Order(prefill.lender.address, WANT_LONG[link] + WANT_BIG, AGAIN_AND_AGAIN[link] + ALL)
     order = Order(prefill.lender.address, WANT_BIG, ALL)
-    with puller(epoch=1) as peer, puller(epoch=2) as successor:
-        assert peer.receive() == successor.receive() == "ready"
+    with puller(link, epoch=1) as peer, puller(link, epoch=2) as successor:
+        peer.receive()
+        successor.receive()
         peer.pipe.send(long_one)
         prefill.stop_in_mid_transfer(peer)
         peer.signal(signal.SIGKILL)
@@ -220,10 +240,10 @@ def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(prefill: P
     assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((BIG,), None)
 
 
-def test_a_puller_that_hangs_runs_into_the_deadline(prefill: Prefill) -> None:
-    with puller(epoch=1) as peer:
-        assert peer.receive() == "ready"
-        peer.pipe.send(Order(prefill.lender.address, WANT_LONG, AGAIN_AND_AGAIN, timeout_s=1.5))
+def test_a_puller_that_hangs_runs_into_the_deadline(link: str, prefill: Prefill) -> None:
+    with puller(link, epoch=1) as peer:
+        peer.receive()
+        peer.pipe.send(Order(prefill.lender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link], timeout_s=1.5))
         prefill.stop_in_mid_transfer(peer)
         prefill.shelf.withdraw(LONG)
         assert not prefill.completions.run()
@@ -233,8 +253,8 @@ def test_a_puller_that_hangs_runs_into_the_deadline(prefill: Prefill) -> None:
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
         assert error is not None and "link to prefill-0" in error
-        assert peer.ask(Order(prefill.lender.address, WANT_SMALL, STAGED.requests[SMALL])) == (None, True)
+        assert peer.ask(Order(prefill.lender.address, WANT_SMALL, SMALL_S_BLOCKS)) == (None, True)
         assert peer.end() == "closed"
     assert torch.equal(
-        prefill.blocks.view(torch.uint8), filled_blocks(STAGED.num_blocks, MIB, SEED).view(torch.uint8)
+        prefill.blocks.view(torch.uint8), filled_blocks(NUM_BLOCKS + 3, MIB, SEED).view(torch.uint8)
     )

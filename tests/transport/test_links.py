@@ -34,13 +34,13 @@ LENDER_S_BLOCKS = {ONE: block_ids(3, 4, 9), TWO: block_ids(0), THREE: block_ids(
 
 
 class Prefill:
-    def __init__(self, me: Identity | None = None) -> None:
-        self.blocks = filled_blocks(12, BLOCK_BYTES, seed=1)
+    def __init__(self, link: str, me: Identity | None = None) -> None:
+        self.blocks = filled_blocks(12, BLOCK_BYTES, seed=1, link=link)
         self.completions, self.outcomes = Completions(), Outcomes()
         self.shelf = Shelf(Epoch(1), self.completions)
         for key, ids in LENDER_S_BLOCKS.items():
             self.shelf.put(key, ids, self.outcomes.append)
-        self.lender = Lender("gloo", self.blocks, self.shelf, me or identity("prefill-0"))
+        self.lender = Lender(link, self.blocks, self.shelf, me or identity("prefill-0"))
 
     def close(self) -> None:
         self.lender.close()
@@ -50,10 +50,10 @@ class Prefill:
 
 
 class Decode:
-    def __init__(self, me: Identity | None = None) -> None:
+    def __init__(self, link: str, me: Identity | None = None) -> None:
         self.blocks = empty_blocks(20, BLOCK_BYTES)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.links = Links("gloo", self.blocks, me or identity("decode-0"), self.completions)
+        self.links = Links(link, self.blocks, me or identity("decode-0"), self.completions)
 
     def pull(self, prefill: Prefill, *wants: Want, timeout_s: float = 30.0) -> str | None:
         """Returns the outcome's error."""
@@ -66,15 +66,20 @@ class Decode:
         self.links.close()
 
 
+@pytest.fixture(params=["gloo", "ipc"])
+def link(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def prefill() -> Iterator[Prefill]:
-    with closing(Prefill()) as prefill:
+def prefill(link: str) -> Iterator[Prefill]:
+    with closing(Prefill(link)) as prefill:
         yield prefill
 
 
 @pytest.fixture
-def decode() -> Iterator[Decode]:
-    with closing(Decode()) as decode:
+def decode(link: str) -> Iterator[Decode]:
+    with closing(Decode(link)) as decode:
         yield decode
 
 
@@ -82,7 +87,7 @@ def decode() -> Iterator[Decode]:
 def nothing_is_left_running() -> Iterator[None]:
     yield
     names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith(("link", "lend"))]
+    assert not [name for name in names if name.startswith(("link", "lend", "mover"))]
 
 
 def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decode) -> None:
@@ -135,30 +140,31 @@ def test_what_is_not_staged_is_denied_and_the_link_goes_on(prefill: Prefill, dec
         (identity("decode-0", token="guessed"), "refused: the token is not this cluster's"),
     ],
 )
-def test_who_does_not_match_is_refused_by_name(prefill: Prefill, stranger: Identity, why: str) -> None:
-    with closing(Decode(stranger)) as decode:
+def test_who_does_not_match_is_refused_by_name(
+    link: str, prefill: Prefill, stranger: Identity, why: str
+) -> None:
+    with closing(Decode(link, stranger)) as decode:
         error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
     assert error == f"link to prefill-0: {why}"
     assert prefill.shelf.num_lent == 0
 
 
-def test_another_kind_of_link_is_refused_by_name(prefill: Prefill) -> None:
-    with closing(Decode()) as decode:
-        decode.links = Links("nccl", decode.blocks, identity("decode-0"), decode.completions)
+def test_another_kind_of_link_is_refused_by_name(link: str, prefill: Prefill) -> None:
+    with closing(Decode("nccl")) as decode:
         error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
-    assert error == "link to prefill-0: refused: link is 'gloo' at prefill-0 and 'nccl' at decode-0"
+    assert error == f"link to prefill-0: refused: link is '{link}' at prefill-0 and 'nccl' at decode-0"
 
 
-def test_another_instance_under_the_address_is_refused(decode: Decode) -> None:
-    with closing(Prefill(identity("prefill-1"))) as other:
+def test_another_instance_under_the_address_is_refused(link: str, decode: Decode) -> None:
+    with closing(Prefill(link, identity("prefill-1"))) as other:
         error = decode.pull(other, (ONE, block_ids(0, 1, 2)))
     assert error == "link to prefill-0: refused: this is prefill-1"
 
 
-def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(prefill: Prefill) -> None:
+def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(link: str, prefill: Prefill) -> None:
     with (
-        closing(Decode(identity("decode-0", epoch=4))) as old,
-        closing(Decode(identity("decode-0", epoch=5))) as new,
+        closing(Decode(link, identity("decode-0", epoch=4))) as old,
+        closing(Decode(link, identity("decode-0", epoch=5))) as new,
     ):
         assert old.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
         assert new.pull(prefill, (TWO, block_ids(0))) is None
@@ -170,8 +176,8 @@ def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(prefill: Prefill)
         assert equal_blocks(new.blocks, [0, 1, 2], prefill.blocks, [0, 11, 10])
 
 
-def test_several_decode_instances_pull_at_the_same_time(prefill: Prefill, decode: Decode) -> None:
-    with closing(Decode(identity("decode-1"))) as other:
+def test_several_decode_instances_pull_at_the_same_time(link: str, prefill: Prefill, decode: Decode) -> None:
+    with closing(Decode(link, identity("decode-1"))) as other:
         for end, key, targets in ((decode, ONE, (0, 1, 2)), (other, THREE, (3, 4))):
             wants = [(key, block_ids(*targets))]
             end.links.pull(PREFILL, prefill.lender.address, wants, end.outcomes.append)
@@ -181,8 +187,8 @@ def test_several_decode_instances_pull_at_the_same_time(prefill: Prefill, decode
         assert equal_blocks(other.blocks, [3, 4], prefill.blocks, [11, 10])
 
 
-def test_nobody_there(decode: Decode) -> None:
-    with closing(Prefill()) as gone:
+def test_nobody_there(link: str, decode: Decode) -> None:
+    with closing(Prefill(link)) as gone:
         pass
     error = decode.pull(gone, (ONE, block_ids(0, 1, 2)))
     assert error is not None and "Connection refused" in error
@@ -202,6 +208,7 @@ def test_a_link_that_cannot_be_made_in_time_is_made_anew(prefill: Prefill, decod
     assert decode.pull(prefill, wants) is None
 
 
+@pytest.mark.parametrize("link", ["gloo"])
 def test_a_lender_that_hangs_before_it_joins_runs_into_the_deadline(decode: Decode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
@@ -226,8 +233,8 @@ def test_closing_ends_what_has_not_begun(prefill: Prefill, decode: Decode) -> No
     assert decode.outcomes.errors[-1] is not None
 
 
-def test_a_lender_that_closes_breaks_its_links(decode: Decode) -> None:
-    with closing(Prefill()) as prefill:
+def test_a_lender_that_closes_breaks_its_links(link: str, decode: Decode) -> None:
+    with closing(Prefill(link)) as prefill:
         assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
     until(lambda: decode.links.error(PREFILL), 1.0)
     error = decode.links.error(PREFILL)

@@ -1,0 +1,57 @@
+"""GPU memory of one process, mapped by another one of the same host: the driver's IPC handles.
+
+A handle stands for a whole allocation of the driver's, of which torch's allocator may have given out a part: so it goes
+with an offset. Neither a handle nor a mapping moves anything, and nothing runs at the process whose memory it is. The
+calling thread has to have a context (`cuda.use`). Errors are RuntimeErrors that name the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_int, c_size_t, c_uint, c_uint64
+
+from alignedserve.transport.channel import IPC_HANDLE_BYTES, DeviceMemory
+from alignedserve.transport.cuda import check
+
+# CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: where the memory is another GPU's, this one may read it from then on
+_LAZY_ENABLE_PEER_ACCESS = 1
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle, which is passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * IPC_HANDLE_BYTES),)
+
+
+class Driver:
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        driver = ctypes.CDLL(library)
+        # CUdeviceptr has 64 bits. The suffixes are those that cuda.h gives these names, since CUDA 3.2 and 11.0.
+        self._get_range = driver.cuMemGetAddressRange_v2
+        self._get_range.argtypes = [POINTER(c_uint64), POINTER(c_size_t), c_uint64]
+        self._get_handle = driver.cuIpcGetMemHandle
+        self._get_handle.argtypes = [POINTER(_Handle), c_uint64]
+        self._open_handle = driver.cuIpcOpenMemHandle_v2
+        self._open_handle.argtypes = [POINTER(c_uint64), _Handle, c_uint]
+        self._close_handle = driver.cuIpcCloseMemHandle
+        self._close_handle.argtypes = [c_uint64]
+        for call in (self._get_range, self._get_handle, self._open_handle, self._close_handle):
+            call.restype = c_int
+
+    def describe(self, address: int, num_bytes: int) -> DeviceMemory:
+        """For `map`, in another process, as long as this one has it."""
+        base, size, handle = c_uint64(), c_size_t(), _Handle()
+        check(self._get_range(base, size, address), "cuMemGetAddressRange")
+        check(self._get_handle(handle, base.value), "cuIpcGetMemHandle")
+        return DeviceMemory(bytes(handle), address - base.value, num_bytes)
+
+    def map(self, memory: DeviceMemory) -> int:
+        """The address of the allocation that the memory is in, until `unmap`."""
+        base = c_uint64()
+        handle = _Handle.from_buffer_copy(memory.handle)
+        check(self._open_handle(base, handle, _LAZY_ENABLE_PEER_ACCESS), "cuIpcOpenMemHandle")
+        return base.value
+
+    def unmap(self, base: int) -> None:
+        """When no copy from it is under way."""
+        check(self._close_handle(base), "cuIpcCloseMemHandle")

@@ -1,0 +1,61 @@
+"""How blocks get from one end of a link to the other: what `Lending` and `Link` need of that, and which ways there are.
+
+`group_path.py`: both ends move them together. `ipc.py`: the puller copies them out of the lender's memory. Each
+connection has two ends of its own, used by its two threads. Their methods raise what `failures.py` lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from alignedserve.transport import ipc, shared_memory
+from alignedserve.transport.channel import Channel, Opened
+from alignedserve.transport.group_path import GroupLender, GroupPuller
+from alignedserve.transport.runs import Run
+
+
+class LenderEnd(Protocol):
+    # Whether the lender answers `Pulled`, and the blocks count as pulled only then.
+    is_confirmed: bool
+
+    def open(self, channel: Channel, deadline_s: float) -> None:
+        """Says `Opened` to a puller that is let in, and returns when blocks can be lent to it."""
+
+    def lend(self, runs: Sequence[Run]) -> None:
+        """Returns at once. The blocks are in use until the puller says that it has them all, or until `close`."""
+
+    def close(self) -> None:
+        """Nothing here reads any block after this. Safe before `open`, and after it failed."""
+
+
+class PullerEnd(Protocol):
+    is_confirmed: bool
+
+    def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
+        """After `Opened` has come."""
+
+    def pull(self, runs: Sequence[Run], deadline_s: float) -> None:
+        """All blocks are there when it returns. If it raises, `close` comes next."""
+
+    def close(self) -> None:
+        """Nothing writes to any block after this. Safe before `open`, and after it failed."""
+
+
+def lender_ends(link: str, blocks: torch.Tensor) -> Callable[[], LenderEnd]:
+    """Makes one for each connection. `blocks`: the lender's, as bytes. RuntimeError if they can't be lent so."""
+    if link == "ipc":
+        memory = ipc.describe(blocks)
+        return lambda: ipc.IpcLender(memory)
+    return lambda: GroupLender(link, blocks)
+
+
+def puller_end(link: str, blocks: torch.Tensor) -> PullerEnd:
+    return ipc.IpcPuller(blocks) if link == "ipc" else GroupPuller(link, blocks)
+
+
+def allocator(link: str) -> Callable[..., torch.Tensor]:
+    """As torch.empty; what a lender's blocks have to be made with."""
+    return shared_memory.empty if link == "ipc" else torch.empty

@@ -1,0 +1,53 @@
+"""The data path of `gloo` and `nccl`: both ends form a process group and move the blocks through it, together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from alignedserve.transport.channel import Channel, Joining, Opened, remaining_s
+from alignedserve.transport.failures import unexpected
+from alignedserve.transport.group import LENDER, PULLER, PairGroup, join_store, make_store
+from alignedserve.transport.runs import Run
+
+
+class _GroupEnd:
+    # the lender sends only what is lent
+    is_confirmed = False
+
+    def __init__(self, link: str, blocks: torch.Tensor) -> None:
+        self._link = link
+        self._blocks = blocks
+        self._group: PairGroup | None = None
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+
+
+class GroupLender(_GroupEnd):
+    def open(self, channel: Channel, deadline_s: float) -> None:
+        channel.send(Opened(), deadline_s)
+        joining = channel.receive(deadline_s)
+        if not isinstance(joining, Joining):
+            raise unexpected(joining, "Joining")
+        store = join_store(channel.sock.getpeername()[0], joining.store_port, remaining_s(deadline_s))
+        timeout_s = remaining_s(deadline_s)
+        self._group = PairGroup(self._link, store, LENDER, channel, self._blocks.device, timeout_s)
+
+    def lend(self, runs: Sequence[Run]) -> None:
+        assert self._group is not None
+        self._group.send([self._blocks[run.there : run.there + run.num_blocks] for run in runs])
+
+
+class GroupPuller(_GroupEnd):
+    def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
+        store = make_store(channel.sock.getsockname()[0], remaining_s(deadline_s))
+        channel.send(Joining(store.port), deadline_s)
+        timeout_s = remaining_s(deadline_s)
+        self._group = PairGroup(self._link, store, PULLER, channel, self._blocks.device, timeout_s)
+
+    def pull(self, runs: Sequence[Run], deadline_s: float) -> None:
+        assert self._group is not None
+        self._group.receive([self._blocks[run.here : run.here + run.num_blocks] for run in runs], deadline_s)

@@ -1,0 +1,103 @@
+"""The data path of `ipc`: the puller copies blocks out of the lender's memory, which it has mapped.
+
+The lender says where its blocks are, and takes no part: it may hang, or be killed, under a copy. If it ends a loan
+early, because of a deadline say, it may write to the blocks while the puller still copies. So a pull counts only if the
+lender says afterwards that the blocks were lent until the end (`Released`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from alignedserve.transport import cuda, cuda_ipc, shared_memory
+from alignedserve.transport.channel import Channel, DeviceMemory, HostMemory, Opened, remaining_s
+from alignedserve.transport.copiers import Copier, CudaCopier, HostCopier
+from alignedserve.transport.runs import Run, check_blocks
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = 2
+
+
+def describe(blocks: torch.Tensor) -> HostMemory | DeviceMemory:
+    """RuntimeError if another process can't map them."""
+    if not blocks.is_cuda:
+        return shared_memory.describe(blocks)
+    cuda.use(blocks.device)
+    return cuda_ipc.Driver().describe(blocks.data_ptr(), blocks.nbytes)
+
+
+class IpcLender:
+    is_confirmed = True
+
+    def __init__(self, memory: HostMemory | DeviceMemory) -> None:
+        self._memory = memory
+
+    def open(self, channel: Channel, deadline_s: float) -> None:
+        channel.send(Opened(self._memory), deadline_s)
+
+    def lend(self, runs: Sequence[Run]) -> None:
+        """The puller helps itself."""
+
+    def close(self) -> None:
+        pass
+
+
+class IpcPuller:
+    is_confirmed = True
+
+    def __init__(self, blocks: torch.Tensor) -> None:
+        self._blocks = blocks
+        self._open_things = contextlib.ExitStack()
+
+    def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
+        block_bytes, memory = self._blocks.shape[1], opened.memory
+        if memory is None or isinstance(memory, DeviceMemory) != self._blocks.is_cuda:
+            raise ConnectionError(f"the lender's blocks are in {_kind(memory)}, those to fill are not")
+        if memory.num_bytes % block_bytes:
+            raise ConnectionError(f"the lender has {memory.num_bytes} bytes, in blocks of {block_bytes}")
+        self._channel = channel
+        self._num_lender_blocks = memory.num_bytes // block_bytes
+        self._copier = self._map(memory)
+        self._open_things.callback(self._copier.close)
+
+    def pull(self, runs: Sequence[Run], deadline_s: float) -> None:
+        for first, count in ((run.there, run.num_blocks) for run in runs):
+            check_blocks((first, first + count - 1), self._num_lender_blocks, "the lender's KV cache")
+
+        def is_stopped() -> bool:
+            """It raises."""
+            self._channel.check_open()
+            remaining_s(deadline_s)
+            return False
+
+        self._copier.copy("load", runs, None, is_stopped)
+
+    def close(self) -> None:
+        self._open_things.close()
+
+    def _map(self, memory: HostMemory | DeviceMemory) -> Copier:
+        if isinstance(memory, HostMemory):
+            theirs = shared_memory.attach(memory).reshape(self._num_lender_blocks, -1)
+            return HostCopier(self._blocks, theirs, NUM_THREADS)
+        cuda.use(self._blocks.device)
+        driver = cuda_ipc.Driver()
+        base = driver.map(memory)
+        self._open_things.callback(_unmap, driver, base)
+        return CudaCopier(self._blocks, base + memory.offset)
+
+
+def _kind(memory: HostMemory | DeviceMemory | None) -> str:
+    return "no memory that it names" if memory is None else type(memory).__name__
+
+
+def _unmap(driver: cuda_ipc.Driver, base: int) -> None:
+    """The lender may be gone; that is no reason to keep anyone waiting for the outcome of a pull."""
+    try:
+        driver.unmap(base)
+    except RuntimeError as error:
+        logger.warning("a lender's memory stays mapped: %s", error)

@@ -1,0 +1,66 @@
+"""CPU memory that a process of the same user can map: a file in memory without a name, which goes with its last user.
+
+torch maps it, keeps it open, and knows of a tensor which file its memory is. Who wants to map it opens it by way of
+/proc, which lets the same user only, and can read it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from alignedserve.transport.channel import HostMemory
+
+# mapped memory that a file no longer has would kill who reads it
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As torch.empty; on a CPU `describe` can say where it is. Its pages cost nothing until they are written."""
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    fd = os.memfd_create("alignedserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, num_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, num_bytes)  # type: ignore[attr-defined]
+    finally:
+        os.close(fd)
+    os.set_inheritable(storage._share_fd_cpu_()[0], False)
+    return torch.empty(0, dtype=dtype).set_(storage).view(*shape)
+
+
+def describe(blocks: torch.Tensor) -> HostMemory:
+    """For `attach`, in another process, as long as this one has it."""
+    storage = blocks.untyped_storage()
+    if not storage.is_shared() or storage.nbytes() != blocks.nbytes:
+        raise RuntimeError("the KV cache is in this process's own memory, which no other one can map")
+    fd, num_bytes = storage._share_fd_cpu_()
+    return HostMemory(os.getpid(), fd, os.fstat(fd).st_ino, num_bytes)
+
+
+def attach(memory: HostMemory) -> NDArray[np.uint8]:
+    """Its bytes, to be read only. OSError if that is not to be."""
+    path = f"/proc/{memory.pid}/fd/{memory.fd}"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OSError(f"the lender's memory can't be opened: {error}") from error
+    try:
+        found = os.fstat(fd)
+        if (found.st_ino, found.st_size) != (memory.inode, memory.num_bytes):
+            raise OSError(
+                f"the lender's memory is not at {path}: both ends have to be on one host, as one user"
+            )
+        return np.frombuffer(mmap.mmap(fd, memory.num_bytes, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(fd)
