@@ -124,6 +124,8 @@ class Request(Message):
     request_id: str = ""
     # of "ttft_s" and "tbt_s", what is the operator's default: what the model can't do alone is raised, not refused
     slo_defaults: list[str] = []
+    # it shares KV only with requests that have the same
+    cache_salt: str = ""
 
 
 class Submit(Message):
@@ -158,6 +160,8 @@ class NewTokens(Message):
     error: str | None = None
     # with the first token, where asked for: see alignedserve/prompt_logprobs.py
     prompt_logprobs: bytes = b""
+    # with the first token: tokens of the prompt whose KV was there, of earlier prompts that begin alike
+    num_reused: int = 0
 
 
 class Tokens(Message):
@@ -351,6 +355,9 @@ class PrefillReport(Message):
     pace: float = 1.0
     # tokens whose KV was computed since the last report
     num_computed: int = 0
+    # tokens of prompts that started since then, and those of them whose KV was there, of earlier prompts
+    num_asked: int = 0
+    num_found: int = 0
 
 
 class DecodeReport(Message):
@@ -433,6 +440,9 @@ class InstanceStats(Message):
     # tokens whose KV was computed, and the time of the iterations that did it
     num_computed_tokens: int = 0
     computing_s: float = 0.0
+    # tokens of prompts, and those of them whose KV was there, of earlier prompts
+    num_asked_tokens: int = 0
+    num_found_tokens: int = 0
 
 
 class Part(Message):

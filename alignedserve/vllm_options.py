@@ -18,9 +18,7 @@ _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
     "enable_chunked_prefill": (True, None),
     "tokenizer_mode": ("auto",),
     "swap_space": None,
-    "enforce_eager": None,
     "disable_log_stats": None,
-    "gpu_memory_utilization": None,
 }
 
 

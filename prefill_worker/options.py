@@ -1,4 +1,4 @@
-"""How a prefill instance shares its time between real-time (RT) and best-effort (BE) prompts."""
+"""How a prefill instance shares its time between real-time (RT) and best-effort (BE) prompts, and KV between prompts."""
 
 from __future__ import annotations
 
@@ -11,3 +11,5 @@ from alignedserve.mix import DISCIPLINES, Discipline, MixConfig
 class PrefillOptions:
     discipline: Discipline = DISCIPLINES["aligned"]
     mix: MixConfig = field(default_factory=MixConfig)
+    # prompts that begin like earlier ones reuse their KV
+    shares_prefixes: bool = False

@@ -22,7 +22,9 @@ class PrefillProcess(InstanceProcess):
     def _make_worker(
         self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
     ) -> PrefillWorker:
-        options = PrefillOptions(self._config.discipline, self._config.mix)
+        options = PrefillOptions(
+            self._config.discipline, self._config.mix, self._config.engine.enable_prefix_caching
+        )
         return PrefillWorker(engine, epoch, wake, self._config.transfers, options, estimate)
 
     @property

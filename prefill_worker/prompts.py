@@ -3,13 +3,13 @@
     waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> gone
        '------------------ giving up <-----------------------'
 
-A prompt gets blocks for all of its tokens when it starts, and holds them until all of its KV is in the pool. Abort
+A prompt gets blocks for all of its tokens when it starts, if it shares some too (`Share`), and holds them until all of its KV is in the pool. Abort
 takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever became of the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from alignedserve.messages import Work
 from alignedserve.types import RequestKey
@@ -17,10 +17,20 @@ from prefill_worker.blocks import Blocks
 from prefill_worker.members import Member, Members, State, num_tokens
 
 
+# To be asked when a prompt starts: how many of its tokens have KV here, of earlier prompts that begin alike? It holds
+# those from then on.
+Share = Callable[[Work], int]
+
+
+def share_nothing(_: Work) -> int:
+    return 0
+
+
 class Prompts:
-    def __init__(self, max_num_seqs: int, blocks: Blocks) -> None:
+    def __init__(self, max_num_seqs: int, blocks: Blocks, share: Share) -> None:
         self._max_num_seqs = max_num_seqs
         self._blocks = blocks
+        self._share = share
         # both in the order in which they came there; those that wait have no blocks
         self._waiting: Members = {}
         self._started: Members = {}
@@ -42,7 +52,11 @@ class Prompts:
     def start(self, member: Member) -> None:
         self._started[member.key] = self._waiting.pop(member.key)
         self._blocks.hold(member, self._blocks.needed(member.num_tokens))
-        member.state = State.LOADING if member.work.num_cached else State.COMPUTING
+        if member.work.num_cached:
+            member.state = State.LOADING
+        else:
+            member.num_pending -= self._share(member.work)
+            member.state = State.COMPUTING
 
     def loaded(self, key: RequestKey) -> bool:
         member = self._started[key]

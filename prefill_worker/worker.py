@@ -1,6 +1,7 @@
 """A prefill instance: carries out what its schedule plans, on the engine, and reports.
 
 A prompt's KV is saved to the pool block by block: what an iteration completed is copied while the next one computes.
+What it shares with earlier prompts (`sharing.py`) is saved with it: in the pool each request has its own.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, Requ
 from prefill_worker.options import PrefillOptions
 from prefill_worker.plan import PrefillPlan
 from prefill_worker.schedule import PrefillSchedule
+from prefill_worker.sharing import Beginning, Sharing
 from prefill_worker.staging import Staging
 
 
@@ -47,6 +49,7 @@ from prefill_worker.staging import Staging
 class Prompt:
     work: Work
     request: Request
+    beginning: Beginning
     # blocks whose KV is in the pool, or on its way
     num_saved_blocks: int
     # nothing of it will be computed or saved any more; it leaves when no copy is under way
@@ -76,6 +79,8 @@ class Changes:
     staged: list[RequestKey] = field(default_factory=list)
     progress: list[tuple[RequestKey, int]] = field(default_factory=list)
     num_computed: int = 0
+    num_asked: int = 0
+    num_found: int = 0
 
 
 class PrefillWorker(Worker):
@@ -90,7 +95,11 @@ class PrefillWorker(Worker):
     ) -> None:
         super().__init__(engine, epoch, wake, transfers)
         staging_share = self.transfers.staging_share if self.transfers.is_staged else 0.0
-        self.schedule = PrefillSchedule(limits_of(engine), staging_share, options, estimate)
+        options = options or PrefillOptions()
+        self._sharing = Sharing(engine, options.shares_prefixes)
+        self.schedule = PrefillSchedule(
+            limits_of(engine), staging_share, options, estimate, self._sharing.find
+        )
         self._shelf = Shelf(epoch, self._completions)
         self._staging = Staging(engine, self.schedule, self._shelf, self)
         self._lender: Lender | None = None
@@ -211,13 +220,16 @@ class PrefillWorker(Worker):
         return self._take_messages(self._clock() - begun_s), plan.goes_on
 
     def _start(self, work: Work) -> None:
-        request = adopt(self.engine, work, self._matchers.pop(work.request.key, None))
+        key, beginning = work.request.key, self._sharing.start(work)
+        request = adopt(self.engine, work, self._matchers.pop(key, None), beginning.num_found)
         num_saved_blocks = work.num_cached // self.engine.cache.format.block_size
         wants_logprobs = request.params.prompt_logprobs is not None
-        logprobs = self._partial_logprobs.pop(work.request.key, []) if wants_logprobs else None
-        self._prompts[work.request.key] = Prompt(work, request, num_saved_blocks, logprobs=logprobs)
+        logprobs = self._partial_logprobs.pop(key, []) if wants_logprobs else None
+        self._prompts[key] = Prompt(work, request, beginning, num_saved_blocks, logprobs=logprobs)
         if not work.num_cached:
             self.engine.join(request)
+        if beginning.num_found:
+            self._changes.progress.append((key, beginning.num_found))
 
     def _compute(self, plan: PrefillPlan) -> None:
         if not plan.chunks:
@@ -237,11 +249,16 @@ class PrefillWorker(Worker):
         prompt = self._prompts[key_of(output.request_id)]
         if prompt.logprobs is not None:
             prompt.logprobs += output.prompt_logprobs or ()
+        if output.error is not None:
+            self._sharing.spoilt(prompt.request, prompt.beginning)
         if says_something(output):
-            self._changes.news.append(news_of(output, prompt.request, prompt.logprobs))
+            news = news_of(output, prompt.request, prompt.logprobs)
+            news.num_reused = prompt.beginning.num_found
+            self._changes.news.append(news)
 
     def _after_chunk(self, prompt: Prompt) -> None:
         request = prompt.request
+        self._sharing.computed(request, prompt.beginning)
         if request.status is Status.HELD:
             self._drop(prompt, None)  # it ended with its first token
         elif prompt.is_computed:
@@ -354,6 +371,7 @@ class PrefillWorker(Worker):
     def _take_messages(self, duration_s: float) -> list[AnyMessage]:
         messages: list[AnyMessage] = []
         num_free_blocks, changes = self.schedule.num_free_blocks, self._changes
+        changes.num_asked, changes.num_found = self._sharing.take_counts()
         if changes != Changes() or num_free_blocks != self._last_num_free:
             messages.append(
                 PrefillReport(
@@ -365,6 +383,8 @@ class PrefillWorker(Worker):
                     duration_s=duration_s,
                     moved=list(self._moved.values()),
                     num_computed=changes.num_computed,
+                    num_asked=changes.num_asked,
+                    num_found=changes.num_found,
                     pace=self.schedule.pace,
                 )
             )

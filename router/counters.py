@@ -20,6 +20,8 @@ class InstanceCounters:
     num_batch_switches: int = 0
     num_computed_tokens: int = 0
     computing_s: float = 0.0
+    num_asked_tokens: int = 0
+    num_found_tokens: int = 0
     moved: dict[str, Moved] = field(default_factory=dict)
 
     def add_report(self, report: PrefillReport | DecodeReport) -> None:
@@ -27,6 +29,9 @@ class InstanceCounters:
         if report.num_computed:
             self.num_computed_tokens += report.num_computed
             self.computing_s += report.duration_s
+        if isinstance(report, PrefillReport):
+            self.num_asked_tokens += report.num_asked
+            self.num_found_tokens += report.num_found
 
     def _add_moved(self, all_moved: Iterable[Moved]) -> None:
         for each in all_moved:

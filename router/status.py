@@ -91,6 +91,8 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
         moved=[Moved(each.what, each.num_bytes, each.seconds) for each in counted.moved.values()],
         num_computed_tokens=counted.num_computed_tokens,
         computing_s=counted.computing_s,
+        num_asked_tokens=counted.num_asked_tokens,
+        num_found_tokens=counted.num_found_tokens,
     )
 
 

@@ -81,4 +81,5 @@ def _both(one: NewTokens, next_one: NewTokens) -> NewTokens:
         tokens=one.tokens + next_one.tokens,
         logprobs=one.logprobs + next_one.logprobs,
         prompt_logprobs=one.prompt_logprobs or next_one.prompt_logprobs,
+        num_reused=one.num_reused or next_one.num_reused,
     )

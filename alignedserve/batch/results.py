@@ -40,6 +40,7 @@ def answered(line: BatchLine, answer: Answer) -> LineResult:
         _text(line, response, None, is_error),
         usage.get("prompt_tokens", 0),
         usage.get("completion_tokens", 0),
+        (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
     )
 
 

@@ -105,13 +105,14 @@ class Engine:
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. Who adopts it says when it runs and leaves.
 
-        It gets blocks for all of its tokens. Once the KV of the first `num_computed` is in them: `join`, `execute`.
+        It gets blocks for all of its tokens, those it shares (`share`) included. Once the KV of the first `num_computed` is in them: `join`, `execute`.
         It holds them, after its end too, until `release`: they may be under a copy.
         `matcher`: its own, from `grammars`, if the caller had it made. One that is not ready compiles when the first
         token is due, and all who run wait for it.
         None, and nothing changed, when there are too few. Raises InvalidRequest when it can't be run.
         """
         num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output))
+        num_blocks -= len(self._blocks.held(request_id))
         if num_blocks > self._blocks.num_free:
             return None
         request = self._request(request_id, prompt_token_ids, params, seed, matcher)
@@ -121,6 +122,19 @@ class Engine:
             request.output_counts = dict(Counter(output))
         self._blocks.allocate(request_id, num_blocks)
         return request
+
+    def share(self, request_id: RequestId, names: Sequence[bytes]) -> int:
+        """A request that is adopted next shares blocks of these names (`prefixes.py`), as far as they are known.
+        Returns how many tokens' KV is in them."""
+        return self._blocks.share(request_id, names) * self.cache.format.block_size
+
+    def name_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:
+        """The KV in the request's blocks from `first` on is there, for others to share."""
+        self._blocks.name(request.request_id, first, names)
+
+    def forget_names(self, request: Request) -> None:
+        """Nobody shares its blocks from here on but those who do already."""
+        self._blocks.forget_names(request.request_id)
 
     def blocks_of(self, request: Request) -> list[BlockId]:
         return list(self._blocks.held(request.request_id))

@@ -132,7 +132,7 @@ def batch_body(job: JobRecord, tally: Tally) -> Json:
         },
         "usage": {
             "input_tokens": tally.num_input_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": tally.num_cached_tokens},
             "output_tokens": tally.num_output_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": tally.num_input_tokens + tally.num_output_tokens,

@@ -30,6 +30,8 @@ from alignedserve.types import InvalidRequest
 
 # OpenAI's default for completions; chats go on until the model ends them
 COMPLETION_MAX_TOKENS = 16
+# of `cache_salt`: more than any digest or key has
+MAX_SALT_CHARS = 256
 
 TokenIds = Annotated[list[int], Field(min_length=1)]
 # what a template gets from elsewhere, or what would be one
@@ -91,6 +93,8 @@ class _Body(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     service_tier: ServiceTier | None = None
     slo: Slo | None = None
+    # vLLM's: KV of earlier prompts is reused only where this is the same
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     # change nothing here
     user: str | None = None
     metadata: dict[str, Any] | None = None

@@ -44,6 +44,8 @@ class Delta:
 class Usage:
     num_prompt_tokens: int
     num_completion_tokens: int = 0
+    # of the prompts', those whose KV was there, of earlier prompts
+    num_cached_tokens: int = 0
 
     @property
     def body(self) -> dict[str, Any]:
@@ -52,9 +54,8 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            # always there, as with OpenAI (vLLM leaves it out unless told not to). A prompt's KV is its own: nothing
-            # is taken from earlier requests
-            "prompt_tokens_details": {"cached_tokens": 0},
+            # always there, as with OpenAI (vLLM leaves it out unless told not to)
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
 
@@ -79,6 +80,8 @@ class Generation:
     predictions: Sequence[Prediction | None] = ()
     # where prompts get theirs if the call brings none
     seeds: Random = field(default_factory=Random)
+    # see messages.Request
+    cache_salt: str = ""
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -129,6 +132,7 @@ class Generation:
             deadline_s=self.service.deadline_s,
             request_id=request_id.get() or "",
             slo_defaults=list(self.service.slo_defaults),
+            cache_salt=self.cache_salt,
         )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
@@ -153,6 +157,9 @@ class Generation:
 
     def _take(self, index: int, choice: _Choice, news: NewTokens) -> Delta:
         text, taken, reason = "", 0, news.finish_reason
+        if index % self.params.n == 0:
+            # a prompt counts once, however many answers it has
+            self.usage.num_cached_tokens += news.num_reused
         for taken, token_id in enumerate(news.tokens, 1):
             is_last = taken == len(news.tokens)
             text += choice.text.append(token_id, news.finish_reason if is_last else None)

@@ -41,7 +41,7 @@ class Intake:
             params = await self._params(body, len(body.prompts))
             prompts = [await self.model.prompt_ids(prompt) for prompt in body.prompts]
             gives_output = not body.is_only_echo
-            generation = await self._generation(prompts, params, service, body.structure_name, gives_output)
+            generation = await self._generation(body, prompts, params, service, body.structure_name, gives_output)
         answer = CompletionAnswer(
             self.model,
             int(time.time()),
@@ -62,7 +62,7 @@ class Intake:
             variables = body.template_variables | tooling.variables
             prompts = [await self.model.chat_ids(readable(body.messages), variables)]
             name = _structure_name(body, params, tooling)
-            generation = await self._generation(prompts, params, service, name)
+            generation = await self._generation(body, prompts, params, service, name)
         answer = ChatAnswer(
             self.model,
             int(time.time()),
@@ -90,6 +90,7 @@ class Intake:
 
     async def _generation(
         self,
+        body: CompletionBody | ChatBody,
         prompts: Sequence[list[int]],
         params: SamplingParams,
         service: Service,
@@ -110,6 +111,7 @@ class Intake:
             gives_output,
             predictions,
             self.seeds,
+            body.cache_salt or "",
         )
 
 

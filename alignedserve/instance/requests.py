@@ -26,14 +26,20 @@ def limits_of(engine: Engine) -> InstanceLimits:
     )
 
 
-def adopt(engine: Engine, work: Work, matcher: Matcher | None = None) -> Request:
-    """The schedule has found it room."""
+def adopt(engine: Engine, work: Work, matcher: Matcher | None = None, num_shared: int = 0) -> Request:
+    """The schedule has found it room. `num_shared`: tokens whose KV it shares with others."""
     wanted, params = work.request, work.request.params
     if work.output:
         # its prompt's log-probabilities went out with the first token
         params = replace(params, prompt_logprobs=None)
     request = engine.adopt(
-        RequestId(str(wanted.key)), wanted.prompt, params, wanted.seed, work.output, work.num_cached, matcher
+        id_of(wanted.key),
+        wanted.prompt,
+        params,
+        wanted.seed,
+        work.output,
+        work.num_cached or num_shared,
+        matcher,
     )
     if request is None:
         num_tokens = len(wanted.prompt) + len(work.output)
@@ -41,6 +47,10 @@ def adopt(engine: Engine, work: Work, matcher: Matcher | None = None) -> Request
             f"request {wanted.key}: planned blocks for {num_tokens} tokens, only {engine.num_free_blocks} are free"
         )
     return request
+
+
+def id_of(key: RequestKey) -> RequestId:
+    return RequestId(str(key))
 
 
 def key_of(request_id: RequestId) -> RequestKey:

@@ -89,6 +89,8 @@ class Tally(msgspec.Struct, frozen=True):
     num_failed: int = 0
     num_input_tokens: int = 0
     num_output_tokens: int = 0
+    # of the input, those whose KV was there, of earlier prompts
+    num_cached_tokens: int = 0
 
 
 class LineResult(msgspec.Struct, frozen=True):
@@ -99,3 +101,4 @@ class LineResult(msgspec.Struct, frozen=True):
     text: bytes
     num_input_tokens: int = 0
     num_output_tokens: int = 0
+    num_cached_tokens: int = 0

@@ -218,7 +218,7 @@ class RedisStore(Store):
     async def put_result(self, lease: Lease, line: int, result: LineResult) -> None:
         keys = [_key(kind, lease.job_id) for kind in ("lease", "results", "tally")]
         count = "num_failed" if result.is_error else "num_completed"
-        tokens = [result.num_input_tokens, result.num_output_tokens]
+        tokens = [result.num_input_tokens, result.num_output_tokens, result.num_cached_tokens]
         args = [lease.token, line, _encode(result), count, *tokens]
         _held(lease, await self._run(scripts.PUT_RESULT, keys, args))
 

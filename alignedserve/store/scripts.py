@@ -14,7 +14,7 @@ RENEW = _HELD + "return redis.call('PEXPIRE', KEYS[1], ARGV[2])"
 
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
 
-# lease, results, tally; line, result, field of the tally, input tokens, output tokens
+# lease, results, tally; line, result, field of the tally; tokens of input, output, input that was cached
 PUT_RESULT = (
     _HELD
     + """
@@ -22,6 +22,7 @@ if redis.call('HSETNX', KEYS[2], ARGV[2], ARGV[3]) == 1 then
   redis.call('HINCRBY', KEYS[3], ARGV[4], 1)
   redis.call('HINCRBY', KEYS[3], 'num_input_tokens', ARGV[5])
   redis.call('HINCRBY', KEYS[3], 'num_output_tokens', ARGV[6])
+  redis.call('HINCRBY', KEYS[3], 'num_cached_tokens', ARGV[7])
 end
 return 1
 """

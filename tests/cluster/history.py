@@ -35,6 +35,8 @@ class History:
         self.most_running: Counter[InstanceId] = Counter()
         # spare copies that had to go
         self.num_dropped = 0
+        # tokens of prompts whose KV a prefill instance had already
+        self.found: Counter[InstanceId] = Counter()
         self.failures: list[Failed] = []
         # what was sent to gateways
         self.news: list[NewTokens] = []
@@ -46,8 +48,9 @@ class History:
 
     def _take_event(self, event: Event) -> None:
         match event:
-            case Received(sender=sender, message=PrefillReport(staged=staged)):
+            case Received(sender=sender, message=PrefillReport(staged=staged, num_found=num_found)):
                 self.staged[sender] += len(staged)
+                self.found[sender] += num_found
             case Received(sender=sender, message=DecodeReport() as report):
                 self.evicted[sender] += len(report.evicted)
                 self.most_running[sender] = max(self.most_running[sender], report.num_running)

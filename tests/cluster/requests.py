@@ -33,10 +33,15 @@ def known_requests() -> list[Request]:
 
 
 def mixed_prompts(num: int, seed: int) -> list[list[int]]:
-    """Short and long, all of them with room for two hundred tokens."""
+    """Short and long, all of them with room for two hundred tokens; many begin alike."""
     dice = Random(seed)
     lengths = [dice.choice((dice.randint(1, 40), dice.randint(40, 180))) for _ in range(num)]
-    return [[dice.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+    beginnings = [[dice.randrange(VOCAB_SIZE) for _ in range(length)] for length in (0, 50, 100)]
+    found = []
+    for length in lengths:
+        beginning = dice.choice(beginnings)[: length - 1]
+        found.append(beginning + [dice.randrange(VOCAB_SIZE) for _ in range(length - len(beginning))])
+    return found
 
 
 def greedy_requests(num: int, seed: int) -> list[Request]:

@@ -67,7 +67,7 @@ def check_history(island: Processes, client: Client) -> None:
     assert history.news == client.heard
     # on a busy machine an order to evict may come too late: the request has outgrown its room, and is asked for again
     assert {failed.what for failed in history.failures} <= {"evict"}
-    assert all(history.prefills[name] for name in PREFILLS)
+    assert all(history.prefills[name] and history.found[name] for name in PREFILLS)
     assert all(history.most_running[name] > 2 for name in DECODES)
     assert all(history.evicted[name] for name in DECODES) and history.evicted.total() > 5
     assert history.num_dropped > 5

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.engine.blocks import BlockManager
@@ -29,6 +29,96 @@ def test_no_sequence_of_calls_loses_or_doubles_a_block(calls: list[tuple[str, in
         blocks.free(RequestId(name))
     blocks.check_idle()
     assert blocks.num_free == 10
+
+
+OWNERS = "abcd"
+# a name stands for all blocks up to its own: prompts are numbers of names, of two kinds
+CALLS = st.tuples(
+    st.sampled_from(["allocate", "share", "name", "forget", "free"]), st.sampled_from(OWNERS), st.integers(0, 6)
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(CALLS, min_size=20, max_size=80))
+def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(calls: list[tuple[str, str, int]]) -> None:
+    blocks = BlockManager(10)
+    # what is in each block: who wrote it, and how many blocks into its prompt that is
+    content: dict[BlockId, bytes] = {}
+    for call, name, count in calls:
+        owner, before = RequestId(name), blocks.num_free
+        # a and b begin alike, c and d as well
+        prompt = [bytes([OWNERS.index(name) // 2, position]) for position in range(8)]
+        num_held = len(blocks.held(owner))
+        if call == "free":
+            blocks.free(owner)
+            assert blocks.num_free == before + num_held
+        elif call == "share":
+            if not num_held:
+                num_shared = blocks.share(owner, prompt[:count])
+                assert [content[block] for block in blocks.held(owner)] == prompt[:num_shared]
+                assert blocks.num_free == before - num_shared
+        elif call == "name":
+            blocks.name(owner, 0, prompt[: min(count, num_held)])
+        elif call == "forget":
+            blocks.forget_names(owner)
+        else:
+            count = min(count, 8 - num_held)
+            found = blocks.allocate(owner, count)
+            assert (found is None) == (count > before)
+            others = {block for other in OWNERS if other != name for block in blocks.held(RequestId(other))}
+            assert not others & set(found or [])
+            content |= dict(zip(found or [], prompt[num_held:], strict=False))
+            assert blocks.num_free == before - len(found or [])
+        assert blocks.num_free >= 0
+        blocks.check()
+    for name in OWNERS:
+        blocks.free(RequestId(name))
+    blocks.check_idle()
+    assert blocks.num_free == 10
+
+
+def test_what_was_kept_is_taken_last_and_its_end_before_its_beginning() -> None:
+    blocks = BlockManager(6)
+    names = [b"1", b"12", b"123"]
+    blocks.allocate(A, 3)
+    blocks.name(A, 0, names)
+    blocks.free(A)
+    assert (blocks.num_free, blocks.num_kept) == (6, 3)
+    blocks.allocate(B, 4)
+    assert (blocks.num_free, blocks.num_kept) == (2, 2)
+    assert blocks.share(A, names) == 2
+    assert (blocks.num_free, blocks.num_kept) == (0, 0)
+    blocks.check()
+
+
+def test_a_shared_block_counts_for_each_owner() -> None:
+    blocks = BlockManager(6)
+    blocks.allocate(A, 2)
+    blocks.name(A, 0, [b"1", b"12"])
+    assert blocks.share(B, [b"1", b"12", b"123"]) == 2
+    assert blocks.num_free == 2 and blocks.allocate(B, 3) is None
+    blocks.free(A)
+    assert (blocks.num_free, blocks.num_kept) == (4, 0)
+    blocks.free(B)
+    assert (blocks.num_free, blocks.num_kept) == (6, 2)
+    blocks.check_idle()
+
+
+def test_a_name_is_one_blocks() -> None:
+    blocks = BlockManager(4)
+    for owner in (A, B):
+        blocks.allocate(owner, 1)
+        blocks.name(owner, 0, [b"1"])
+    blocks.free(A)
+    blocks.free(B)
+    assert (blocks.num_free, blocks.num_kept) == (4, 1)
+
+
+def test_who_has_blocks_can_not_share() -> None:
+    blocks = BlockManager(2)
+    blocks.allocate(A, 1)
+    with pytest.raises(RuntimeError, match="a: holds 1 blocks before it shares any"):
+        blocks.share(A, [b"1"])
 
 
 def test_leaks_are_told_with_both_numbers() -> None:

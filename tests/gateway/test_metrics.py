@@ -87,7 +87,9 @@ class KnowingRouter(ScriptedRouter):
             num_computed_tokens=600,
             computing_s=1.5,
         )
-        prefill = InstanceStats(num_spills=1, staged_bytes=8192)
+        prefill = InstanceStats(
+            num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300
+        )
         self.parts = [
             part("kvpool"),
             msgspec.structs.replace(part("prefill"), stats=prefill),
@@ -120,6 +122,8 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             prefill = '{instance="prefill-0",island="0",role="prefill"}'
             assert found[f"num_spills_total{prefill}"] == 1
             assert found[f"staged_bytes{prefill}"] == 8192
+            assert found[f"prefix_cache_queries_total{prefill}"] == 900
+            assert found[f"prefix_cache_hits_total{prefill}"] == 300
             load = '{instance="decode-0",island="0",role="decode",transfer="load"}'
             assert found[f"kv_transfer_bytes_total{load}"] == 4096
             assert found[f"kv_transfer_seconds_total{load}"] == 0.5

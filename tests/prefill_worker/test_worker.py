@@ -10,76 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alignedserve.messages import (
-    Abort,
-    AnyMessage,
-    Failed,
-    Gone,
-    Offer,
-    Prefill,
-    PrefillReport,
-    Request,
-    Work,
-)
-from alignedserve.sampling_params import SamplingParams
-from alignedserve.types import Epoch, PoolBlockId, RequestKey
-from prefill_worker.worker import PrefillWorker
-from tests.engine.helpers import greedy_params, make_engine
+from alignedserve.messages import Abort, Failed, Gone, Offer, Prefill, PrefillReport
+from alignedserve.types import RequestKey
+from tests.engine.helpers import greedy_params
+from tests.prefill_worker.rig import BLOCK, KEY, Rig, work
 from tests.tiny_models import greedy, prompts
 
 Directory = Callable[[str], Path]
 FAMILY = "llama-gqa-tied"
-KEY = RequestKey(7)
-BLOCK = 16
 LONG = prompts()[8]
-
-
-class Rig:
-    """A prefill instance, forty tokens at a time, and memory for its KV."""
-
-    def __init__(self, directory: Path) -> None:
-        engine = make_engine(directory, kv_cache_memory_bytes=4 << 20, max_num_batched_tokens=40)
-        self.worker = PrefillWorker(engine, Epoch(1))
-        self.pool = np.zeros((64, engine.cache.format.block_bytes), dtype=np.uint8)
-        self.worker.use_pool(self.pool)
-        self.said: list[AnyMessage] = []
-
-    def step(self) -> bool:
-        messages, goes_on = self.worker.step()
-        self.said += messages
-        return goes_on
-
-    def step_until(self, is_done: Callable[[], object]) -> None:
-        deadline_s = time.monotonic() + 60
-        while not is_done():
-            self.step()
-            assert time.monotonic() < deadline_s, self.said
-
-    @property
-    def reports(self) -> list[PrefillReport]:
-        return [message for message in self.said if isinstance(message, PrefillReport)]
-
-    @property
-    def is_gone(self) -> bool:
-        return Gone([KEY]) in self.said
-
-    def check_idle(self) -> None:
-        self.worker.leave_pool()
-        self.worker.schedule.check_idle()
-        self.worker.engine.check_idle()
 
 
 @pytest.fixture
 def rig(tiny_model: Directory) -> Rig:
     return Rig(tiny_model(FAMILY))
-
-
-def work(
-    prompt: list[int], params: SamplingParams | None = None, num_cached: int = 0, key: RequestKey = KEY
-) -> Work:
-    request = Request(key, prompt, params or greedy_params(), seed=0, arrival_s=0.0)
-    blocks = [PoolBlockId(block) for block in range(-(-len(prompt) // BLOCK))]
-    return Work(request, [], num_cached, blocks)
 
 
 def test_a_prompt_is_reported_as_it_goes(rig: Rig, tiny_model: Directory) -> None:

@@ -1,0 +1,76 @@
+"""What prompts that begin alike share: the KV of their first blocks, of those that run and of those that have gone.
+
+A block can be shared as soon as its KV is computed, and until its room is needed (`engine/blocks.py`). Prompts share
+blocks only with the same salt, if they bring one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.prefixes import names_of
+from alignedserve.engine.request import Request
+from alignedserve.instance.requests import id_of
+from alignedserve.messages import Work
+from alignedserve.types import RequestKey
+
+
+@dataclass(slots=True)
+class Beginning:
+    """Of a prompt."""
+
+    # of its full blocks
+    names: list[bytes]
+    # tokens whose KV was there when it started
+    num_found: int = 0
+    num_named: int = 0
+
+
+class Sharing:
+    def __init__(self, engine: Engine, is_enabled: bool) -> None:
+        self._engine = engine
+        self._is_enabled = is_enabled
+        self._block_size = engine.cache.format.block_size
+        # of prompts that have been promised room, and start next
+        self._found: dict[RequestKey, Beginning] = {}
+        self._num_asked = self._num_found = 0
+
+    def find(self, work: Work) -> int:
+        """For the schedule: see `prompts.Share`."""
+        if not self._is_enabled:
+            return 0
+        beginning = self._found[work.request.key] = self._beginning(work)
+        if work.request.params.prompt_logprobs is None or work.output:
+            # of the last token the output is wanted: that is computed in any case
+            num_tokens = len(work.request.prompt) + len(work.output)
+            usable = beginning.names[: (num_tokens - 1) // self._block_size]
+            beginning.num_found = self._engine.share(id_of(work.request.key), usable)
+            self._num_asked += num_tokens
+            self._num_found += beginning.num_found
+        return beginning.num_found
+
+    def start(self, work: Work) -> Beginning:
+        return self._found.pop(work.request.key, None) or self._beginning(work)
+
+    def computed(self, request: Request, beginning: Beginning) -> None:
+        """More of it than before, and others may share that."""
+        first, end = beginning.num_named, request.num_computed // self._block_size
+        if beginning.names[first:end]:
+            self._engine.name_blocks(request, first, beginning.names[first:end])
+            beginning.num_named = end
+
+    def spoilt(self, request: Request, beginning: Beginning) -> None:
+        """Something is wrong with its KV, perhaps."""
+        self._engine.forget_names(request)
+        beginning.names.clear()
+
+    def take_counts(self) -> tuple[int, int]:
+        """Tokens of prompts that started, and how many of them had KV here; since the last call."""
+        counts, self._num_asked, self._num_found = (self._num_asked, self._num_found), 0, 0
+        return counts
+
+    def _beginning(self, work: Work) -> Beginning:
+        wanted = work.request
+        tokens = wanted.prompt + work.output
+        return Beginning(names_of(tokens, self._block_size, wanted.cache_salt) if self._is_enabled else [])

@@ -1,0 +1,65 @@
+"""What a call says, and hears, of KV that prompts share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.messages import NewTokens, Request
+from tests.gateway.scripted import ScriptedRouter
+from tests.gateway.test_gateway import play, served
+
+CHAT = {"messages": [{"role": "user", "content": "Say it."}], "max_tokens": 5}
+COMPLETION = {"prompt": ["one", "two"], "max_tokens": 5}
+
+
+class Reusing(ScriptedRouter):
+    """Had the KV of all but the last of each prompt's tokens, of each answer to it."""
+
+    def _tokens(self, request: Request, news: NewTokens) -> NewTokens:
+        return news if news.first else replace(news, num_reused=len(request.prompt) - 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "num_prompts"),
+    [
+        ("chat/completions", CHAT, 1),
+        ("chat/completions", CHAT | {"n": 3}, 1),
+        ("completions", COMPLETION, 2),
+        ("completions", COMPLETION | {"n": 2}, 2),
+    ],
+)
+def test_cached_tokens_are_those_of_prompts_however_many_answers_there_are(
+    path: str, body: dict[str, Any], num_prompts: int
+) -> None:
+    async def scenario() -> None:
+        async with served(Reusing()) as at:
+            usage = (await at.post(f"/v1/{path}", body)).json()["usage"]
+            assert usage["prompt_tokens_details"] == {"cached_tokens": usage["prompt_tokens"] - num_prompts}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", COMPLETION)])
+def test_a_salt_goes_with_each_request(path: str, body: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            await at.post(f"/v1/{path}", body)
+            assert {submit.request.cache_salt for submit in at.router.submitted} == {""}
+            at.router.submitted.clear()
+            await at.post(f"/v1/{path}", body | {"cache_salt": "pepper"})
+            assert {submit.request.cache_salt for submit in at.router.submitted} == {"pepper"}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 257, 7, ["a"]])
+def test_a_salt_is_a_short_text(salt: Any) -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            answer = await at.post("/v1/chat/completions", CHAT | {"cache_salt": salt})
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "cache_salt"
+
+    play(scenario)

@@ -1,0 +1,188 @@
+"""Prompts that begin alike: the KV is shared, the answers are the same, and nothing is shared that should not be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from alignedserve.messages import Abort, Prefill, Work
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import PoolBlockId, RequestKey
+from prefill_worker.options import PrefillOptions
+from tests.engine.helpers import greedy_params
+from tests.prefill_worker.rig import BLOCK, KEY, Rig, work
+from tests.tiny_models import VOCAB_SIZE, oracle, prompts
+
+Directory = Callable[[str], Path]
+FAMILY = "llama-gqa-tied"
+# 300 tokens, and one that has its first 100
+LONG = prompts()[8]
+BRANCH = LONG[:100] + [(token + 1) % VOCAB_SIZE for token in LONG[100:130]]
+OTHER = RequestKey(8)
+# of the pool, so that no two requests have blocks in common
+OTHERS_BLOCKS = 32
+
+
+@pytest.fixture
+def rig(tiny_model: Directory) -> Rig:
+    return Rig(tiny_model(FAMILY), options=PrefillOptions(shares_prefixes=True))
+
+
+def other(prompt: list[int], params: SamplingParams | None = None, salt: str = "", num_cached: int = 0) -> Work:
+    made = work(prompt, params, num_cached, OTHER)
+    blocks = [PoolBlockId(block + OTHERS_BLOCKS) for block in made.blocks]
+    return replace(made, blocks=blocks, request=replace(made.request, cache_salt=salt))
+
+
+def run(rig: Rig, ordered: Work) -> int:
+    """To its end. Returns of how many tokens the KV was there."""
+    num_news = len(rig.news)
+    rig.worker.on(Prefill([ordered]))
+    rig.step_until(lambda: rig.news[num_news:] and rig.worker.engine.num_unfinished == 0)
+    (news,) = rig.news[num_news:]
+    return news.num_reused
+
+
+def first_token(directory: Path, prompt: list[int]) -> int:
+    with torch.inference_mode():
+        return int(oracle(directory)(torch.tensor([prompt])).logits[0, -1].argmax())
+
+
+def test_a_prompt_that_begins_like_an_earlier_one_goes_on_from_there(rig: Rig, tiny_model: Directory) -> None:
+    assert run(rig, work(LONG)) == 0
+    assert run(rig, other(BRANCH)) == 96
+    assert rig.news[-1].tokens == [first_token(tiny_model(FAMILY), BRANCH)]
+    assert sum(report.num_computed for report in rig.reports) == len(LONG) + len(BRANCH) - 96
+    assert sum(report.num_asked for report in rig.reports) == len(LONG) + len(BRANCH)
+    assert sum(report.num_found for report in rig.reports) == 96
+    # in the pool each has its own
+    assert np.array_equal(rig.pool[OTHERS_BLOCKS : OTHERS_BLOCKS + 6], rig.pool[:6])
+    assert not np.array_equal(rig.pool[OTHERS_BLOCKS + 6], rig.pool[6])
+    rig.check_idle()
+
+
+def test_its_kv_is_that_of_one_computed_alone(rig: Rig, tiny_model: Directory) -> None:
+    run(rig, work(LONG))
+    run(rig, other(BRANCH))
+    alone = Rig(tiny_model(FAMILY))
+    run(alone, other(BRANCH))
+    num_blocks = len(BRANCH) // BLOCK
+    shared, own = (each.pool[OTHERS_BLOCKS : OTHERS_BLOCKS + num_blocks] for each in (rig, alone))
+    assert own.any() and np.array_equal(shared, own)
+
+
+def test_of_the_same_prompt_the_last_token_is_computed_all_the_same(rig: Rig) -> None:
+    run(rig, work(LONG[:64]))
+    assert run(rig, other(LONG[:64])) == 48
+    assert rig.news[0].tokens == rig.news[1].tokens
+    rig.check_idle()
+
+
+def test_all_full_blocks_serve_a_longer_one(rig: Rig) -> None:
+    run(rig, work(LONG[:64]))
+    assert run(rig, other(LONG[:65])) == 64
+
+
+def test_one_that_still_runs_is_shared_with(rig: Rig, tiny_model: Directory) -> None:
+    rig.worker.on(Prefill([work(LONG)]))
+    rig.step()
+    rig.step()
+    rig.worker.on(Prefill([other(BRANCH)]))
+    rig.step_until(lambda: {KEY, OTHER} <= {key for report in rig.reports for key, _ in report.saved})
+    news = {each.key: each for each in rig.news}
+    assert news[OTHER].num_reused == 80
+    for key, prompt in ((KEY, LONG), (OTHER, BRANCH)):
+        assert news[key].tokens == [first_token(tiny_model(FAMILY), prompt)]
+    rig.check_idle()
+
+
+@pytest.mark.parametrize("num_steps", range(10))
+def test_either_may_end_while_they_share(rig: Rig, num_steps: int, tiny_model: Directory) -> None:
+    for aborted, left, prompt in ((KEY, OTHER, BRANCH), (OTHER, KEY, LONG)):
+        rig.said.clear()
+        rig.worker.on(Prefill([work(LONG)]))
+        rig.step()
+        rig.worker.on(Prefill([other(BRANCH)]))
+        for _ in range(num_steps):
+            rig.step()
+        rig.worker.on(Abort(aborted))
+        rig.step_until(lambda: rig.worker.engine.num_unfinished == 0)
+        (news,) = [each for each in rig.news if each.key == left]
+        assert news.tokens == [first_token(tiny_model(FAMILY), prompt)]
+        rig.worker.engine.check_idle()
+    rig.check_idle()
+
+
+def test_salts_keep_prompts_apart(rig: Rig) -> None:
+    run(rig, work(LONG))
+    assert run(rig, other(LONG, salt="a")) == 0
+    assert run(rig, other(LONG, salt="b")) == 0
+    assert run(rig, other(LONG, salt="a")) == 288
+
+
+def test_tokens_are_not_taken_for_a_salt(rig: Rig) -> None:
+    salt = np.asarray(LONG[:16], dtype=np.int32).tobytes().decode("latin-1")
+    run(rig, work(LONG))
+    assert run(rig, other(LONG[16:], salt=salt)) == 0
+
+
+def test_where_log_probabilities_of_the_prompt_are_asked_for_all_of_it_is_computed(rig: Rig) -> None:
+    run(rig, work(LONG))
+    assert run(rig, other(LONG, greedy_params(prompt_logprobs=0))) == 0
+    assert rig.news[-1].prompt_logprobs
+    # and it serves others
+    assert run(rig, work(LONG)) == 288
+
+
+def test_a_prompt_that_ended_with_its_first_token_serves_others(rig: Rig) -> None:
+    run(rig, work(LONG, greedy_params(max_tokens=1)))
+    assert run(rig, other(BRANCH)) == 96
+
+
+def test_what_came_out_of_the_pool_serves_others(rig: Rig) -> None:
+    run(rig, work(LONG))
+    rig.worker.engine.reset()
+    assert run(rig, other(LONG)) == 0
+    half = replace(work(LONG, num_cached=160), blocks=other(LONG).blocks)
+    rig.worker.engine.reset()
+    run(rig, half)
+    assert run(rig, other(LONG)) == 288
+    assert len({tuple(news.tokens) for news in rig.news}) == 1
+
+
+def test_what_went_wrong_serves_nobody(rig: Rig) -> None:
+    run(rig, work(LONG[:40]))
+    kv = rig.worker.engine.cache.blocks
+    kv[:, :, :, :, :, 0] = float("nan")
+    assert run(rig, other(LONG)) == 32
+    assert rig.news[-1].finish_reason == "error"
+    kv.zero_()
+    # neither what it computed nor what it shared
+    assert run(rig, work(LONG)) == 0
+    assert rig.news[-1].finish_reason is None
+    rig.check_idle()
+
+
+def test_room_that_is_needed_is_taken_from_what_was_left_first(tiny_model: Directory) -> None:
+    small = Rig(tiny_model(FAMILY), kv_bytes=1 << 20, options=PrefillOptions(shares_prefixes=True))
+    num_prompts = small.worker.engine.num_blocks // (-(-len(LONG) // BLOCK))
+    turned = [LONG[at:] + LONG[:at] for at in range(num_prompts + 1)]
+    assert [run(small, work(prompt)) for prompt in turned[:num_prompts]] == [0] * num_prompts
+    assert run(small, other(turned[0])) == 288
+    assert run(small, work(turned[num_prompts])) == 0
+    # used since, the first one is there; the second one's end is gone
+    assert run(small, other(turned[0])) == 288
+    assert run(small, other(turned[1])) < 288
+    small.check_idle()
+
+
+def test_it_can_be_left_off(tiny_model: Directory) -> None:
+    plain = Rig(tiny_model(FAMILY))
+    run(plain, work(LONG))
+    assert run(plain, other(LONG)) == 0
+    assert not any(report.num_asked for report in plain.reports)
