@@ -62,6 +62,8 @@ class InstanceLimits(Message):
     # of a prefill instance: how many of its blocks may hold candidates of decode instances
     num_staging_blocks: int = 0
     block_bytes: int = 0
+    # of a prefill instance: prompts that begin like earlier ones reuse their KV
+    shares_prefixes: bool = False
 
 
 class Stored(Message):

@@ -1,4 +1,4 @@
-"""How a prefill instance shares its time between real-time (RT) and best-effort (BE) prompts, and KV between prompts."""
+"""How a prefill instance shares its time between real time (RT) and best effort (BE), and KV between prompts."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
     waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> gone
        '------------------ giving up <-----------------------'
 
-A prompt gets blocks for all of its tokens when it starts, if it shares some too (`Share`), and holds them until all of its KV is in the pool. Abort
-takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever became of the request.
+A prompt gets blocks for all of its tokens when it starts, also where it shares some (`Share`), and holds them until all
+of its KV is in the pool. Abort takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever
+became of the request.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from alignedserve.messages import Work
 from alignedserve.types import RequestKey
 from prefill_worker.blocks import Blocks
 from prefill_worker.members import Member, Members, State, num_tokens
-
 
 # To be asked when a prompt starts: how many of its tokens have KV here, of earlier prompts that begin alike? It holds
 # those from then on.

@@ -52,7 +52,9 @@ class PrefillSchedule:
         self._blocks = Blocks(limits)
         most_staged = limits.num_blocks - self._blocks.num_for_one
         num_staging_blocks = min(int(staging_share * limits.num_blocks), most_staged)
-        self.limits = replace(limits, num_staging_blocks=num_staging_blocks)
+        self.limits = replace(
+            limits, num_staging_blocks=num_staging_blocks, shares_prefixes=options.shares_prefixes
+        )
         self._mixing = None
         if estimate is not None and discipline.has_deadlines:
             self._mixing = Mixing(limits, options.mix, estimate)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.prefixes import names_of
 from alignedserve.engine.request import Request
 from alignedserve.instance.requests import id_of
 from alignedserve.messages import Work
+from alignedserve.prefixes import names_of
 from alignedserve.types import RequestKey
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.messages import Coming, DecodeReport, Hello
 from alignedserve.types import InstanceId, RequestKey
+from router.beginnings import Beginnings
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +28,7 @@ class PrefillView(Process):
     pending: dict[RequestKey, int] = field(default_factory=dict)
     # of those that it was given to stage, with blocks needed
     staging: dict[RequestKey, int] = field(default_factory=dict)
+    beginnings: Beginnings = field(default_factory=Beginnings)
 
     @property
     def num_pending(self) -> int:

@@ -7,13 +7,15 @@ the others RT waits for no BE at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from alignedserve.types import RequestKey
 from router.entry import Entry
 from router.fleet import PrefillView
 
 Entries = Mapping[RequestKey, Entry]
+# Tokens of the prompt whose KV an instance may have: so much less to do there.
+NumKnown = Callable[[PrefillView], int]
 
 
 def num_ahead(view: PrefillView, entries: Entries, is_rt: bool) -> int:
@@ -21,11 +23,15 @@ def num_ahead(view: PrefillView, entries: Entries, is_rt: bool) -> int:
     return sum(count for key, count in view.pending.items() if entries[key].is_rt == is_rt)
 
 
-def for_real_time(views: Sequence[PrefillView], entries: Entries) -> PrefillView:
+def for_any(views: Sequence[PrefillView], num_known: NumKnown) -> PrefillView:
+    return min(views, key=lambda view: view.num_pending - num_known(view))
+
+
+def for_real_time(views: Sequence[PrefillView], entries: Entries, num_known: NumKnown) -> PrefillView:
     def wait(view: PrefillView) -> tuple[int, int]:
         num_be = num_ahead(view, entries, is_rt=False)
         one_iteration = min(num_be, view.hello.limits.max_num_batched_tokens)
-        return num_ahead(view, entries, is_rt=True) + one_iteration, num_be
+        return num_ahead(view, entries, is_rt=True) + one_iteration - num_known(view), num_be
 
     return min(views, key=wait)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from alignedserve.messages import Prefill, PrefillReport, Reserve, Reserved
 from alignedserve.mix.lately import Lately
 from alignedserve.types import InstanceId
-from router import placing
+from router import beginnings, placing
 from router.entry import Entry, State
 from router.fleet import PrefillView
 from router.life import Life
@@ -88,12 +88,22 @@ class PrefillSide:
 
     def _choose(self, entry: Entry, views: Sequence[PrefillView]) -> PrefillView:
         life = self._life
+        is_matter_of_beginnings = len(views) > 1 and views[0].hello.limits.shares_prefixes
+        names = beginnings.names(entry.request) if is_matter_of_beginnings else []
+
+        def num_known(view: PrefillView) -> int:
+            # what the pool has comes from there
+            return 0 if entry.num_cached else view.beginnings.num_tokens(names)
+
         if life.discipline.has_deadlines and entry.is_rt:
             self._real_time.see(0.0, life.now)
-            return placing.for_real_time(views, life.entries)
-        if life.discipline.has_deadlines and self._is_rt_known:
-            return placing.for_best_effort(views, life.entries, life.config.prefill_window)
-        return min(views, key=lambda view: view.num_pending)
+            view = placing.for_real_time(views, life.entries, num_known)
+        elif life.discipline.has_deadlines and self._is_rt_known:
+            view = placing.for_best_effort(views, life.entries, life.config.prefill_window)
+        else:
+            view = placing.for_any(views, num_known)
+        view.beginnings.add(names)
+        return view
 
     def _refused(self, entry: Entry) -> None:
         """Real time takes what begun best-effort prompts hold; and one of those would wait for the others for ever."""

@@ -31,6 +31,7 @@ BASE = {
         "types",
         "config",
         "messages",
+        "prefixes",
         "cost",
         "deadlines",
         "estimate",

@@ -1,8 +1,8 @@
 """Who holds which KV blocks of an instance. Ids and counts only; the bytes are `kv_cache`'s.
 
-A full block may be given a name, that of all tokens up to its end (`prefixes.py`), and then several owners can hold it.
-When the last of them has gone it is kept: free like others, but taken last, and whoever looks for its name until then
-holds it again.
+A full block may be given a name, that of all tokens up to its end (`alignedserve/prefixes.py`), and then several owners
+can hold it. When the last of them has gone it is kept: free like others, but taken last, and whoever asks for its name
+before that holds it again.
 
 What is free is counted as if nothing were shared: a block counts once for each of its owners. So those who plan by
 counts need not know what is shared, and what they are promised is there.

@@ -105,8 +105,9 @@ class Engine:
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. Who adopts it says when it runs and leaves.
 
-        It gets blocks for all of its tokens, those it shares (`share`) included. Once the KV of the first `num_computed` is in them: `join`, `execute`.
-        It holds them, after its end too, until `release`: they may be under a copy.
+        It gets blocks for all of its tokens, those that it shares (`share`) included. Once the KV of the first
+        `num_computed` is in them: `join`, `execute`. It holds them, after its end too, until `release`: they may be
+        under a copy.
         `matcher`: its own, from `grammars`, if the caller had it made. One that is not ready compiles when the first
         token is due, and all who run wait for it.
         None, and nothing changed, when there are too few. Raises InvalidRequest when it can't be run.
@@ -124,8 +125,8 @@ class Engine:
         return request
 
     def share(self, request_id: RequestId, names: Sequence[bytes]) -> int:
-        """A request that is adopted next shares blocks of these names (`prefixes.py`), as far as they are known.
-        Returns how many tokens' KV is in them."""
+        """A request that will be adopted shares the blocks of these names (`alignedserve/prefixes.py`), as far as they
+        are known. Returns of how many tokens the KV is there."""
         return self._blocks.share(request_id, names) * self.cache.format.block_size
 
     def name_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:

@@ -41,7 +41,9 @@ class Intake:
             params = await self._params(body, len(body.prompts))
             prompts = [await self.model.prompt_ids(prompt) for prompt in body.prompts]
             gives_output = not body.is_only_echo
-            generation = await self._generation(body, prompts, params, service, body.structure_name, gives_output)
+            generation = await self._generation(
+                body, prompts, params, service, body.structure_name, gives_output
+            )
         answer = CompletionAnswer(
             self.model,
             int(time.time()),

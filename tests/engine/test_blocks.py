@@ -34,13 +34,17 @@ def test_no_sequence_of_calls_loses_or_doubles_a_block(calls: list[tuple[str, in
 OWNERS = "abcd"
 # a name stands for all blocks up to its own: prompts are numbers of names, of two kinds
 CALLS = st.tuples(
-    st.sampled_from(["allocate", "share", "name", "forget", "free"]), st.sampled_from(OWNERS), st.integers(0, 6)
+    st.sampled_from(["allocate", "share", "name", "forget", "free"]),
+    st.sampled_from(OWNERS),
+    st.integers(0, 6),
 )
 
 
 @settings(max_examples=300)
 @given(st.lists(CALLS, min_size=20, max_size=80))
-def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(calls: list[tuple[str, str, int]]) -> None:
+def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(
+    calls: list[tuple[str, str, int]],
+) -> None:
     blocks = BlockManager(10)
     # what is in each block: who wrote it, and how many blocks into its prompt that is
     content: dict[BlockId, bytes] = {}

@@ -87,9 +87,7 @@ class KnowingRouter(ScriptedRouter):
             num_computed_tokens=600,
             computing_s=1.5,
         )
-        prefill = InstanceStats(
-            num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300
-        )
+        prefill = InstanceStats(num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300)
         self.parts = [
             part("kvpool"),
             msgspec.structs.replace(part("prefill"), stats=prefill),

@@ -33,7 +33,9 @@ def rig(tiny_model: Directory) -> Rig:
     return Rig(tiny_model(FAMILY), options=PrefillOptions(shares_prefixes=True))
 
 
-def other(prompt: list[int], params: SamplingParams | None = None, salt: str = "", num_cached: int = 0) -> Work:
+def other(
+    prompt: list[int], params: SamplingParams | None = None, salt: str = "", num_cached: int = 0
+) -> Work:
     made = work(prompt, params, num_cached, OTHER)
     blocks = [PoolBlockId(block + OTHERS_BLOCKS) for block in made.blocks]
     return replace(made, blocks=blocks, request=replace(made.request, cache_salt=salt))

@@ -38,6 +38,7 @@ def hello(
     inventory: list[Stored] | None = None,
     num_blocks: int = 100,
     num_staging_blocks: int = 50,
+    shares_prefixes: bool = False,
 ) -> Hello:
     limits = InstanceLimits(
         num_blocks=num_blocks,
@@ -46,6 +47,7 @@ def hello(
         max_num_batched_tokens=32,
         max_model_len=200,
         num_staging_blocks=num_staging_blocks,
+        shares_prefixes=shares_prefixes,
     )
     role = instance_id.split("-")[0]
     is_pool = role == "kvpool"

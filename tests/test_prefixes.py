@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.engine.prefixes import names_of
+from alignedserve.prefixes import names_of
 
 TOKENS = st.lists(st.integers(0, 2), max_size=20)
 SALTS = st.sampled_from(["", "a", "b"])

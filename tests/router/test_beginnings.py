@@ -1,0 +1,107 @@
+"""Prompts go where the KV of their beginnings may be, unless it is quicker to compute it elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.messages import Gone, Prefill, Submit
+from alignedserve.types import InstanceId, RequestKey
+from router.beginnings import GRAIN, MAX_NAMES, Beginnings
+from tests.router.script import GATEWAY, PREFILL, Script, request
+
+SECOND = InstanceId("prefill-1")
+NAMES = [bytes([number]) for number in range(5)]
+
+
+def test_what_is_known_ends_where_the_first_name_is_missing() -> None:
+    beginnings = Beginnings()
+    assert beginnings.num_tokens(NAMES) == 0
+    beginnings.add([NAMES[0], NAMES[1], NAMES[3]])
+    assert beginnings.num_tokens(NAMES) == 2 * GRAIN
+    assert beginnings.num_tokens([]) == 0
+
+
+def test_what_was_not_seen_for_longest_is_forgotten() -> None:
+    beginnings = Beginnings()
+    beginnings.add([b"old"])
+    beginnings.add([b"kept"])
+    beginnings.add([number.to_bytes(4) for number in range(MAX_NAMES - 2)])
+    beginnings.add([b"kept"])
+    beginnings.add([b"new"])
+    assert [beginnings.num_tokens([name]) for name in (b"old", b"kept", b"new")] == [0, GRAIN, GRAIN]
+    assert len(beginnings._names) == MAX_NAMES
+
+
+class Island:
+    """Two prefill instances."""
+
+    def __init__(self, shares_prefixes: bool = True) -> None:
+        self.script = Script(connect=False)
+        for name in ("kvpool", PREFILL, SECOND, "decode-0", GATEWAY):
+            self.script.connect(name, num_blocks=1000, shares_prefixes=shares_prefixes)
+        self._num_asked = 0
+
+    def place(self, prompt: list[int], is_computed: bool = True, **changes: Any) -> str:
+        """Where the prompt goes; unless told otherwise, it has been computed before the next one comes."""
+        self._num_asked += 1
+        key = self._num_asked
+        self.script.say(GATEWAY, Submit(replace(request(key), prompt=prompt, **changes)))
+        self.script.take()
+        self.script.reserve(key, list(range(100 * key, 100 * key + 99)))
+        (place,) = [name for name, message in self.script.take() if isinstance(message, Prefill)]
+        if is_computed:
+            self.script.first_token(key, sender=place, finish_reason="stop")
+            self.script.say(place, Gone([RequestKey(key)]))
+        return place
+
+
+def prompt(num_tokens: int, first: int = 0) -> list[int]:
+    return list(range(first, first + num_tokens))
+
+
+@pytest.mark.parametrize("tier", ["rt", "be"])
+def test_it_goes_where_one_that_begins_alike_went(tier: str) -> None:
+    island = Island()
+    assert island.place(prompt(70), is_computed=False, tier=tier) == PREFILL
+    # less busy
+    assert island.place(prompt(130, first=1000), tier=tier) == SECOND
+    # busy with 70; but of 170, 128 are there already
+    assert island.place(prompt(130, first=1000) + [7] * 40, tier=tier) == SECOND
+    assert island.place(prompt(70) + [7] * 10, is_computed=False, tier=tier) == SECOND
+
+
+@pytest.mark.parametrize(("num_ahead", "place"), [(GRAIN - 1, PREFILL), (GRAIN + 1, SECOND)])
+def test_the_one_with_less_to_do_gets_it_if_that_is_sooner(num_ahead: int, place: str) -> None:
+    island = Island()
+    assert island.place(prompt(70)) == PREFILL
+    assert island.place(prompt(num_ahead, first=1000), is_computed=False) == PREFILL
+    # one name's tokens are there
+    assert island.place([*prompt(70), 1]) == place
+
+
+def test_a_salt_is_part_of_a_beginning() -> None:
+    island = Island()
+    assert island.place(prompt(140), cache_salt="a") == PREFILL
+    assert island.place(prompt(10, first=1000), is_computed=False) == PREFILL
+    assert island.place(prompt(140), cache_salt="b") == SECOND
+    assert island.place(prompt(140), cache_salt="a") == PREFILL
+
+
+def test_where_nothing_is_shared_it_goes_where_least_is_to_do() -> None:
+    island = Island(shares_prefixes=False)
+    assert island.place(prompt(140)) == PREFILL
+    assert island.place(prompt(10, first=1000), is_computed=False) == PREFILL
+    assert island.place(prompt(140)) == SECOND
+
+
+def test_an_instance_that_starts_anew_has_nothing() -> None:
+    island = Island()
+    assert island.place(prompt(140)) == PREFILL
+    island.script.close(PREFILL)
+    island.script.connect(PREFILL, epoch=2, num_blocks=1000, shares_prefixes=True)
+    assert island.place(prompt(10, first=1000), is_computed=False) == SECOND
+    assert island.place(prompt(20, first=2000), is_computed=False) == PREFILL
+    assert island.place(prompt(140)) == SECOND
