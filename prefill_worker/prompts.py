@@ -3,9 +3,9 @@
     waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> gone
        '------------------ giving up <-----------------------'
 
-A prompt gets blocks for all of its tokens when it starts, also where it shares some (`Share`), and holds them until all
-of its KV is in the pool. Abort takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever
-became of the request.
+A prompt gets blocks for all of its tokens when it starts, those that it shares (`Share`) included, and holds them until
+all of its KV is in the pool. Abort takes it from anywhere. Blocks under a copy are held until the copy is reported,
+whatever became of the request.
 """
 
 from __future__ import annotations
