@@ -68,17 +68,15 @@ class Signals:
             told()
 
     def ignore(self) -> None:
-        self._tell = _nobody
+        """To the very end of the process: Python gives handlers of its own back before that, but not this."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
     def _came(self, number: int, frame: FrameType | None) -> None:
         self._has_come = True
         if self._tell is None:
             raise KeyboardInterrupt
         self._tell()
-
-
-def _nobody() -> None:
-    """Is told."""
 
 
 def _serve(

@@ -54,6 +54,9 @@ class Rig:
     def is_gone(self) -> bool:
         return Gone([KEY]) in self.said
 
+    def close(self) -> None:
+        self.worker.close()
+
     def check_idle(self) -> None:
         self.worker.leave_pool()
         self.worker.schedule.check_idle()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,9 @@ OTHERS_BLOCKS = 32
 
 
 @pytest.fixture
-def rig(tiny_model: Directory) -> Rig:
-    return Rig(tiny_model(FAMILY), options=PrefillOptions(shares_prefixes=True))
+def rig(tiny_model: Directory) -> Iterator[Rig]:
+    with closing(Rig(tiny_model(FAMILY), options=PrefillOptions(shares_prefixes=True))) as rig:
+        yield rig
 
 
 def other(
@@ -71,8 +73,8 @@ def test_a_prompt_that_begins_like_an_earlier_one_goes_on_from_there(rig: Rig, t
 def test_its_kv_is_that_of_one_computed_alone(rig: Rig, tiny_model: Directory) -> None:
     run(rig, work(LONG))
     run(rig, other(BRANCH))
-    alone = Rig(tiny_model(FAMILY))
-    run(alone, other(BRANCH))
+    with closing(Rig(tiny_model(FAMILY))) as alone:
+        run(alone, other(BRANCH))
     num_blocks = len(BRANCH) // BLOCK
     shared, own = (each.pool[OTHERS_BLOCKS : OTHERS_BLOCKS + num_blocks] for each in (rig, alone))
     assert own.any() and np.array_equal(shared, own)
@@ -184,7 +186,7 @@ def test_room_that_is_needed_is_taken_from_what_was_left_first(tiny_model: Direc
 
 
 def test_it_can_be_left_off(tiny_model: Directory) -> None:
-    plain = Rig(tiny_model(FAMILY))
-    run(plain, work(LONG))
-    assert run(plain, other(LONG)) == 0
-    assert not any(report.num_asked for report in plain.reports)
+    with closing(Rig(tiny_model(FAMILY))) as plain:
+        run(plain, work(LONG))
+        assert run(plain, other(LONG)) == 0
+        assert not any(report.num_asked for report in plain.reports)

@@ -86,15 +86,15 @@ def link(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def decode(link: str) -> Iterator[Decode]:
-    before = num_lent_mappings()
+    before, threads = num_lent_mappings(), set(threading.enumerate())
     with closing(Decode(link)) as decode:
         yield decode
-    check_no_thread_is_left()
+    check_no_other_is_left(threads)
     assert num_lent_mappings() <= before
 
 
-def check_no_thread_is_left() -> None:
-    names = [thread.name for thread in threading.enumerate()]
+def check_no_other_is_left(threads: set[threading.Thread]) -> None:
+    names = [thread.name for thread in set(threading.enumerate()) - threads]
     assert not [name for name in names if name.startswith(("link", "lend", "mover"))]
 
 
@@ -200,9 +200,10 @@ class Prefill:
 
 @pytest.fixture
 def prefill(link: str) -> Iterator[Prefill]:
+    threads = set(threading.enumerate())
     with closing(Prefill(link)) as prefill:
         yield prefill
-    check_no_thread_is_left()
+    check_no_other_is_left(threads)
 
 
 def test_a_lender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:
