@@ -24,6 +24,7 @@ class Beginning:
     names: list[bytes]
     # tokens whose KV was there when it started
     num_found: int = 0
+    # blocks that others may share
     num_named: int = 0
 
 
@@ -37,7 +38,7 @@ class Sharing:
         self._num_asked = self._num_found = 0
 
     def find(self, work: Work) -> int:
-        """For the schedule: see `prompts.Share`."""
+        """For the schedule, in the middle of a plan: see `prompts.Share`. `start` follows before the next plan."""
         if not self._is_enabled:
             return 0
         beginning = self._found[work.request.key] = self._beginning(work)
@@ -46,6 +47,8 @@ class Sharing:
             num_tokens = len(work.request.prompt) + len(work.output)
             usable = beginning.names[: (num_tokens - 1) // self._block_size]
             beginning.num_found = self._engine.share(id_of(work.request.key), usable)
+            # these have their names, or have lost them
+            beginning.num_named = beginning.num_found // self._block_size
             self._num_asked += num_tokens
             self._num_found += beginning.num_found
         return beginning.num_found

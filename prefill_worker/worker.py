@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.engine import BrokenLogits, Engine, TokenOutput
 from alignedserve.engine.logprobs import TokenLogprobs
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.validate import check_request
@@ -249,11 +249,12 @@ class PrefillWorker(Worker):
         prompt = self._prompts[key_of(output.request_id)]
         if prompt.logprobs is not None:
             prompt.logprobs += output.prompt_logprobs or ()
-        if output.error is not None:
+        if isinstance(output.error, BrokenLogits):
             self._sharing.spoilt(prompt.request, prompt.beginning)
         if says_something(output):
             news = news_of(output, prompt.request, prompt.logprobs)
-            news.num_reused = prompt.beginning.num_found
+            # with its first token ever: what it finds later is mostly its own
+            news.num_reused = 0 if prompt.work.output else prompt.beginning.num_found
             self._changes.news.append(news)
 
     def _after_chunk(self, prompt: Prompt) -> None:

@@ -5,6 +5,7 @@ Nobody asks it: what it has let go meanwhile is computed again, there as elsewhe
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from alignedserve.messages import Request
@@ -17,13 +18,16 @@ MAX_NAMES = 1 << 14
 
 
 def names(request: Request) -> list[bytes]:
+    """None, where all of the prompt is computed in any case."""
+    if request.params.prompt_logprobs is not None:
+        return []
     return names_of(request.prompt, GRAIN, request.cache_salt)
 
 
 class Beginnings:
     def __init__(self) -> None:
         # the one that was not seen for longest is first
-        self._names: dict[bytes, None] = {}
+        self._names: OrderedDict[bytes, None] = OrderedDict()
 
     def num_tokens(self, names: Sequence[bytes]) -> int:
         """That it may have."""
@@ -35,8 +39,9 @@ class Beginnings:
         return count
 
     def add(self, names: Sequence[bytes]) -> None:
-        for name in names:
-            self._names.pop(name, None)
+        # a prompt's end is forgotten first: nothing is found of what has lost its beginning
+        for name in reversed(names):
             self._names[name] = None
+            self._names.move_to_end(name)
         while len(self._names) > MAX_NAMES:
-            del self._names[next(iter(self._names))]
+            self._names.popitem(last=False)

@@ -82,11 +82,13 @@ class PrefillSide:
         if not views or entry.is_pooled:
             life.requeue(entry)
             return
-        view = self._choose(entry, views)
+        view, num_known = self._choose(entry, views)
         life.enter(entry, State.PREFILLING, view.instance_id)
+        view.pending[entry.key] -= num_known
         life.send(view.instance_id, Prefill([entry.work()]))
 
-    def _choose(self, entry: Entry, views: Sequence[PrefillView]) -> PrefillView:
+    def _choose(self, entry: Entry, views: Sequence[PrefillView]) -> tuple[PrefillView, int]:
+        """And how much of the prompt it may have."""
         life = self._life
         is_matter_of_beginnings = len(views) > 1 and views[0].hello.limits.shares_prefixes
         names = beginnings.names(entry.request) if is_matter_of_beginnings else []
@@ -102,8 +104,9 @@ class PrefillSide:
             view = placing.for_best_effort(views, life.entries, life.config.prefill_window)
         else:
             view = placing.for_any(views, num_known)
+        found = view, num_known(view)
         view.beginnings.add(names)
-        return view
+        return found
 
     def _refused(self, entry: Entry) -> None:
         """Real time takes what begun best-effort prompts hold; and one of those would wait for the others for ever."""

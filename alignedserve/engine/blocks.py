@@ -104,7 +104,7 @@ class BlockManager:
             self._forget(block)
 
     def _leave(self, blocks: Sequence[BlockId]) -> None:
-        # a prompt's end is left before its beginning, which is of no less use without it
+        # a prompt's end first, so that it is taken first: it is of no use without the beginning
         for block in reversed(blocks):
             if block in self._others:
                 self._others[block] -= 1

@@ -110,7 +110,8 @@ class Engine:
         under a copy.
         `matcher`: its own, from `grammars`, if the caller had it made. One that is not ready compiles when the first
         token is due, and all who run wait for it.
-        None, and nothing changed, when there are too few. Raises InvalidRequest when it can't be run.
+        None, and nothing changed (what it shares is held still), when there are too few. Raises InvalidRequest when it
+        can't be run.
         """
         num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output))
         num_blocks -= len(self._blocks.held(request_id))

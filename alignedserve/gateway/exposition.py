@@ -220,8 +220,8 @@ INSTANCE_COUNTERS = {
     "num_batch_switches": ("Candidate batches that became the running one.", "num_batch_switches"),
     "computed_tokens": ("Tokens whose KV was computed.", "num_computed_tokens"),
     "computing_seconds": ("Time of the iterations that computed them.", "computing_s"),
-    "prefix_cache_queries": ("Tokens of prompts that started.", "num_asked_tokens"),
-    "prefix_cache_hits": ("Those of them whose KV was there, of earlier prompts.", "num_found_tokens"),
+    "prefix_cache_queries": ("Tokens whose KV was looked for when a prompt started.", "num_asked_tokens"),
+    "prefix_cache_hits": ("Those of them whose KV was there.", "num_found_tokens"),
 }
 
 

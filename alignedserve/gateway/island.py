@@ -198,6 +198,7 @@ class Island:
                 tokens=news.tokens[num_known:],
                 logprobs=news.logprobs[num_known:],
                 prompt_logprobs=b"",
+                num_reused=0,
             )
         if news.tokens:
             entry.delivered += news.tokens

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,4 +93,7 @@ def _init(**options: Any) -> Any:
 def _shutdown() -> None:
     import ray
 
+    # its native part makes SIGTERM deadly again
+    handler = signal.getsignal(signal.SIGTERM)
     ray.shutdown()
+    signal.signal(signal.SIGTERM, handler)

@@ -53,7 +53,7 @@ def command(python: Path, scheduling: str, port: int) -> list[str]:
         *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)),
         *("--model", str(MODEL_DIR), "--served-model-name", MODEL, "--max-model-len", "2048"),
         *("--max-num-seqs", str(NUM_SLOTS), "--scheduling-policy", scheduling),
-        "--disable-uvicorn-access-log",
+        *("--disable-uvicorn-access-log", "--no-enable-prefix-caching"),
     ]
 
 

@@ -34,6 +34,8 @@ NUM_SLOTS = 64
 OPTIONS = (
     *("--device", "cpu", "--max-num-seqs", str(NUM_SLOTS), "--batch-max-num-lines", str(2 * NUM_SLOTS)),
     *("--length-predictor", "hash", "--shutdown-timeout", "1"),
+    # the same is asked alone and beside others
+    "--no-enable-prefix-caching",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -38,6 +39,18 @@ def test_cached_tokens_are_those_of_prompts_however_many_answers_there_are(
         async with served(Reusing()) as at:
             usage = (await at.post(f"/v1/{path}", body)).json()["usage"]
             assert usage["prompt_tokens_details"] == {"cached_tokens": usage["prompt_tokens"] - num_prompts}
+
+    play(scenario)
+
+
+def test_a_stream_says_it_with_its_usage() -> None:
+    async def scenario() -> None:
+        async with served(Reusing()) as at:
+            body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+            *_, last, done = (await at.post("/v1/chat/completions", body)).text.strip().split("\n\n")
+            usage = json.loads(last.removeprefix("data: "))["usage"]
+            assert done == "data: [DONE]"
+            assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
 
     play(scenario)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -68,12 +68,19 @@ def test_computing_gives_way_to_passing_messages_on(server: Server) -> None:
 
 def test_every_process_has_a_log_file(server: Server, logs: Path) -> None:
     assert httpx.get(f"{server.url}/v1/models", headers={"X-Request-Id": "mine"}).status_code == 200
-    lines = {
-        path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in logs.iterdir()
-    }
-    assert lines.keys() == {"launcher", *(each["instance_id"] for each in server.processes())}
-    assert lines["launcher"][-1]["message"].startswith("ready after")
-    assert "mine" in [line["request_id"] for line in lines["gateway-0"]]
+    found = {path.stem: path for path in logs.iterdir()}
+    assert found.keys() == {"launcher", *(each["instance_id"] for each in server.processes())}
+    assert lines_of(found["launcher"])[-1]["message"].startswith("ready after")
+    # it is written once the answer is out
+    deadline = time.monotonic() + 30
+    while "mine" not in [line["request_id"] for line in lines_of(found["gateway-0"])]:
+        assert time.monotonic() < deadline, found["gateway-0"].read_text()
+        time.sleep(0.01)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Those that are complete."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def test_nothing_listens_beyond_this_machine(server: Server) -> None:
@@ -280,9 +287,10 @@ def test_a_second_signal_ends_it_at_once() -> None:
             server.signal(signal.SIGTERM)
             rest = list(lines)
         assert rest[-2] == "data: [DONE]" and "this server is stopping" in rest[-4], rest[-6:]
-        # while everything is put away
+        # while everything is put away, to the very end
+        server.signal(signal.SIGTERM)
         while server._process.poll() is None:
-            server.signal(signal.SIGTERM)
+            server.signal(signal.SIGINT)
             time.sleep(0.02)
         assert server.wait() == 0, server.output
 

@@ -115,7 +115,9 @@ def test_either_may_end_while_they_share(rig: Rig, num_steps: int, tiny_model: D
         for _ in range(num_steps):
             rig.step()
         rig.worker.on(Abort(aborted))
-        rig.step_until(lambda: rig.worker.engine.num_unfinished == 0)
+        rig.step_until(
+            lambda left=left: left in {each.key for each in rig.news} and not rig.worker.engine.num_unfinished
+        )
         (news,) = [each for each in rig.news if each.key == left]
         assert news.tokens == [first_token(tiny_model(FAMILY), prompt)]
         rig.worker.engine.check_idle()
@@ -130,9 +132,10 @@ def test_salts_keep_prompts_apart(rig: Rig) -> None:
 
 
 def test_tokens_are_not_taken_for_a_salt(rig: Rig) -> None:
-    salt = np.asarray(LONG[:16], dtype=np.int32).tobytes().decode("latin-1")
-    run(rig, work(LONG))
-    assert run(rig, other(LONG[16:], salt=salt)) == 0
+    plain = [token % 128 for token in LONG]
+    salt = np.asarray(plain[:16], dtype=np.int32).tobytes().decode()
+    run(rig, work(plain))
+    assert run(rig, other(plain[16:], salt=salt)) == 0
 
 
 def test_where_log_probabilities_of_the_prompt_are_asked_for_all_of_it_is_computed(rig: Rig) -> None:
@@ -170,6 +173,27 @@ def test_what_went_wrong_serves_nobody(rig: Rig) -> None:
     assert run(rig, work(LONG)) == 0
     assert rig.news[-1].finish_reason is None
     rig.check_idle()
+
+
+def test_what_went_wrong_gets_no_name_from_another_one_that_has_it(rig: Rig) -> None:
+    run(rig, work(LONG[:40]))
+    rig.worker.engine.cache.blocks[:, :, :, :, :, 0] = float("nan")
+    # in one iteration it ends, and the long one, which shares the same blocks, computes a chunk
+    rig.worker.on(Prefill([work(LONG[:40]), other(LONG)]))
+    rig.step()
+    (news,) = rig.news[1:]
+    assert news.error and rig.worker.engine.num_unfinished == 1
+    assert (
+        run(rig, replace(work(LONG[:40]), request=replace(work(LONG[:40]).request, key=RequestKey(9)))) == 0
+    )
+
+
+def test_what_a_resumed_prompt_finds_is_not_said_again(rig: Rig) -> None:
+    run(rig, work(LONG))
+    assert run(rig, other(LONG)) == 288
+    resumed = replace(other(LONG), output=rig.news[-1].tokens)
+    assert run(rig, resumed) == 0
+    assert sum(report.num_found for report in rig.reports) == 2 * 288
 
 
 def test_room_that_is_needed_is_taken_from_what_was_left_first(tiny_model: Directory) -> None:

@@ -229,13 +229,13 @@ def test_the_first_result_of_a_line_counts() -> None:
         job = await a_job(store)
         lease = await store.acquire(job.id, "a", 60)
         assert lease
-        await store.put_result(lease, 7, LineResult(False, b"one", 3, 4))
-        await store.put_result(lease, 7, LineResult(True, b"two", 30, 40))
+        await store.put_result(lease, 7, LineResult(False, b"one", 3, 4, 2))
+        await store.put_result(lease, 7, LineResult(True, b"two", 30, 40, 20))
         await store.put_result(lease, 9, LineResult(True, b"three"))
         assert sorted(await store.lines_done(job.id)) == [7, 9]
         found = await store.results(job.id, [7, 8, 9])
         assert [each and each.text for each in found] == [b"one", None, b"three"]
-        assert await store.tally(job.id) == Tally(1, 1, 3, 4)
+        assert await store.tally(job.id) == Tally(1, 1, 3, 4, 2)
 
     play(scenario)
 
