@@ -183,9 +183,9 @@ def test_what_went_wrong_gets_no_name_from_another_one_that_has_it(rig: Rig) -> 
     rig.step()
     (news,) = rig.news[1:]
     assert news.error and rig.worker.engine.num_unfinished == 1
-    assert (
-        run(rig, replace(work(LONG[:40]), request=replace(work(LONG[:40]).request, key=RequestKey(9)))) == 0
-    )
+    rig.worker.on(Prefill([work(LONG[:40], key=RequestKey(9))]))
+    rig.step_until(lambda: rig.worker.engine.num_unfinished == 0)
+    assert {each.key: each.num_reused for each in rig.news[1:]} == {KEY: 32, OTHER: 32, RequestKey(9): 0}
 
 
 def test_what_a_resumed_prompt_finds_is_not_said_again(rig: Rig) -> None:
