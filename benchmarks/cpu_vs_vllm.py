@@ -113,7 +113,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "date": str(date.today()),
         "command": " ".join(["python", *sys.argv]).replace(args.vllm_python, "VENV/bin/python"),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cases": {},
     }
     with tempfile.TemporaryDirectory() as directory:
@@ -142,7 +142,7 @@ def main() -> None:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0]} x {len(names)}" if names else "unknown"

@@ -1,0 +1,169 @@
+"""Chats that grow turn by turn behind one system prompt: how soon the first token comes, with and without the KV of
+earlier prompts, and beside vLLM for CPU, in turn.
+
+    python -m benchmarks.prefix_caching [--vllm-python VENV/bin/python] [--rounds 2] [--out FILE]
+
+The model is a random-weight Llama of 76M parameters in bfloat16, with the demo model's tokenizer and chat
+template. Answers are the model's own, as in a real chat: the next turn's prompt has them in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from alignedserve import demo
+from alignedserve.demo.words import any_word
+from alignedserve.launch.ports import free_port
+from benchmarks.cpu_vs_vllm import MODEL_CONFIG, cpu_name
+from benchmarks.rt_with_be.served import running
+
+HOST, NAME = "127.0.0.1", "chat"
+NUM_CHATS, NUM_TURNS, AT_ONCE = 8, 6, 2
+# words of the system prompt and of each question, and tokens of each answer
+SYSTEM, QUESTION, ANSWER = 120, 20, 48
+LIMITS = ("--max-model-len", "4096", "--max-num-seqs", "16")
+# both measure or compile something first
+START_S = 600.0
+PEER_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+
+Message = dict[str, str]
+# of each turn, of each chat: seconds to the first token
+Waited = list[list[float]]
+
+
+def make_model(directory: Path) -> None:
+    """Written with transformers, as any checkpoint is."""
+    given = json.loads((demo.MODEL_DIR / "config.json").read_text())
+    config = MODEL_CONFIG | {name: given[name] for name in ("vocab_size", "eos_token_id")}
+    code = (
+        "import sys, torch; from transformers import LlamaConfig, LlamaForCausalLM; torch.manual_seed(0);"
+        f"LlamaForCausalLM(LlamaConfig.from_dict({config!r})).to(torch.bfloat16).save_pretrained(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(directory)], check=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.MODEL_DIR / name, directory)
+
+
+@contextmanager
+def ours(model: Path, *options: str) -> Iterator[str]:
+    port = free_port(HOST)
+    with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
+        command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--served-model-name", NAME]
+        command += ["--host", HOST, "--port", str(port), "--state-dir", state, "--device", "cpu"]
+        with running([*command, *LIMITS, *options], Path(state) / "log", "ready after", START_S):
+            yield f"http://{HOST}:{port}/v1"
+
+
+@contextmanager
+def vllm(python: str, model: Path, *options: str) -> Iterator[str]:
+    port = free_port(HOST)
+    with tempfile.TemporaryDirectory(prefix="peer-", dir="/tmp", ignore_cleanup_errors=True) as state:
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        command += ["--served-model-name", NAME, "--host", HOST, "--port", str(port)]
+        log, ready = Path(state) / "log", "Application startup complete"
+        with running([*command, *LIMITS, *options], log, ready, START_S, PEER_ENVIRONMENT):
+            yield f"http://{HOST}:{port}/v1"
+
+
+async def chats(url: str, seed: int) -> Waited:
+    dice = random.Random(seed)
+    system: Message = {"role": "system", "content": words(SYSTEM, dice)}
+    questions = [[words(QUESTION, dice) for _ in range(NUM_TURNS)] for _ in range(NUM_CHATS)]
+    waited: Waited = [[] for _ in range(NUM_TURNS)]
+    turn = asyncio.Semaphore(AT_ONCE)
+    async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
+
+        async def chat(asked: list[str]) -> None:
+            messages = [system]
+            async with turn:
+                for number, question in enumerate(asked):
+                    messages.append({"role": "user", "content": question})
+                    ttft_s, answer = await ask(client, messages)
+                    waited[number].append(ttft_s)
+                    messages.append({"role": "assistant", "content": answer})
+
+        await asyncio.gather(*(chat(asked) for asked in questions))
+    return waited
+
+
+def words(count: int, dice: random.Random) -> str:
+    return " ".join(any_word(dice) for _ in range(count))
+
+
+async def ask(client: openai.AsyncOpenAI, messages: list[Message]) -> tuple[float, str]:
+    begun_s, first_s, answer = time.perf_counter(), 0.0, ""
+    stream = await client.chat.completions.create(
+        model=NAME,
+        messages=messages,  # type: ignore[arg-type]
+        temperature=0,
+        max_tokens=ANSWER,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    async for chunk in stream:
+        if text := chunk.choices[0].delta.content:
+            first_s = first_s or time.perf_counter()
+            answer += text
+    return first_s - begun_s, answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--vllm-python")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    args = parser.parse_args()
+    found: dict[str, list[Waited]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        model = Path(directory, "model")
+        make_model(model)
+        for number in range(args.rounds):
+            servers = {"ours": ours(model), "ours, without": ours(model, "--no-enable-prefix-caching")}
+            if args.vllm_python:
+                servers["vLLM"] = vllm(args.vllm_python, model)
+                servers["vLLM, without"] = vllm(args.vllm_python, model, "--no-enable-prefix-caching")
+            for name, server in servers.items():
+                with server as url:
+                    # warm, with other words
+                    asyncio.run(chats(url, seed=1000 + number))
+                    found.setdefault(name, []).append(asyncio.run(chats(url, seed=number)))
+                print(line_of(f"{name}, round {number}", found[name][-1:]), flush=True)
+    for name, rounds in found.items():
+        print(line_of(name, rounds))
+    if args.out:
+        command = " ".join(["python -m benchmarks.prefix_caching", *sys.argv[1:]])
+        result: dict[str, Any] = {
+            "date": str(date.today()),
+            "command": command.replace(str(args.vllm_python), "VENV/bin/python"),
+            "cpu": cpu_name(),
+            "num_cores": os.cpu_count(),
+            "ttft_s": found,
+        }
+        args.out.write_text(json.dumps(result) + "\n")
+
+
+def line_of(name: str, rounds: list[Waited]) -> str:
+    by_turn = [[each for waited in turns for each in waited] for turns in zip(*rounds, strict=True)]
+    medians = "  ".join(f"{statistics.median(waited) * 1e3:6.1f}" for waited in by_turn)
+    return f"{name:26} TTFT by turn, median, ms: {medians}"
+
+
+if __name__ == "__main__":
+    main()
