@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -72,3 +74,12 @@ def equal_blocks(
     ours: torch.Tensor, our_blocks: Sequence[int], theirs: torch.Tensor, their_blocks: Sequence[int]
 ) -> bool:
     return np.array_equal(bytes_of(ours)[list(our_blocks)], bytes_of(theirs)[list(their_blocks)])
+
+
+@contextmanager
+def leaving_no_thread() -> Iterator[None]:
+    """What was there before, of other tests, does not count."""
+    before = set(threading.enumerate())
+    yield
+    names = [thread.name for thread in set(threading.enumerate()) - before]
+    assert not [name for name in names if name.startswith(("link", "lend", "mover"))]

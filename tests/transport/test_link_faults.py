@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.transport.helpers import (
     equal_blocks,
     filled_blocks,
     identity,
+    leaving_no_thread,
     until,
 )
 from tests.transport.peers import SEED, Order, Peer, Staged, lend, pull
@@ -86,16 +86,10 @@ def link(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def decode(link: str) -> Iterator[Decode]:
-    before, threads = num_lent_mappings(), set(threading.enumerate())
-    with closing(Decode(link)) as decode:
+    before = num_lent_mappings()
+    with leaving_no_thread(), closing(Decode(link)) as decode:
         yield decode
-    check_no_other_is_left(threads)
     assert num_lent_mappings() <= before
-
-
-def check_no_other_is_left(threads: set[threading.Thread]) -> None:
-    names = [thread.name for thread in set(threading.enumerate()) - threads]
-    assert not [name for name in names if name.startswith(("link", "lend", "mover"))]
 
 
 def num_lent_mappings() -> int:
@@ -200,10 +194,8 @@ class Prefill:
 
 @pytest.fixture
 def prefill(link: str) -> Iterator[Prefill]:
-    threads = set(threading.enumerate())
-    with closing(Prefill(link)) as prefill:
+    with leaving_no_thread(), closing(Prefill(link)) as prefill:
         yield prefill
-    check_no_other_is_left(threads)
 
 
 def test_a_lender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:

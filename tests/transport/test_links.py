@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +23,7 @@ from tests.transport.helpers import (
     equal_blocks,
     filled_blocks,
     identity,
+    leaving_no_thread,
     until,
 )
 
@@ -85,9 +85,8 @@ def decode(link: str) -> Iterator[Decode]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
-    yield
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith(("link", "lend", "mover"))]
+    with leaving_no_thread():
+        yield
 
 
 def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decode) -> None:
