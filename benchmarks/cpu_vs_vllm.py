@@ -49,11 +49,12 @@ MODEL_CONFIG = {
 }
 
 
-def make_model(directory: Path) -> None:
+def make_model(directory: Path, **changes: Any) -> None:
     """Written with transformers, as any checkpoint is."""
+    config = MODEL_CONFIG | changes
     code = (
         "import sys, torch; from transformers import LlamaConfig, LlamaForCausalLM; torch.manual_seed(0);"
-        f"LlamaForCausalLM(LlamaConfig.from_dict({MODEL_CONFIG!r})).to(torch.bfloat16).save_pretrained(sys.argv[1])"
+        f"LlamaForCausalLM(LlamaConfig.from_dict({config!r})).to(torch.bfloat16).save_pretrained(sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", code, str(directory)], check=True)
 

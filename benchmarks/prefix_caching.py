@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ import openai
 from alignedserve import demo
 from alignedserve.demo.words import any_word
 from alignedserve.launch.ports import free_port
-from benchmarks.cpu_vs_vllm import MODEL_CONFIG, cpu_name
+from benchmarks.cpu_vs_vllm import cpu_name, make_model
 from benchmarks.rt_with_be.served import running
 
 HOST, NAME = "127.0.0.1", "chat"
@@ -48,15 +47,9 @@ Message = dict[str, str]
 Waited = list[list[float]]
 
 
-def make_model(directory: Path) -> None:
-    """Written with transformers, as any checkpoint is."""
+def make_chat_model(directory: Path) -> None:
     given = json.loads((demo.MODEL_DIR / "config.json").read_text())
-    config = MODEL_CONFIG | {name: given[name] for name in ("vocab_size", "eos_token_id")}
-    code = (
-        "import sys, torch; from transformers import LlamaConfig, LlamaForCausalLM; torch.manual_seed(0);"
-        f"LlamaForCausalLM(LlamaConfig.from_dict({config!r})).to(torch.bfloat16).save_pretrained(sys.argv[1])"
-    )
-    subprocess.run([sys.executable, "-c", code, str(directory)], check=True)
+    make_model(directory, vocab_size=given["vocab_size"], eos_token_id=given["eos_token_id"])
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.MODEL_DIR / name, directory)
 
@@ -133,7 +126,7 @@ def main() -> None:
     found: dict[str, list[Waited]] = {}
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory, "model")
-        make_model(model)
+        make_chat_model(model)
         for number in range(args.rounds):
             servers = {"ours": ours(model), "ours, without": ours(model, "--no-enable-prefix-caching")}
             if args.vllm_python:

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from msgspec.structs import replace as with_field
@@ -31,6 +32,17 @@ def answer_first(at: System, count: int) -> None:
         at.router.allowed = None if len(at.router.submitted) <= count else 0
 
     at.router.refuse = hold_back
+
+
+def test_what_its_prompts_found_is_added_up() -> None:
+    async def scenario(at: System) -> None:
+        at.router._tokens = lambda _, news: (
+            news if news.first else msgspec.structs.replace(news, num_reused=5)
+        )
+        done = await at.gateway.until(await at.gateway.submit(questions(7)), "completed")
+        assert done.usage and done.usage.input_tokens_details.cached_tokens == 35
+
+    play(scenario)
 
 
 def test_a_batch_is_answered_line_by_line() -> None:
