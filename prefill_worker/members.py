@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from msgspec.structs import replace
@@ -34,6 +34,8 @@ class Member:
     num_blocks: int = 0
     # when it was first seen
     since_s: float | None = None
+    # tokens that it begins with as others do, by their key: see `twins.py`
+    alike: dict[RequestKey, int] = field(default_factory=dict)
 
     @property
     def key(self) -> RequestKey:

@@ -32,6 +32,7 @@ from prefill_worker.plan import PrefillPlan
 from prefill_worker.prompts import Prompts, Share, share_nothing
 from prefill_worker.stages import Stages
 from prefill_worker.starts import Starts
+from prefill_worker.twins import Twins
 
 
 class PrefillSchedule:
@@ -61,7 +62,8 @@ class PrefillSchedule:
         self._prompts = Prompts(limits.max_num_seqs, self._blocks, share)
         self._stages = Stages(num_staging_blocks, discipline.has_classes, self._blocks)
         self._order = Order(discipline.has_classes, self._mixing)
-        self._starts = Starts(self._blocks, self._prompts, self._stages, self._order, self._mixing)
+        twins = Twins(limits.block_size) if options.shares_prefixes else None
+        self._starts = Starts(self._blocks, self._prompts, self._stages, self._order, self._mixing, twins)
 
     def plan(self, now: float) -> PrefillPlan:
         """Takes the blocks that it plans with. What it plans fits."""

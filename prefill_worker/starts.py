@@ -3,6 +3,8 @@
 
 BE starts only while some blocks and a slot stay free for RT. If RT finds none all the same, BE prompts give up their
 blocks: what was computed is in the pool, and is not computed again.
+
+Who begins like one under way may wait for that (`twins.py`), and keeps nobody from starting meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from prefill_worker.plan import PrefillPlan
 from prefill_worker.prompts import Prompts
 from prefill_worker.room import victims
 from prefill_worker.stages import Stages
+from prefill_worker.twins import Twins
 
 # with so many blocks
 MayStart = Callable[[int], bool]
@@ -24,13 +27,21 @@ MayStart = Callable[[int], bool]
 
 class Starts:
     def __init__(
-        self, blocks: Blocks, prompts: Prompts, stages: Stages, order: Order, mixing: Mixing | None
+        self,
+        blocks: Blocks,
+        prompts: Prompts,
+        stages: Stages,
+        order: Order,
+        mixing: Mixing | None,
+        twins: Twins | None,
     ) -> None:
+        """Without `twins` nothing is shared, and nobody waits for that."""
         self._blocks = blocks
         self._prompts = prompts
         self._stages = stages
         self._order = order
         self._mixing = mixing
+        self._twins = twins
 
     def fill(self, plan: PrefillPlan, now: float) -> None:
         waiting = self._order.of(self._prompts.waiting.values(), now)
@@ -46,7 +57,7 @@ class Starts:
         urgent = owed + [member for member in waiting if member.is_rt]
         if first is None or not first.is_rt:
             self._start_while(urgent, plan, self._fits)
-        lacking = next((member for member in urgent if member.state is State.WAITING), None)
+        lacking = next((member for member in urgent if self._wants_to_start(member)), None)
         if first is None and lacking is None:
             self._start_while(be, plan, self._leaves_headroom)
         wanted = first if first is not None and first.is_rt else lacking
@@ -55,7 +66,7 @@ class Starts:
 
     def _start_while(self, members: Sequence[Member], plan: PrefillPlan, may_start: MayStart) -> None:
         for member in members:
-            if member.state is not State.WAITING:
+            if not self._wants_to_start(member):
                 continue
             if not may_start(self._blocks.needed(member.num_tokens)):
                 break
@@ -63,6 +74,11 @@ class Starts:
             plan.starts.append(member.work)
             if member.work.num_cached:
                 plan.loads.append(member.work)
+
+    def _wants_to_start(self, member: Member) -> bool:
+        if member.state is not State.WAITING:
+            return False
+        return not (self._twins and self._twins.had_better_wait(member, self._prompts.started.values()))
 
     def _fits(self, num_blocks: int) -> bool:
         return num_blocks <= self._blocks.num_free and self._prompts.num_free_slots > 0

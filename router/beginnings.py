@@ -1,6 +1,7 @@
 """What prompts began with that a prefill instance was given: it may have their KV still. Pure.
 
-Nobody asks it: what it has let go meanwhile is computed again, there as elsewhere.
+Nobody asks it: what it has let go meanwhile is computed again, there as elsewhere. And what it is still computing it
+will have for those that come now.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from alignedserve.prefixes import names_of
 
 # Tokens of one name: a few blocks, so that a long prompt costs the router little.
 GRAIN = 64
-# of an instance: for a million tokens
-MAX_NAMES = 1 << 14
 
 
 def names(request: Request) -> list[bytes]:
@@ -25,7 +24,9 @@ def names(request: Request) -> list[bytes]:
 
 
 class Beginnings:
-    def __init__(self) -> None:
+    def __init__(self, max_tokens: int) -> None:
+        """`max_tokens`: more than these it can't have."""
+        self._max_names = max_tokens // GRAIN
         # the one that was not seen for longest is first
         self._names: OrderedDict[bytes, None] = OrderedDict()
 
@@ -43,5 +44,5 @@ class Beginnings:
         for name in reversed(names):
             self._names[name] = None
             self._names.move_to_end(name)
-        while len(self._names) > MAX_NAMES:
+        while len(self._names) > self._max_names:
             self._names.popitem(last=False)

@@ -28,7 +28,10 @@ class PrefillView(Process):
     pending: dict[RequestKey, int] = field(default_factory=dict)
     # of those that it was given to stage, with blocks needed
     staging: dict[RequestKey, int] = field(default_factory=dict)
-    beginnings: Beginnings = field(default_factory=Beginnings)
+    beginnings: Beginnings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.beginnings = Beginnings(self.hello.limits.num_blocks * self.hello.limits.block_size)
 
     @property
     def num_pending(self) -> int:

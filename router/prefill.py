@@ -90,8 +90,7 @@ class PrefillSide:
     def _choose(self, entry: Entry, views: Sequence[PrefillView]) -> tuple[PrefillView, int]:
         """And how much of the prompt it may have."""
         life = self._life
-        is_matter_of_beginnings = len(views) > 1 and views[0].hello.limits.shares_prefixes
-        names = beginnings.names(entry.request) if is_matter_of_beginnings else []
+        names = beginnings.names(entry.request) if views[0].hello.limits.shares_prefixes else []
 
         def num_known(view: PrefillView) -> int:
             # what the pool has comes from there

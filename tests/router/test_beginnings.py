@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.messages import Gone, Prefill, Submit
+from alignedserve.messages import Gone, Prefill, Reserve, Submit
 from alignedserve.types import InstanceId, RequestKey
-from router.beginnings import GRAIN, MAX_NAMES, Beginnings
-from tests.router.script import GATEWAY, PREFILL, Script, request
+from router.beginnings import GRAIN, Beginnings
+from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, request
 
 SECOND = InstanceId("prefill-1")
 NAMES = [bytes([number]) for number in range(5)]
 
 
 def test_what_is_known_ends_where_the_first_name_is_missing() -> None:
-    beginnings = Beginnings()
+    beginnings = Beginnings(max_tokens=100 * GRAIN)
     assert beginnings.num_tokens(NAMES) == 0
     beginnings.add([NAMES[0], NAMES[1], NAMES[3]])
     assert beginnings.num_tokens(NAMES) == 2 * GRAIN
@@ -25,14 +25,14 @@ def test_what_is_known_ends_where_the_first_name_is_missing() -> None:
 
 
 def test_what_was_not_seen_for_longest_is_forgotten() -> None:
-    beginnings = Beginnings()
+    beginnings = Beginnings(max_tokens=6 * GRAIN)
     beginnings.add([b"old"])
     beginnings.add([b"kept"])
-    beginnings.add([number.to_bytes(4) for number in range(MAX_NAMES - 2)])
+    beginnings.add([number.to_bytes(4) for number in range(4)])
     beginnings.add([b"kept"])
     beginnings.add([b"new"])
     assert [beginnings.num_tokens([name]) for name in (b"old", b"kept", b"new")] == [0, GRAIN, GRAIN]
-    assert len(beginnings._names) == MAX_NAMES
+    assert len(beginnings._names) == 6
 
 
 class Island:
@@ -105,3 +105,22 @@ def test_an_instance_that_starts_anew_has_nothing() -> None:
     assert island.place(prompt(10, first=1000), is_computed=False) == SECOND
     assert island.place(prompt(20, first=2000), is_computed=False) == PREFILL
     assert island.place(prompt(140)) == SECOND
+
+
+@pytest.mark.parametrize(("shares_prefixes", "num_given"), [(True, 10), (False, 2)])
+def test_what_an_instance_has_or_will_have_is_no_work_for_it(shares_prefixes: bool, num_given: int) -> None:
+    """Prompts that begin alike are given to it beyond its window of work: it has little to compute of each."""
+    script = Script(connect=False, prefill_window=5)
+    for name in (POOL, PREFILL, DECODE, GATEWAY):
+        script.connect(name, num_blocks=1000, shares_prefixes=shares_prefixes)
+    # of 160 tokens
+    for key in range(1, 11):
+        script.say(GATEWAY, Submit(replace(request(key), prompt=[*prompt(2 * GRAIN), key])))
+    given = []
+    while said := script.take():
+        for _, message in said:
+            if isinstance(message, Reserve):
+                script.reserve(message.key, list(range(100 * message.key, 100 * message.key + 99)))
+            elif isinstance(message, Prefill):
+                given += message.works
+    assert len(given) == num_given

@@ -1,0 +1,264 @@
+"""Prompts that begin alike and come together: what they have in common is computed once, and nobody waits in vain."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from alignedserve.deadlines import Deadlines
+from alignedserve.estimate import Estimate
+from alignedserve.messages import Abort, Prefill, Work
+from alignedserve.mix import DISCIPLINES
+from alignedserve.types import PoolBlockId, RequestKey
+from prefill_worker.members import State
+from prefill_worker.options import PrefillOptions
+from prefill_worker.plan import PrefillPlan
+from prefill_worker.schedule import PrefillSchedule
+from prefill_worker.twins import num_alike
+from tests.engine.helpers import greedy_params
+from tests.prefill_worker import rig
+from tests.prefill_worker.rig import Rig
+from tests.prefill_worker.test_mixing import BLOCK, LIMITS, PLAIN, key
+from tests.tiny_models import prompts
+from tests.works import make_work
+
+
+class Run:
+    """A schedule, and what becomes of its plans; copies take no time. Blocks are kept for ever."""
+
+    def __init__(self, policy: str = "aligned", limits: object = LIMITS, shares: bool = True) -> None:
+        self.kept: list[list[int]] = []
+        self.works: dict[RequestKey, Work] = {}
+        self.computed: Counter[RequestKey] = Counter()
+        self.ended: set[RequestKey] = set()
+        options = PrefillOptions(DISCIPLINES[policy], shares_prefixes=shares)
+        self.schedule = PrefillSchedule(limits, 0.0, options, Estimate(PLAIN), self._find)
+
+    def _find(self, work: Work) -> int:
+        found = max((num_alike(tokens_of(work)[:-1], kept, BLOCK) for kept in self.kept), default=0)
+        self.computed[key(work)] += found
+        return found
+
+    def order(self, *works: Work) -> None:
+        self.works |= {key(work): work for work in works}
+        self.schedule.prefill(works)
+
+    def step(self, now: float = 0.0) -> PrefillPlan:
+        plan = self.schedule.plan(now)
+        for each in plan.gives_up:
+            self.schedule.gave_up(each)
+        for each, count in plan.chunks:
+            self.schedule.computed(each, count)
+            self.computed[each] += count
+            self.kept.append(tokens_of(self.works[each])[: self.computed[each]])
+            if self.schedule._prompts.started[each].state is State.SAVING:
+                self.schedule.saved(each)
+                self.ended.add(each)
+        for work in plan.loads:
+            self.schedule.loaded(key(work))
+        return plan
+
+    def started(self, now: float = 0.0) -> list[RequestKey]:
+        return [key(work) for work in self.step(now).starts]
+
+
+def tokens_of(work: Work) -> list[int]:
+    return work.request.prompt + work.output
+
+
+def rt(prompt: list[int], due_s: float = math.inf, **changes: object) -> Work:
+    return made(prompt, Deadlines(is_rt=True, first_due_s=due_s, tbt_s=0.1), **changes)
+
+
+def be(prompt: list[int], due_s: float = math.inf, **changes: object) -> Work:
+    return made(prompt, Deadlines(job_due_s=due_s), **changes)
+
+
+def made(prompt: list[int], deadlines: Deadlines, num_cached: int = 0, **changes: object) -> Work:
+    work = make_work(1, 0, num_cached, deadlines=deadlines)
+    return replace(work, request=replace(work.request, prompt=prompt, **changes))
+
+
+def unlike(count: int, seed: int = 1) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(1000) for _ in range(count)]
+
+
+COMMON = unlike(200)
+# in whole blocks
+NUM_SHARED = 192
+
+
+def test_the_second_waits_for_the_first_and_shares_what_that_has_computed() -> None:
+    run = Run()
+    first, second, unlike_both = rt(COMMON), rt([*COMMON[:197], 1, 2, 3]), rt(unlike(100, seed=2))
+    run.order(first, second, unlike_both)
+    plan = run.step()
+    assert plan.starts == [first, unlike_both]
+    plan = run.step()
+    assert plan.starts == [second] and plan.chunks == [(key(second), 200 - NUM_SHARED)]
+
+
+def test_it_waits_no_longer_than_for_what_they_have_in_common() -> None:
+    run = Run(limits=replace(LIMITS, max_num_batched_tokens=80))
+    first, second = rt([*COMMON, *unlike(400, seed=2)]), rt([*COMMON, *unlike(20, seed=3)])
+    run.order(first, second)
+    assert [run.started() for _ in range(4)] == [[key(first)], [], [], [key(second)]]
+    assert run.computed[key(first)] < 600, "there is more of it to come"
+    assert run.computed[key(second)] >= NUM_SHARED
+
+
+@pytest.mark.parametrize("policy", ["aligned", "priority", "fcfs"])
+def test_whoever_waits_by_choice_keeps_nobody_from_starting(policy: str) -> None:
+    run = Run(policy)
+    # five slots' worth: the others would not get one if those that wait had theirs
+    alike, others = [rt(COMMON) for _ in range(5)], [rt(unlike(30, seed)) for seed in (3, 4, 5)]
+    run.order(*alike, *others)
+    assert run.started() == [key(alike[0]), *map(key, others)]
+    assert run.started() == [key(work) for work in alike[1:]]
+
+
+def test_best_effort_gives_nothing_up_for_real_time_that_waits_by_choice() -> None:
+    run = Run(limits=replace(LIMITS, max_num_seqs=2, max_num_batched_tokens=64))
+    first, second, best_effort = rt(COMMON), rt(COMMON), be(unlike(500))
+    run.order(best_effort)
+    run.step()
+    run.order(first, second)
+    while run.computed[key(first)] < NUM_SHARED:
+        assert not run.step().gives_up
+    assert run.step().gives_up == [key(best_effort)], "there is no slot for the second, and now it wants one"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "waits"),
+    [
+        (rt(COMMON), rt(COMMON), True),
+        (rt(COMMON, due_s=1.0), rt(COMMON, due_s=1.0), True),
+        (rt(COMMON, due_s=1.0), rt(COMMON, due_s=2.0), True),
+        (rt(COMMON), be(COMMON), True),
+        (be(COMMON, due_s=60.0), be(COMMON), True),
+        # for nobody who may be in less of a hurry
+        (be(COMMON), rt(COMMON), False),
+        (rt(COMMON), rt(COMMON, due_s=0.5), False),
+        (be(COMMON), be(COMMON, due_s=60.0), False),
+        # nor for little
+        (rt(COMMON), rt([*COMMON[:48], *unlike(40, seed=2)]), False),
+        (rt(COMMON), rt([*COMMON[:96], *unlike(100, seed=2)]), False),
+        (rt(COMMON), rt([*COMMON[:96], *unlike(90, seed=2)]), True),
+        (rt(COMMON[:60]), rt(COMMON), False),
+        # nor where nothing will be shared
+        (rt(COMMON), rt(COMMON, cache_salt="a"), False),
+        (rt(COMMON), rt(COMMON, params=greedy_params(prompt_logprobs=0)), False),
+        (rt(COMMON), rt(COMMON, num_cached=16), False),
+        (rt([1, *COMMON]), rt(COMMON), False),
+    ],
+)
+def test_who_waits_for_whom(first: Work, second: Work, waits: bool) -> None:
+    run = Run(limits=replace(LIMITS, max_num_batched_tokens=16))
+    run.order(first)
+    run.step()
+    run.order(second)
+    assert run.started() == ([] if waits else [key(second)])
+
+
+def test_where_nothing_is_shared_nobody_waits() -> None:
+    run = Run(shares=False)
+    run.order(rt(COMMON), rt(COMMON))
+    assert len(run.started()) == 2
+
+
+def test_if_the_first_is_aborted_the_next_takes_its_place() -> None:
+    run = Run(limits=replace(LIMITS, max_num_batched_tokens=16))
+    works = [rt(COMMON) for _ in range(3)]
+    run.order(*works)
+    assert run.started() == [key(works[0])]
+    run.schedule.abort(key(works[0]))
+    assert run.started() == [key(works[1])]
+    run.schedule.saved(key(works[0]))
+
+
+@given(st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1)), st.integers(1, 5))
+def test_how_much_is_alike(tokens: list[int], others: list[int], block_size: int) -> None:
+    num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False))))
+    assert num_alike(tokens, others, block_size) == num_equal // block_size * block_size
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from(list(DISCIPLINES)), st.integers(1, 300))
+def test_everybody_ends_and_no_more_is_computed_than_without(
+    dice: random.Random, policy: str, max_tokens: int
+) -> None:
+    beginnings = [unlike(length, seed) for seed, length in enumerate((0, 100, 300))]
+
+    def any_work() -> Work:
+        prompt = dice.choice(beginnings) + unlike(dice.randint(1, 150), dice.randrange(3))
+        due_s = dice.choice([math.inf, dice.uniform(0.1, 20.0)])
+        return dice.choice([rt, be])(prompt, due_s=due_s)
+
+    works, run = (
+        [any_work() for _ in range(20)],
+        Run(policy, replace(LIMITS, max_num_batched_tokens=max_tokens)),
+    )
+    for number in range(10_000):
+        for work in works[number : number + 1]:
+            run.order(work)
+        run.step(now=0.05 * number)
+        if len(run.ended) == len(works):
+            break
+    assert run.ended == set(run.works)
+    run.schedule.check_idle()
+
+
+# ---- on an engine ---------------------------------------------------------------------------------------------------
+
+Directory = Callable[[str], Path]
+PROMPT, NUM_CHOICES = prompts()[8][:100], 4
+
+
+@pytest.fixture
+def instance(tiny_model: Directory) -> Iterator[Rig]:
+    options = PrefillOptions(shares_prefixes=True)
+    with closing(Rig(tiny_model("llama-gqa-tied"), options=options)) as rig:
+        yield rig
+
+
+def choice(number: int) -> Work:
+    work = rig.work(PROMPT, key=RequestKey(number + 1))
+    return replace(work, blocks=[PoolBlockId(block) for block in range(number * 16, number * 16 + 7)])
+
+
+def test_the_choices_of_one_call_compute_its_prompt_once(instance: Rig) -> None:
+    instance.worker.on(Prefill([choice(number) for number in range(NUM_CHOICES)]))
+    instance.step_until(
+        lambda: len(instance.news) == NUM_CHOICES and not instance.worker.engine.num_unfinished
+    )
+    assert sorted(news.num_reused for news in instance.news) == [0, 96, 96, 96]
+    assert sum(report.num_computed for report in instance.reports) == 100 + 3 * 4
+    assert len({tuple(news.tokens) for news in instance.news}) == 1
+    first, *others = (instance.pool[number * 16 : number * 16 + 6] for number in range(NUM_CHOICES))
+    assert first.any() and all(np.array_equal(each, first) for each in others)
+    instance.check_idle()
+
+
+@pytest.mark.parametrize("num_steps", range(4))
+def test_the_others_go_on_when_one_is_aborted(instance: Rig, num_steps: int) -> None:
+    instance.worker.on(Prefill([choice(number) for number in range(NUM_CHOICES)]))
+    for _ in range(num_steps):
+        instance.step()
+    instance.worker.on(Abort(RequestKey(1)))
+    left = {RequestKey(number + 1) for number in range(1, NUM_CHOICES)}
+    instance.step_until(lambda: left <= {news.key for news in instance.news})
+    assert len({tuple(news.tokens) for news in instance.news}) == 1
+    instance.step_until(lambda: not instance.worker.engine.num_unfinished)
+    instance.check_idle()
