@@ -47,9 +47,7 @@ class EngineConfig:
         None
     )
     block_size: Annotated[int, "tokens per KV block"] = 16
-    enable_prefix_caching: Annotated[
-        bool, "of a server: prompts that begin like earlier ones reuse their KV"
-    ] = True
+    enable_prefix_caching: Annotated[bool, "prompts that begin like earlier ones reuse their KV"] = True
     kv_cache_memory_bytes: Annotated[
         int | None, "memory for KV [default: 4 GiB, or most of a GPU's free]"
     ] = None

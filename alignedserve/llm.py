@@ -16,6 +16,7 @@ from tqdm import tqdm
 from alignedserve.collect import SequenceCollector
 from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
+from alignedserve.engine.request import Request
 from alignedserve.engine.validate import check_request
 from alignedserve.outputs import CompletionOutput, RequestOutput
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
@@ -40,6 +41,8 @@ class _Job:
     token_ids: list[int]
     params: SamplingParams
     sequences: list[SequenceCollector] = field(default_factory=list)
+    # of the first sequence
+    request: Request | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -54,6 +57,7 @@ class _Job:
             prompt_logprobs=self.sequences[0].prompt_logprobs if wants_prompt else None,
             outputs=[sequence.output for sequence in self.sequences],
             finished=True,
+            num_cached_tokens=self.request.num_found if self.request else 0,
         )
 
 
@@ -183,7 +187,8 @@ class LLM:
         seed = self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
         for index, sequence in enumerate(job.sequences):
             request_id = RequestId(f"{job.request_id}-{index}")
-            self.engine.add_request(request_id, job.token_ids, params, child_seed(seed, index))
+            request = self.engine.add_request(request_id, job.token_ids, params, child_seed(seed, index))
+            job.request = job.request or request
             owners[request_id] = job, sequence
 
     @contextmanager

@@ -46,3 +46,5 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None
     outputs: list[CompletionOutput]
     finished: bool
+    # of the prompt's, those whose KV was there
+    num_cached_tokens: int = 0

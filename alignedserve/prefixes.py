@@ -1,4 +1,4 @@
-"""Names for the beginnings of prompts: equal tokens, equal name.
+"""Prompts that begin alike: names for their beginnings (equal tokens, equal name), and when it pays to wait for them.
 
 A block is named by all tokens up to its end, since its keys and values depend on them all.
 """
@@ -9,15 +9,32 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+# Tokens. Fewer are hardly slower computed twice, beside others, than once.
+LEAST_COMMON = 64
+
+
+def pays_to_wait(num_common: int, num_tokens: int) -> bool:
+    """For one that begins alike and is being computed: is what both need enough of what this one needs?"""
+    return num_common >= max(LEAST_COMMON, num_tokens / 2)
+
 
 def names_of(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
     """Of each full block. Only prompts with the same salt have names in common."""
-    data = array("i", tokens).tobytes()
-    num_bytes = block_size * array("i").itemsize
-    # of one length whatever the salt: none can pass for another one and tokens
-    digest = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
-    names = []
-    for end in range(num_bytes, len(data) + 1, num_bytes):
-        digest.update(data[end - num_bytes : end])
-        names.append(digest.digest())
-    return names
+    return Namer(block_size, salt).names_of(tokens)
+
+
+class Namer:
+    """Names a request's blocks one after the other, as tokens come."""
+
+    def __init__(self, block_size: int, salt: str = "") -> None:
+        self._num_bytes = block_size * array("i").itemsize
+        # of one length whatever the salt: none can pass for another one and tokens
+        self._digest = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
+
+    def names_of(self, tokens: Sequence[int]) -> list[bytes]:
+        """Of the next full blocks; tokens that fill none are left out, and are to come again."""
+        data, size, names = array("i", tokens).tobytes(), self._num_bytes, []
+        for end in range(size, len(data) + 1, size):
+            self._digest.update(data[end - size : end])
+            names.append(self._digest.digest())
+        return names

@@ -14,7 +14,6 @@ _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
     "quantization": (None,),
     # no code from a model's directory is ever run
     "trust_remote_code": None,
-    "enable_prefix_caching": None,
     "enable_chunked_prefill": (True, None),
     "tokenizer_mode": ("auto",),
     "swap_space": None,

@@ -66,7 +66,8 @@ def build(args: argparse.Namespace) -> tuple[Engine, InstantModel]:
     max_len = args.context + 2 * args.steps + args.batch * args.context // 1024 + 100
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(CONFIG.format(max_len=max_len))
-        config = EngineConfig(directory, load_format="dummy", use_tqdm=False, max_num_seqs=args.batch)
+        options = {"max_num_seqs": args.batch, "enable_prefix_caching": False, "use_tqdm": False}
+        config = EngineConfig(directory, load_format="dummy", **options)
         engine = build_engine(config).engine
     model = InstantModel(args.batch)
     engine._runner._model = model

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from alignedserve.deadlines import due_s
 from alignedserve.messages import Work
+from alignedserve.prefixes import pays_to_wait
 from prefill_worker.members import Member, State
-
-# Tokens. Fewer are hardly slower computed twice, beside others, than once.
-WORTH = 64
 
 
 class Twins:
@@ -21,12 +19,12 @@ class Twins:
         self._block_size = block_size
 
     def had_better_wait(self, member: Member, started: Iterable[Member]) -> bool:
-        """For one of these, which computes what is half of all that this one needs, at least."""
-        least = max(WORTH, member.num_tokens / 2)
-        if least > member.num_tokens or member.work.num_cached or not _shares(member.work):
+        """For one of these, which is computing what both need."""
+        if member.work.num_cached or not _shares(member.work):
             return False
         return any(
-            least <= self._num_common(member, other) > other.num_computed
+            pays_to_wait(num_common := self._num_common(member, other), member.num_tokens)
+            and other.num_computed < num_common
             for other in started
             if other.state is State.COMPUTING and _goes_first(other, member)
         )

@@ -91,6 +91,10 @@ class BlockManager:
             self._held[owner] = blocks
         return len(blocks)
 
+    def num_known(self, names: Sequence[bytes]) -> int:
+        """Of how many of the first of these names there are blocks."""
+        return next((count for count, name in enumerate(names) if name not in self._named), len(names))
+
     def name(self, owner: RequestId, first: int, names: Sequence[bytes]) -> None:
         """Those of the owner's blocks from its `first` on: their KV is there. What another block is called already
         goes without."""

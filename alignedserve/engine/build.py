@@ -109,6 +109,7 @@ def _assemble(
         vocabulary=vocabulary_of(model.config),
         max_model_len=max_model_len,
         grammars=grammars,
+        shares_prefixes=config.enable_prefix_caching,
     )
 
 

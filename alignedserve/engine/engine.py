@@ -17,6 +17,7 @@ from alignedserve.engine.endings import Endings
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.logprobs import TokenLogprobs
 from alignedserve.engine.policy import IterationPolicy, Limits, Plan, Queues
+from alignedserve.engine.prefix_cache import PrefixCache
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
@@ -53,6 +54,8 @@ class Iteration:
     launched: Launched
     # those who get a token first, in the order of `requests`; tokens and what comes of them are filled in by `finish`
     outputs: list[TokenOutput]
+    # those of whose prompts it computes a chunk
+    chunked: list[Request]
 
     @property
     def requests(self) -> list[Request]:
@@ -71,7 +74,9 @@ class Engine:
         vocabulary: Vocabulary,
         max_model_len: int,
         grammars: Grammars,
+        shares_prefixes: bool = False,
     ) -> None:
+        """`shares_prefixes`: of requests that are added. Of those that are adopted it is the caller's business."""
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
         self.grammars = grammars
@@ -81,17 +86,20 @@ class Engine:
         self.cache = cache
         self._table = table
         self._endings = Endings(vocabulary)
-        self._queues = Queues()
+        self._prefixes = PrefixCache(blocks, cache.format.block_size, shares_prefixes)
+        self._queues = Queues(num_found=self._prefixes.num_found)
         self._requests: dict[RequestId, Request] = {}
 
     def add_request(
         self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
-    ) -> None:
+    ) -> Request:
         """Queues a request. Raises InvalidRequest, and nothing is queued, when it can't be run."""
         if params.structured_outputs is not None:
             self.grammars.check(params.structured_outputs)
         request = self._request(request_id, prompt_token_ids, params, seed)
+        self._prefixes.add(request)
         self._queues.waiting.append(request)
+        return request
 
     def adopt(
         self,
@@ -186,7 +194,8 @@ class Engine:
     def reset(self) -> None:
         """Ends all requests, also where an exception in the middle of a step has left them half moved."""
         self._requests.clear()
-        self._queues = Queues()
+        self._queues = Queues(num_found=self._prefixes.num_found)
+        self._prefixes.reset()
         self._blocks.reset()
         self.cache.reset()
         self._table.reset()
@@ -228,12 +237,15 @@ class Engine:
         launched = self._runner.launch(self._table, batch)
         self._queues.is_decoding = batch.is_decode and len(batch.work) == len(self._queues.running)
         self._table.computed(batch)
-        return Iteration(launched, self._announce(launched))
+        chunked = [request for request, _ in batch.work[batch.num_decodes :]]
+        return Iteration(launched, self._announce(launched), chunked)
 
     def finish(self, iteration: Iteration) -> list[TokenOutput]:
         """The second half: waits for the tokens, and ends requests."""
         launched = iteration.launched
         self._apply(launched.due, iteration.outputs, self._runner.finish(launched))
+        for request in iteration.chunked:
+            self._prefixes.computed(request)
         return iteration.outputs
 
     def check_idle(self) -> None:
@@ -287,7 +299,8 @@ class Engine:
             self._resume(request)
         for request in plan.admit:
             self._queues.waiting.remove(request)
-            self._enter(request, request.num_tokens)
+            shared = self._prefixes.share(request)
+            self._enter(request, request.num_tokens, shared)
 
     def _evict(self, request: Request) -> None:
         held = self._blocks.held(request.request_id)
@@ -303,11 +316,12 @@ class Engine:
         self._enter(request, request.num_tokens)
         self.cache.restore(request.request_id, self._blocks.held(request.request_id))
 
-    def _enter(self, request: Request, num_tokens: int) -> None:
+    def _enter(self, request: Request, num_tokens: int, shared: Sequence[BlockId] = ()) -> None:
         request.status = Status.RUNNING
         self._queues.running.append(request)
         self._queues.is_decoding = False
         self._table.enter(request)
+        self._table.add_blocks(request, shared)
         self._grow(request, num_tokens)
 
     def _leave(self, request: Request) -> None:
@@ -360,6 +374,8 @@ class Engine:
     def _end_if_over(self, request: Request, output: TokenOutput) -> None:
         if output.error is None:
             output.finish_reason, output.stop_reason = self._endings.reasons(request)
+        else:
+            self._prefixes.spoilt(request)
         if output.finish_reason:
             self._finish(request)
 
@@ -373,6 +389,7 @@ class Engine:
     def _release(self, request: Request) -> None:
         if request.row >= 0:
             self._table.leave(request)
+        self._prefixes.ended(request)
         self._blocks.free(request.request_id)
         self.cache.drop(request.request_id)
         request.status = Status.FINISHED

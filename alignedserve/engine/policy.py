@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from alignedserve.engine.request import Request
+from alignedserve.prefixes import pays_to_wait
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,10 @@ class Limits:
         return -(-num_tokens // self.block_size)
 
 
+def _nothing_found(_: Request) -> int:
+    return 0
+
+
 @dataclass
 class Queues:
     """All unfinished requests. The engine moves them as plans say; policies only read."""
@@ -37,6 +44,8 @@ class Queues:
     preempted: deque[Request] = field(default_factory=deque)
     # every running request has one token pending
     is_decoding: bool = False
+    # tokens of a waiting request that need not be computed, if it is admitted now: others' KV is there
+    num_found: Callable[[Request], int] = _nothing_found
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running) + len(self.preempted)
@@ -74,9 +83,9 @@ class FcfsPolicy(IterationPolicy):
         if not (queues.is_decoding and draft.continue_decodes()):
             draft.continue_running()
         if not draft.plan.evict:
-            draft.bring_in(queues.preempted, draft.plan.resume)
+            draft.resume(queues.preempted)
             if len(draft.plan.resume) == len(queues.preempted):
-                draft.bring_in(queues.waiting, draft.plan.admit)
+                draft.admit(queues)
         return draft.plan
 
 
@@ -113,19 +122,51 @@ class _Draft:
             work.append((request, count))
             index += 1
 
-    def bring_in(self, queue: deque[Request], chosen: list[Request]) -> None:
+    def resume(self, queue: deque[Request]) -> None:
         """From the head of the queue while there is room for all that a request has to compute right now."""
-        limits = self._limits
         for request in queue:
-            has_slot = len(self._running) < limits.max_num_seqs
-            num_blocks = limits.blocks_for(request.num_tokens)
-            if not has_slot or not self._num_tokens_left or num_blocks > self._num_free:
+            if not self._has_room_for(request):
                 break
-            count = min(request.num_pending, limits.max_prefill_chunk, self._num_tokens_left)
-            self._take(count, num_blocks)
-            self._running.append(request)
-            chosen.append(request)
-            self.plan.work.append((request, count))
+            self._bring_in(request, self.plan.resume, request.num_pending)
+
+    def admit(self, queues: Queues) -> None:
+        """Likewise. Who begins like one that is being computed waits, and shares that: others go before it."""
+        coming: set[bytes] | None = None
+        for request in queues.waiting:
+            if not self._has_room_for(request):
+                break
+            num_found = queues.num_found(request) if request.names else 0
+            if request.names:
+                coming = self._coming() if coming is None else coming
+                if self._had_better_wait(request, num_found, coming):
+                    continue
+                coming.update(request.names[num_found // self._limits.block_size :])
+            self._bring_in(request, self.plan.admit, request.num_pending - num_found)
+
+    def _has_room_for(self, request: Request) -> bool:
+        has_slot = len(self._running) < self._limits.max_num_seqs
+        num_blocks = self._limits.blocks_for(request.num_tokens)
+        return has_slot and self._num_tokens_left > 0 and num_blocks <= self._num_free
+
+    def _bring_in(self, request: Request, chosen: list[Request], num_pending: int) -> None:
+        count = min(num_pending, self._limits.max_prefill_chunk, self._num_tokens_left)
+        self._take(count, self._limits.blocks_for(request.num_tokens))
+        self._running.append(request)
+        chosen.append(request)
+        self.plan.work.append((request, count))
+
+    def _coming(self) -> set[bytes]:
+        """Blocks that running requests are still to compute, by name."""
+        block_size = self._limits.block_size
+        return {
+            name for request in self._running for name in request.names[request.num_computed // block_size :]
+        }
+
+    def _had_better_wait(self, request: Request, num_found: int, coming: set[bytes]) -> bool:
+        block_size = self._limits.block_size
+        first = num_found // block_size
+        num_coming = sum(1 for _ in takewhile(coming.__contains__, request.names[first:]))
+        return num_coming > 0 and pays_to_wait((first + num_coming) * block_size, request.num_tokens)
 
     def _take(self, num_tokens: int, num_blocks: int) -> None:
         self._num_tokens_left -= num_tokens

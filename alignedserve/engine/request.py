@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -45,6 +46,10 @@ class Request:
     output: list[int] = field(default_factory=list)
     # how often each token is in the output; kept only for requests with penalties
     output_counts: dict[int, int] = field(default_factory=dict)
+    # of the first blocks of its prompt, those that it may share
+    names: Sequence[bytes] = ()
+    # tokens whose KV was there when it started, of others that begin alike
+    num_found: int = 0
     # its row in the batch table while it runs
     row: int = -1
     # of the prompt; asked for so often that numpy's own answer takes too long

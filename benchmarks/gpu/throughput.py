@@ -91,6 +91,8 @@ def our_options(bench: Bench) -> dict[str, Any]:
         "device": str(bench.device),
         "attention_backend": bench.options.backend,
         "skip_tokenizer_init": True,
+        # they run twice, once to warm up
+        "enable_prefix_caching": False,
         "max_model_len": 4096,
         "max_num_seqs": 256,
         "max_num_batched_tokens": 8192,

@@ -153,7 +153,9 @@ def test_the_same_id_twice(engine: Engine) -> None:
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_nan_ends_its_request_and_no_other(directory: Path, backend: str) -> None:
     """A NaN in the KV of one request; then its blocks, NaN and all, are used by others."""
-    engine = make_engine(directory, attention_backend=backend, kv_cache_memory_bytes=1 << 20)
+    engine = make_engine(
+        directory, attention_backend=backend, kv_cache_memory_bytes=1 << 20, enable_prefix_caching=False
+    )
     poisoned, healthy = RequestId("poisoned"), RequestId("healthy")
     engine.add_request(healthy, prompts()[4], greedy_params(20), 0)
     engine.add_request(poisoned, prompts()[6], greedy_params(20), 0)
