@@ -1,6 +1,6 @@
 """KV that requests which begin alike have in common, of those that the engine runs on its own: of prompts and outputs.
 
-What is shared is blocks, by their names (`blocks.py`). A prompt's get theirs as they are filled, an output's at its end.
+What is shared is blocks, by their names (`blocks.py`): a prompt's have them as they are filled, an output's at its end.
 """
 
 from __future__ import annotations
