@@ -15,6 +15,7 @@ _COMMANDS = {
     "serve": "alignedserve.cli.serve",
     "profile": "alignedserve.cli.profile",
     "predict-lengths": "alignedserve.cli.predict_lengths",
+    "replay": "alignedserve.cli.replay",
 }
 
 
