@@ -16,6 +16,7 @@ _COMMANDS = {
     "profile": "alignedserve.cli.profile",
     "predict-lengths": "alignedserve.cli.predict_lengths",
     "replay": "alignedserve.cli.replay",
+    "simulate": "alignedserve.cli.simulate",
 }
 
 
