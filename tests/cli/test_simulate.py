@@ -1,4 +1,4 @@
-"""The command in a process of its own, on workloads small enough to be reckoned by hand."""
+"""The command on workloads small enough to be reckoned by hand; in a process of its own where that can matter."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def simulate(*words: str) -> subprocess.CompletedProcess[str]:
 
 def rows_of(tmp_path: Path, *words: str) -> list[dict[str, Any]]:
     path = tmp_path / "found.json"
-    done = simulate(*words, "--output", str(path))
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(command, [*words, "--output", str(path)])
+    assert done.exit_code == 0, done.output
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
     return rows
 
@@ -71,7 +71,7 @@ def test_settings_that_repeat_are_compared_and_every_run_is_the_same(tmp_path: P
     first, second = simulate(*both, "--be-share", "0.5"), simulate(*both, "--be-share", "0.5")
     assert first.returncode == 0 and first.stdout == second.stdout
     assert first.stdout.count("| fcfs ") == first.stdout.count("| aligned ") == 2 * 3
-    assert "Best effort" in first.stdout and "Best effort" not in simulate(*few).stdout
+    assert "Best effort" in first.stdout and "Best effort" not in CliRunner().invoke(command, few).stdout
     rows = rows_of(tmp_path, *both)
     assert [[each["setting"][name] for name in ("policy", "num_prefill")] for each in rows] == [
         ["fcfs", 1],
@@ -92,8 +92,8 @@ def test_a_trace_with_classes_and_what_is_too_long_for_the_model(tmp_path: Path)
         {"arrival_s": 103, "prompt_len": 3000, "output_len": 15},
     ]
     trace.write_text("\n".join(map(json.dumps, lines)))
-    done = simulate("--trace", str(trace), "--max-model-len", "1000")
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(command, ["--trace", str(trace), "--max-model-len", "1000"])
+    assert done.exit_code == 0, done.output
     assert "3 requests of 233 tokens in and 13 out" in done.stdout
     assert "1 more are left out: longer than max_model_len=1000" in done.stdout
     assert " 50.0 % |" in done.stdout.split("Best effort")[1].split("Instances")[0]
@@ -139,8 +139,8 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     cost = msgspec.structs.replace(COST, decode_lines=[Line(fixed_s=60.0, token_s=0.0)])
     path.write_bytes(msgspec.json.encode(cost))
-    done = simulate("--cost", str(path), "--num-prompts", "2", "--output-len", "80")
-    assert done.returncode == 1 and "2 requests had no end an hour after the last came" in done.stdout
+    done = CliRunner().invoke(command, ["--cost", str(path), "--num-prompts", "2", "--output-len", "80"])
+    assert done.exit_code == 1 and "2 requests had no end an hour after the last came" in done.stdout
 
 
 @pytest.mark.parametrize(
