@@ -7,6 +7,7 @@
   last request is admitted;
 - knobs: the same on the trace alone, with one setting changed at a time.
 Each with three kernels for decode attention (alignedserve/cost.py): what unequal lengths cost differs between them.
+For traffic and a cluster of one's own there is `alignedserve simulate`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,18 @@
-"""Everything the router was told, on disk; replayed, it gives the same orders: so scheduling bugs are found."""
+"""Everything the router was told, on disk, and its orders; replayed, it gives the same orders: so scheduling bugs are
+found.
+
+A file is a line that says what it is, and then records: 4 bytes length, 4 bytes CRC, msgpack. The first record is the
+header, and then come an event and its orders in turn. The event is there before the router hears of it: if that is the
+router's end, the file's last record is the reason.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -14,7 +22,10 @@ from router.config import RouterConfig
 from router.events import Event, Send
 from router.router import Router
 
-_LENGTH_BYTES = 4
+MAGIC = b"alignedserve event log 2\n"
+_NUMBER_BYTES = 4
+
+T = TypeVar("T")
 
 
 class Header(msgspec.Struct):
@@ -22,37 +33,91 @@ class Header(msgspec.Struct):
     epoch: Epoch
     mix: MixConfig
 
+    def router(self) -> Router:
+        return Router(self.config, self.epoch, self.mix)
+
+
+@dataclass(frozen=True)
+class Step:
+    now: float
+    event: Event
+    # None: the log ends before them
+    orders: list[Send] | None
+
 
 class EventLog:
-    """Appends events; a reader may follow, and a torn last record is ignored."""
+    """Appends events and orders; a reader may follow, and a torn last record is ignored."""
 
     def __init__(self, file: BinaryIO, config: RouterConfig, epoch: Epoch, mix: MixConfig) -> None:
         self._file = file
+        self._file.write(MAGIC)
         self._write(Header(config, epoch, mix))
 
     def append(self, now: float, event: Event) -> None:
         self._write((now, event))
 
+    def answered(self, orders: list[Send]) -> None:
+        """By the router, to the event that was appended last."""
+        self._write(orders)
+
     def _write(self, record: object) -> None:
         packed = msgspec.msgpack.encode(record)
-        self._file.write(len(packed).to_bytes(_LENGTH_BYTES, "big") + packed)
+        self._file.write(_number(len(packed)) + _number(zlib.crc32(packed)) + packed)
 
 
-def _records(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while len(length := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
-            size = int.from_bytes(length, "big")
-            record = file.read(size)
-            if len(record) == size:
+class LogReader:
+    """Raises ValueError for what is no event log, and for one that is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # the bytes of a last record that is not there entirely
+        self.num_torn_bytes = 0
+        self._records = self._read()
+        self._num_records = 0
+        header = next(self._records, None)
+        if header is None:
+            raise ValueError(f"{path}: is empty")
+        self.header = self._decode(header, Header)
+
+    def steps(self) -> Iterator[Step]:
+        """Once."""
+        for record in self._records:
+            now, event = self._decode(record, tuple[float, Event])
+            orders = next(self._records, None)
+            yield Step(now, event, None if orders is None else self._decode(orders, list[Send]))
+
+    def _read(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise ValueError(f"{self._path}: is no event log of this version")
+            while head := file.read(2 * _NUMBER_BYTES):
+                size = int.from_bytes(head[:_NUMBER_BYTES], "big")
+                record = file.read(size) if len(head) == 2 * _NUMBER_BYTES else b""
+                if len(head) < 2 * _NUMBER_BYTES or len(record) < size:
+                    self.num_torn_bytes = len(head) + len(record)
+                    return
+                self._num_records += 1
+                if _number(zlib.crc32(record)) != head[_NUMBER_BYTES:]:
+                    raise self._damaged("its checksum is another")
                 yield record
+
+    def _decode(self, record: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.msgpack.decode(record, type=kind)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise self._damaged(str(error)) from None
+
+    def _damaged(self, why: str) -> ValueError:
+        return ValueError(f"{self._path}, record {self._num_records}: {why}")
 
 
 def replay(path: Path) -> Iterator[tuple[float, Event, list[Send]]]:
     """Each event again, with the orders of a new router."""
-    records = _records(path)
-    header = msgspec.msgpack.decode(next(records), type=Header)
-    router = Router(header.config, header.epoch, header.mix)
-    decoder = msgspec.msgpack.Decoder(tuple[float, Event])
-    for record in records:
-        now, event = decoder.decode(record)
-        yield now, event, router.on(event, now)
+    log = LogReader(path)
+    router = log.header.router()
+    for step in log.steps():
+        yield step.now, step.event, router.on(step.event, step.now)
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(_NUMBER_BYTES, "big")

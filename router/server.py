@@ -131,7 +131,10 @@ class RouterServer:
             now = time.monotonic()
             if self._log:
                 self._log.append(now, event)
-            for send in self._router.on(event, now):
+            orders = self._router.on(event, now)
+            if self._log:
+                self._log.answered(orders)
+            for send in orders:
                 self._hub.send(send.to, send.message)
             for remark in self._router.take_remarks():
                 logger.warning(remark)

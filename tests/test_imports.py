@@ -157,7 +157,7 @@ def test_help_and_kernels_load_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "modules", ["router.router, router.process", "kvpool.pool, kvpool.process", "alignedserve.sim.scenario"]
+    "modules", ["router.router, router.process", "kvpool.pool, kvpool.process", "alignedserve.sim.compare"]
 )
 def test_who_decides_loads_neither_torch_nor_ray(modules: str) -> None:
     assert (

@@ -15,6 +15,8 @@ _COMMANDS = {
     "serve": "alignedserve.cli.serve",
     "profile": "alignedserve.cli.profile",
     "predict-lengths": "alignedserve.cli.predict_lengths",
+    "replay": "alignedserve.cli.replay",
+    "simulate": "alignedserve.cli.simulate",
 }
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
-@dataclass(order=True, slots=True)
+@dataclass(slots=True)
 class Timer:
-    time_s: float
-    serial: int
-    action: Callable[[], None] | None = field(compare=False)
+    action: Callable[[], None] | None
 
     def cancel(self) -> None:
         """Safe to repeat, and after it went off."""
@@ -22,15 +20,16 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.num_events = 0
-        self._heap: list[Timer] = []
+        # no two have the same number, so that timers are never compared
+        self._heap: list[tuple[float, int, Timer]] = []
         self._num_asked = 0
 
     def at(self, time_s: float, action: Callable[[], None]) -> Timer:
         if not time_s >= self.now:
             raise ValueError(f"time_s={time_s}: must be at least now, {self.now}")
         self._num_asked += 1
-        timer = Timer(time_s, self._num_asked, action)
-        heapq.heappush(self._heap, timer)
+        timer = Timer(action)
+        heapq.heappush(self._heap, (time_s, self._num_asked, timer))
         return timer
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
@@ -38,10 +37,10 @@ class Clock:
 
     def step(self, until_s: float = float("inf")) -> bool:
         """Runs the next event, if there is one by then."""
-        while self._heap and self._heap[0].time_s <= until_s:
-            timer = heapq.heappop(self._heap)
+        while self._heap and self._heap[0][0] <= until_s:
+            time_s, _, timer = heapq.heappop(self._heap)
             if timer.action is not None:
-                self.now = timer.time_s
+                self.now = time_s
                 self.num_events += 1
                 timer.action()
                 return True

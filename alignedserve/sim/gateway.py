@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ class SimGateway(SimProcess):
         super().__init__(world, instance_id)
         self.streams: dict[RequestKey, Stream] = {}
         self.open: dict[RequestKey, Stream] = {}
+        # hear of each stream that has ended, however
+        self.listeners: list[Callable[[Stream], None]] = []
         self._max_model_len = max_model_len
 
     # ---- clients ----
@@ -64,6 +67,8 @@ class SimGateway(SimProcess):
     def _end(self, stream: Stream, outcome: str) -> None:
         stream.outcome, stream.ended_s = outcome, self.world.clock.now
         del self.open[stream.request.key]
+        for listener in self.listeners:
+            listener(stream)
 
     # ---- the router ----
 

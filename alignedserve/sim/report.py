@@ -12,6 +12,8 @@ from alignedserve.sim.lifetime import Iteration, Lifetimes
 
 @dataclass(frozen=True)
 class Slo:
+    """Infinite: whenever."""
+
     ttft_s: float = 1.0
     tpot_s: float = 0.1
 

@@ -1,10 +1,11 @@
-"""A workload on an island of given hardware and policy: the simulation that `alignedserve simulate` runs."""
+"""A workload on an island of given hardware and policy. `alignedserve simulate` compares several: see trial.py."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from alignedserve.cost import CostModel
 from alignedserve.messages import InstanceLimits, Request
@@ -16,7 +17,7 @@ from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Report, Slo, make_report
-from alignedserve.sim.trace import Arrival
+from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.types import RequestKey
 from decode_worker.options import DecodeOptions
 from router.config import RouterConfig
@@ -66,23 +67,23 @@ class Scenario:
         return Island(config)
 
     def requests(self, workload: Sequence[Arrival]) -> list[Request]:
-        """Those that fit the model. Real time has the SLO, best effort its window."""
-        fitting = [
-            arrival
-            for arrival in workload
-            if arrival.lengths.prompt + arrival.lengths.output <= self.max_model_len
-        ]
-        return [self._request(index, arrival) for index, arrival in enumerate(fitting, start=1)]
+        """Those that fit the model."""
+        fitting = [arrival for arrival in workload if self.fits(arrival.lengths)]
+        return [self.request(index, arrival) for index, arrival in enumerate(fitting, start=1)]
 
-    def _request(self, key: int, arrival: Arrival) -> Request:
+    def fits(self, lengths: Lengths) -> bool:
+        return lengths.prompt + lengths.output <= self.max_model_len
+
+    def request(self, key: int, arrival: Arrival) -> Request:
+        """Real time has the SLO, best effort its window."""
         is_rt, window_s = arrival.tier == "rt", arrival.window_s
         return make_request(
             key=key,
             prompt_len=arrival.lengths.prompt,
             num_output_tokens=arrival.lengths.output,
             arrival_s=arrival.time_s,
-            ttft_s=self.slo.ttft_s if is_rt else None,
-            tbt_s=self.slo.tpot_s if is_rt else None,
+            ttft_s=self.slo.ttft_s if is_rt and self.slo.ttft_s < inf else None,
+            tbt_s=self.slo.tpot_s if is_rt and self.slo.tpot_s < inf else None,
             tier=arrival.tier,
             deadline_s=None if is_rt or window_s is None else arrival.time_s + window_s,
         )

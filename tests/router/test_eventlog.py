@@ -8,7 +8,7 @@ from alignedserve.messages import Abort
 from alignedserve.mix import MixConfig
 from alignedserve.types import Epoch
 from router.config import RouterConfig
-from router.eventlog import EventLog, replay
+from router.eventlog import EventLog, LogReader, replay
 from router.events import Event, Send
 from router.router import Router
 from tests.router.script import DECODE, GATEWAY, ONE, Script
@@ -43,8 +43,9 @@ def test_replay_gives_the_same_orders(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with path.open("wb") as file:
         log = EventLog(file, RouterConfig(), Epoch(7), MixConfig())
-        for now, event in script.events:
+        for (now, event), orders in zip(script.events, script.orders, strict=True):
             log.append(now, event)
+            log.answered(orders)
     replayed = list(replay(path))
     assert [(now, event) for now, event, _ in replayed] == script.events
     assert [orders for _, _, orders in replayed] == script.orders
@@ -57,7 +58,16 @@ def test_a_torn_record_ends_the_log(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with path.open("wb") as file:
         log = EventLog(file, RouterConfig(), Epoch(7), MixConfig())
-        for now, event in script.events:
+        for (now, event), orders in zip(script.events, script.orders, strict=True):
             log.append(now, event)
-    path.write_bytes(path.read_bytes()[:-3])
+            log.answered(orders)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    # its last event is there, and its orders are not
+    assert len(list(replay(path))) == len(script.events)
+    reader = LogReader(path)
+    assert [step.orders for step in reader.steps()] == [*script.orders[:-1], None]
+    assert reader.num_torn_bytes > 0
+    last_orders = 8 + len(msgspec.msgpack.encode(script.orders[-1]))
+    path.write_bytes(whole[: -last_orders - 1])
     assert len(list(replay(path))) == len(script.events) - 1

@@ -34,6 +34,7 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from alignedserve.wire import RouterAddress, RouterLink
 from router.config import RouterConfig
+from router.differences import compare
 from router.eventlog import EventLog, replay
 from router.events import Send
 from router.router import Router
@@ -229,3 +230,5 @@ def test_the_event_log_replays_to_the_same_orders(tmp_path: Path) -> None:
     play(scenario)
     assert orders
     assert [send for _, _, sends in replay(tmp_path / "log") for send in sends] == orders
+    compared = compare(tmp_path / "log")
+    assert compared.num_events > 3 and not compared.difference and not compared.num_unanswered

@@ -1,0 +1,149 @@
+"""`alignedserve simulate`: what a cluster would do with some traffic, in virtual time."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import alignedserve
+from alignedserve.cli.options import OutputFile, options_of, taken
+from alignedserve.config import EngineConfig
+from alignedserve.mix import MixConfig
+from alignedserve.sim.config import SimConfig
+from router.config import RouterConfig
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from alignedserve.cost import CostModel
+    from alignedserve.sim.compare import Comparison, Row
+
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size")
+_OF_AN_ENGINE = {field.name for field in fields(EngineConfig)} - {*_LIMITS}
+# exit status of who was interrupted
+_SIGINT = 130
+
+
+@click.command("simulate")
+@click.option("--output", type=OutputFile(), help="JSON file to write: the settings, and all figures")
+@options_of(SimConfig)
+@options_of(EngineConfig, without=_OF_AN_ENGINE)
+# processes neither die nor hang here
+@options_of(RouterConfig, without=["policy", "link", "orphan_s", "silence_s"])
+# whose share is a flag of the traffic: see be_min_share
+@options_of(MixConfig, without=["be_share"])
+def command(output: Path | None, **options: Any) -> None:
+    """Run made traffic, or a trace, through the scheduling of `serve`, on instances that take a cost model's time."""
+    from alignedserve.sim.compare import Comparison
+    from alignedserve.sim.table import remarks, tables
+
+    config = SimConfig(**taken(SimConfig, options))
+    router = RouterConfig(
+        **{
+            name: value
+            for name, value in taken(RouterConfig, options).items()
+            if name not in ("policy", "link")
+        }
+    )
+    mix = MixConfig(**{**taken(MixConfig, options), "be_share": config.be_min_share})
+    limits = EngineConfig("simulated", **{name: options[name] for name in _LIMITS})
+    comparison = Comparison(config, load_cost(config.cost), limits, router, mix)
+    rows: list[Row] = []
+    is_whole = _collect(comparison, rows)
+    click.echo(_head(config, comparison))
+    for line in (*tables(rows), "", *remarks(rows)):
+        click.echo(line)
+    if output:
+        _save(output, options, comparison, rows, is_whole)
+    if not is_whole:
+        sys.exit(_SIGINT)
+    if any(row.outcome is None or row.outcome.num_open for row in rows):
+        sys.exit(1)
+
+
+def load_cost(name: str) -> CostModel:
+    """Also of a profile, as `alignedserve profile` saves it."""
+    from alignedserve.cost_presets import cost_presets, load_cost_model
+
+    path = Path(name)
+    if name not in cost_presets() and path.is_file() and b'"facts"' in (data := path.read_bytes()):
+        from alignedserve.profile.saved import decode
+
+        return decode(data, name).cost
+    return load_cost_model(name)
+
+
+def _collect(comparison: Comparison, rows: list[Row]) -> bool:
+    """False if it was interrupted: then those that were done are there."""
+    try:
+        with _bar() as progress:
+            for row in comparison.rows(progress):
+                rows.append(row)
+    except KeyboardInterrupt:
+        click.echo(f"Interrupted: {len(rows)} of {len(comparison.settings)} settings were done", err=True)
+        return False
+    return True
+
+
+class _Bar:
+    """See alignedserve.sim.compare.Progress."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self._bar = bar
+
+    def begin(self, name: str, total: int) -> None:
+        self._bar.reset(total)
+        self._bar.set_description(name)
+
+    def advance(self) -> None:
+        self._bar.update()
+
+    def tried(self, name: str, rate: float, attainment: float) -> None:
+        self._bar.clear()
+        click.echo(f"{name}: {rate:.3g} requests/s, {100 * attainment:.1f} % in time", err=True)
+
+
+@contextmanager
+def _bar() -> Iterator[_Bar]:
+    from tqdm import tqdm
+
+    # None: at a terminal only
+    with tqdm(unit="req", disable=None, leave=False) as bar:
+        yield _Bar(bar)
+
+
+def _head(config: SimConfig, comparison: Comparison) -> str:
+    traffic = comparison.workload.traffic
+    num_tokens = sum(each.lengths.prompt for each in traffic), sum(each.lengths.output for each in traffic)
+    backlog = f", beside {config.be_backlog} of best effort all the time" if config.be_backlog else ""
+    left_out = comparison.num_too_long and (
+        f"\n{comparison.num_too_long} more are left out: longer than max_model_len={comparison.max_model_len}"
+    )
+    return (
+        f"{config.cost}: {len(traffic)} requests of {num_tokens[0] / len(traffic):.0f} tokens in and "
+        f"{num_tokens[1] / len(traffic):.0f} out, on average{backlog}{left_out or ''}"
+    )
+
+
+def _save(
+    path: Path, options: dict[str, Any], comparison: Comparison, rows: list[Row], is_whole: bool
+) -> None:
+    found = {
+        "version": alignedserve.__version__,
+        "command": shlex.join(["alignedserve", *sys.argv[1:]]),
+        "settings": options,
+        "max_model_len": comparison.max_model_len,
+        "num_requests": len(comparison.workload.traffic),
+        "num_too_long": comparison.num_too_long,
+        "is_whole": is_whole,
+        "rows": [row.as_dict() for row in rows],
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,176 @@
+"""The same workload with several settings: what `alignedserve simulate` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Protocol
+
+from alignedserve.config import EngineConfig
+from alignedserve.cost import CostModel
+from alignedserve.mix import MixConfig
+from alignedserve.sim.config import SimConfig
+from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
+from alignedserve.sim.goodput import Goodput, find_goodput
+from alignedserve.sim.report import Slo
+from alignedserve.sim.scenario import Scenario
+from alignedserve.sim.trace import rate_of
+from alignedserve.sim.traffic import RATE, at_rate, make_backlog, make_traffic
+from alignedserve.sim.trial import Outcome, Trial, Workload
+from router.config import RouterConfig
+from router.policies import make_policy
+
+MAX_MODEL_LEN = 16_384
+# a search that finds the first rate too high begins again lower, so many times
+_NUM_LOWER, _LOWER = 4, 8.0
+_GROWTH, _PRECISION = 2.0, 0.05
+
+
+class Progress(Protocol):
+    def begin(self, name: str, total: int) -> None: ...
+
+    def advance(self) -> None: ...
+
+    def tried(self, name: str, rate: float, attainment: float) -> None:
+        """By a search for the highest rate."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    policy: str
+    num_prefill: int
+    num_decode: int
+
+    def __str__(self) -> str:
+        return f"{self.policy} {self.num_prefill}+{self.num_decode}"
+
+
+@dataclass(frozen=True)
+class Row:
+    setting: Setting
+    # requests per second; None: all at once, or a single one
+    request_rate: float | None
+    # None: of a search that found no rate to be low enough
+    outcome: Outcome | None
+    # by a search: each rate, and its attainment
+    tried: list[tuple[float, float]]
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class Comparison:
+    def __init__(
+        self, config: SimConfig, cost: CostModel, engine: EngineConfig, router: RouterConfig, mix: MixConfig
+    ) -> None:
+        """Raises ValueError for what can't be simulated."""
+        self._config = config
+        self._cost = cost.with_attention(config.attention) if config.attention else cost  # type: ignore[arg-type]
+        self._engine = engine
+        self._router = router
+        self._mix = mix
+        self.settings = [
+            Setting(*each)
+            for each in product(config.policy, config.prefill_instances, config.decode_instances)
+        ]
+        self.scenarios = [self._scenario(setting) for setting in self.settings]
+        traffic = make_traffic(config)
+        if config.find_rate and not any(each.tier == "rt" for each in traffic):
+            raise ValueError("find_rate: needs real time, whose objectives are to be kept")
+        backlog = make_backlog(config, traffic) if config.be_backlog else ()
+        whole = Workload(traffic, config.be_backlog, backlog, config.warmup_s)
+        self.workload = whole.fitting(self.scenarios[0])
+        self.num_too_long = len(traffic) - len(self.workload.traffic)
+
+    @property
+    def max_model_len(self) -> int:
+        return self.scenarios[0].max_model_len
+
+    def rows(self, progress: Progress) -> Iterator[Row]:
+        run = self._search if self._config.find_rate else self._run
+        for setting, scenario in zip(self.settings, self.scenarios, strict=True):
+            yield run(setting, scenario, progress)
+
+    def _run(self, setting: Setting, scenario: Scenario, progress: Progress) -> Row:
+        return Row(setting, self._own_rate(), self._try(setting, scenario, self.workload, progress), tried=[])
+
+    def _own_rate(self) -> float | None:
+        traffic = self.workload.traffic
+        return rate_of(traffic) if traffic[-1].time_s > traffic[0].time_s else None
+
+    def _search(self, setting: Setting, scenario: Scenario, progress: Progress) -> Row:
+        outcomes: dict[float, Outcome] = {}
+
+        def attainment_at(rate: float) -> float:
+            if rate not in outcomes:
+                workload = replace(self.workload, traffic=at_rate([*self.workload.traffic], rate))
+                outcomes[rate] = self._try(setting, scenario, workload, progress)
+                progress.tried(str(setting), rate, outcomes[rate].mixture.rt.attainment)
+            return outcomes[rate].mixture.rt.attainment
+
+        found = self._find(attainment_at)
+        tried = [(rate, outcome.mixture.rt.attainment) for rate, outcome in outcomes.items()]
+        return Row(setting, found.rate, outcomes.get(found.rate), tried)
+
+    def _find(self, attainment_at: Callable[[float], float]) -> Goodput:
+        rate, found = self._config.request_rate or RATE, Goodput()
+        for _ in range(_NUM_LOWER):
+            try:
+                found = find_goodput(attainment_at, rate, self._config.attainment, _GROWTH, _PRECISION)
+            except ValueError as error:
+                raise ValueError(f"find_rate, num_prompts={self._config.num_prompts}: {error}") from None
+            if found.rate:
+                break
+            rate /= _LOWER
+        return found
+
+    def _try(self, setting: Setting, scenario: Scenario, workload: Workload, progress: Progress) -> Outcome:
+        progress.begin(str(setting), len(workload.traffic))
+        return Trial(scenario, workload, progress.advance).run()
+
+    # ---- settings -------------------------------------------------------------------------------------------------
+
+    def _scenario(self, setting: Setting) -> Scenario:
+        config, block_size = self._config, self._engine.block_size
+        router = replace(self._router, policy=setting.policy, link=config.link)
+        make_policy(router)
+        most_tokens = self._cost.num_kv_tokens // block_size * block_size
+        max_model_len = config.max_model_len or min(MAX_MODEL_LEN, most_tokens)
+        kv_bytes = most_tokens * self._cost.kv_bytes_per_token
+        pool_bytes = config.pool_memory_bytes or 2 * setting.num_decode * kv_bytes
+        if max_model_len > most_tokens:
+            raise ValueError(f"max_model_len={max_model_len}: an instance holds {most_tokens} tokens")
+        if pool_bytes < -(-max_model_len // block_size) * block_size * self._cost.kv_bytes_per_token:
+            raise ValueError(
+                f"pool_memory_bytes={pool_bytes}: does not hold one request of max_model_len={max_model_len}, "
+                f"of {self._cost.kv_bytes_per_token} bytes a token"
+            )
+        return Scenario(
+            self._cost,
+            router,
+            num_prefill=setting.num_prefill,
+            num_decode=setting.num_decode,
+            block_size=block_size,
+            max_num_seqs=self._engine.max_num_seqs,
+            max_num_batched_tokens=self._engine.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            pool_bytes=pool_bytes,
+            slo=Slo(_seconds(config.slo_ttft_ms), _seconds(config.slo_tbt_ms)),
+            mix=self._mix,
+            foresee=_foresight(config.length_predictor, max_model_len),
+        )
+
+
+def _seconds(objective_ms: float) -> float:
+    return objective_ms / 1000 or float("inf")
+
+
+def _foresight(length_predictor: str, max_model_len: int) -> Foresee:
+    match length_predictor:
+        case "none":
+            return nothing
+        case "exact":
+            return oracle(max_model_len)
+        case _:
+            return Roughly(max_model_len)

@@ -1,0 +1,103 @@
+"""What `alignedserve simulate` can be told, besides what `serve` can. The text beside a field is its help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, get_args
+
+from alignedserve.cost import Attention
+from alignedserve.sim.foresight import DEMO_ERROR
+
+LENGTH_PREDICTORS = ("none", "rough", "exact")
+LINKS = ("host", "ipc", "gloo", "nccl")
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    cost: Annotated[str, "a cost model's name, or file: one, or what alignedserve profile --out wrote"] = (
+        "opt-13b/a100-80gb"
+    )
+    attention: Annotated[
+        str | None, "decode kernel: balanced, plain, or padded (the worst) [default: the cost model's]"
+    ] = None
+    policy: Annotated[
+        tuple[str, ...], "aligned, priority or fcfs; repeat to compare, as the next two [default: aligned]"
+    ] = ("aligned",)
+    prefill_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = (1,)
+    decode_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = (1,)
+    link: Annotated[str, "how KV gets to decode instances: host, ipc, gloo or nccl"] = "host"
+    pool_memory_bytes: Annotated[
+        int | None, "host memory for KV [default: twice what the decode instances hold]"
+    ] = None
+    max_model_len: Annotated[
+        int | None, "prompt and output tokens of a request [default: 16384, or what an instance holds]"
+    ] = None
+
+    trace: Annotated[str | None, "of arrivals and lengths: CSV as Azure's, or .jsonl [default: made up]"] = (
+        None
+    )
+    num_prompts: Annotated[int, "requests; of a trace, its first"] = 1000
+    request_rate: Annotated[float | None, "requests per second [default: the trace's own, or 1]"] = None
+    burstiness: Annotated[float, "of made arrivals: 1 is Poisson, below it comes in bursts"] = 1.0
+    input_len: Annotated[float, "tokens of a made prompt, at the median"] = 512.0
+    output_len: Annotated[float, "tokens of the answer to one, at the median"] = 128.0
+    spread: Annotated[float, "a sixth of made lengths is above the median times this; 1: all alike"] = 1.0
+    seed: Annotated[int, "of arrivals, lengths and classes"] = 0
+
+    be_share: Annotated[float | None, "of the requests that are best effort [default: as in a .jsonl]"] = None
+    be_window_s: Annotated[float | None, "in which best effort is to be done [default: no window]"] = None
+    be_backlog: Annotated[int, "best-effort requests there all the time, beside the others; 0: none"] = 0
+    be_input_len: Annotated[float | None, "median prompt of the backlog [default: as the others]"] = None
+    be_output_len: Annotated[float | None, "likewise its answers"] = None
+    warmup_s: Annotated[float, "of the backlog alone, before the others come and are measured"] = 30.0
+    be_min_share: Annotated[float, "--be-share of alignedserve serve: of an instance's time, at least"] = 0.05
+
+    slo_ttft_ms: Annotated[float, "the first token is due after so long; 0: whenever"] = 1000.0
+    slo_tbt_ms: Annotated[float, "each further token, after the one before; 0: whenever"] = 100.0
+    length_predictor: Annotated[
+        str,
+        f"what is known of lengths: none, rough (wrong by {100 * DEMO_ERROR:.0f} % on average) or exact",
+    ] = "rough"
+    find_rate: Annotated[bool, "look for the highest rate at which enough real time is in time"] = False
+    attainment: Annotated[float, "share of it that is enough"] = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("policy", "prefill_instances", "decode_instances"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)}: names one twice")
+        for count in (*self.prefill_instances, *self.decode_instances):
+            _in_range("instances", count, 1, 1024)
+        if self.attention is not None:
+            _one_of("attention", self.attention, get_args(Attention))
+        _one_of("link", self.link, LINKS)
+        _one_of("length_predictor", self.length_predictor, LENGTH_PREDICTORS)
+        _in_range("num_prompts", self.num_prompts, 1, 10_000_000)
+        _in_range("be_backlog", self.be_backlog, 0, 100_000)
+        _in_range("spread", self.spread, 1, 100)
+        _in_range("warmup_s", self.warmup_s, 0, 86_400)
+        for name in ("slo_ttft_ms", "slo_tbt_ms"):
+            _in_range(name, getattr(self, name), 0, 1e9)
+        for name in ("input_len", "output_len", "be_input_len", "be_output_len"):
+            if getattr(self, name) is not None:
+                _in_range(name, getattr(self, name), 1, 10_000_000)
+        for name in ("request_rate", "burstiness", "be_window_s", "pool_memory_bytes", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}={value}: must be above 0")
+        if self.be_share is not None:
+            _in_range("be_share", self.be_share, 0, 1)
+        if not 0 < self.attainment <= 1:
+            raise ValueError(f"attainment={self.attainment}: must be above 0, at most 1")
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> None:
+    names = list(known)
+    if value not in names:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(names)}")
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value}: must be from {low} to {high}")

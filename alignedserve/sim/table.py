@@ -1,0 +1,111 @@
+"""Rows of a comparison as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from alignedserve.sim.compare import Row
+from alignedserve.sim.trial import Outcome
+
+_WHO = ("policy", "prefill", "decode")
+_REAL_TIME = ("requests/s", "requests", "in time", "TTFT p50", "TTFT p99", "gap p50", "gap p99", "tokens/s")
+_BEST_EFFORT = ("answered", "TTFT p50", "answer p50, s", "answer p99, s", "tokens/s", "jobs in time")
+_ISLAND = ("prefill busy", "decode busy", "batch", "pool, at most", "evicted", "evicted, GB", "interrupted")
+
+
+def tables(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines."""
+    done = [(row, row.outcome) for row in rows if row.outcome]
+    if any(row.outcome is None or row.outcome.mixture.rt.num_requests for row in rows):
+        yield from _table(
+            "Real time (times in ms)", _REAL_TIME, [_who(row) + _real_time(row) for row in rows]
+        )
+    if any(outcome.mixture.be.num_requests for _, outcome in done):
+        yield from _table("Best effort", _BEST_EFFORT, [_who(row) + _best_effort(each) for row, each in done])
+    if done:
+        yield from _table("Instances", _ISLAND, [_who(row) + _island(each) for row, each in done])
+
+
+def remarks(rows: Sequence[Row]) -> Iterator[str]:
+    """What is not as it should be."""
+    for row in rows:
+        if row.outcome is None:
+            yield f"{row.setting}: too few are in time even at {row.tried[-1][0]:g} requests/s"
+            continue
+        if row.outcome.num_refused:
+            yield f"{row.setting}: {row.outcome.num_refused} requests were refused (too many waited)"
+        if row.outcome.num_open:
+            yield (
+                f"{row.setting}: {row.outcome.num_open} requests had no end an hour after the last came: "
+                "more comes than can be done"
+            )
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    names = (*_WHO, *columns)
+    widths = [max(len(cell) for cell in column) for column in zip(names, *rows, strict=True)]
+    yield ""
+    yield title
+    yield ""
+    yield _line(names, widths)
+    yield _line(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])], widths)
+    for row in rows:
+        yield _line(row, widths)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = (
+        f"{cell:<{width}}" if index == 0 else f"{cell:>{width}}"
+        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return f"| {' | '.join((first, *others))} |"
+
+
+def _who(row: Row) -> list[str]:
+    return [row.setting.policy, str(row.setting.num_prefill), str(row.setting.num_decode)]
+
+
+def _real_time(row: Row) -> list[str]:
+    rate = "-" if row.request_rate is None else f"{row.request_rate:.3g}"
+    if row.outcome is None:
+        return [rate, *["-"] * 7]
+    rt = row.outcome.mixture.rt
+    if not rt.num_requests:
+        return [rate, "0", *["-"] * 6]
+    times_s = (rt.ttft_s.p50, rt.ttft_s.p99, rt.gap_s.p50, rt.gap_s.p99)
+    return [
+        rate,
+        str(rt.num_requests),
+        _percent(rt.attainment),
+        *(f"{1000 * time_s:.1f}" for time_s in times_s),
+        f"{rt.tokens_per_s:.0f}",
+    ]
+
+
+def _best_effort(outcome: Outcome) -> list[str]:
+    be, answered_s, ttft_s = outcome.mixture.be, outcome.be_answered_s, outcome.be_ttft_s
+    return [
+        str(outcome.num_be_complete),
+        f"{1000 * ttft_s.p50:.1f}" if ttft_s else "-",
+        f"{answered_s.p50:.1f}" if answered_s else "-",
+        f"{answered_s.p99:.1f}" if answered_s else "-",
+        f"{be.tokens_per_s:.0f}",
+        "-" if be.jobs_kept is None else _percent(be.jobs_kept),
+    ]
+
+
+def _island(outcome: Outcome) -> list[str]:
+    found = outcome.mixture
+    return [
+        _percent(outcome.prefill_busy),
+        _percent(found.busy),
+        f"{outcome.mean_batch:.1f}",
+        _percent(outcome.pool_peak),
+        str(found.num_evicted),
+        f"{found.moved_bytes / 1e9:.1f}",
+        str(found.num_interrupted),
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,70 @@
+"""What `alignedserve simulate` sends: a trace or made requests, their classes, and a backlog's lengths."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from alignedserve.sim.config import SimConfig
+from alignedserve.sim.jsonl_trace import read_trace
+from alignedserve.sim.trace import Arrival, Lengths, LognormalLengths, cut, gamma_arrivals, scale_rate
+
+# of made requests, where no rate is given
+RATE = 1.0
+_NUM_BACKLOG_LENGTHS = 4096
+_LONGEST = 1 << 24
+
+
+def make_traffic(config: SimConfig) -> list[Arrival]:
+    if config.trace is not None:
+        arrivals = at_rate(cut(read_trace(Path(config.trace)), config.num_prompts), config.request_rate)
+    else:
+        arrivals = _made(config)
+    if config.be_share is not None:
+        arrivals = _with_classes(arrivals, config.be_share, _seed(config, 2))
+    if config.be_window_s is not None:
+        arrivals = [
+            each if each.tier == "rt" else replace(each, window_s=config.be_window_s) for each in arrivals
+        ]
+    return arrivals
+
+
+def at_rate(arrivals: list[Arrival], rate: float | None) -> list[Arrival]:
+    """None: as they come. One alone has no rate."""
+    return arrivals if rate is None or len(arrivals) == 1 else scale_rate(arrivals, rate)
+
+
+def make_backlog(config: SimConfig, traffic: Sequence[Arrival]) -> list[Lengths]:
+    if config.trace is not None and config.be_input_len is None and config.be_output_len is None:
+        return [each.lengths for each in traffic]
+    prompt, output = config.be_input_len or config.input_len, config.be_output_len or config.output_len
+    return _lengths(prompt, output, config.spread).sample(_NUM_BACKLOG_LENGTHS, _seed(config, 3))
+
+
+def _made(config: SimConfig) -> list[Arrival]:
+    lengths = _lengths(config.input_len, config.output_len, config.spread)
+    made = lengths.sample(config.num_prompts, _seed(config, 0))
+    arrivals = gamma_arrivals(made, RATE, config.burstiness**-0.5, _seed(config, 1))
+    # of chance there is the rhythm, and not the rate
+    arrivals = [replace(each, time_s=each.time_s - arrivals[0].time_s) for each in arrivals]
+    return at_rate(arrivals, config.request_rate or RATE)
+
+
+def _lengths(prompt: float, output: float, spread: float) -> LognormalLengths:
+    """What is too long for the model is left out later, and counted."""
+    return LognormalLengths(prompt, output, spread, _LONGEST, _LONGEST)
+
+
+def _with_classes(arrivals: list[Arrival], be_share: float, seed: int) -> list[Arrival]:
+    """Exactly that share, in no order."""
+    num_be = round(len(arrivals) * be_share)
+    tiers = ["be"] * num_be + ["rt"] * (len(arrivals) - num_be)
+    random.Random(seed).shuffle(tiers)
+    return [replace(each, tier=tier) for each, tier in zip(arrivals, tiers, strict=True)]
+
+
+def _seed(config: SimConfig, what: int) -> int:
+    """Lengths, arrivals and classes have nothing to do with each other."""
+    return 4 * config.seed + what

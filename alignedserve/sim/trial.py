@@ -1,0 +1,134 @@
+"""One workload on one island, until all of it has ended, and what it was worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from alignedserve.sim.backlog import Backlog
+from alignedserve.sim.gateway import Stream
+from alignedserve.sim.lifetime import Lifetimes
+from alignedserve.sim.load import Load
+from alignedserve.sim.mixture import Mixture, mixture
+from alignedserve.sim.pauses import Pauses
+from alignedserve.sim.report import Quantiles, quantiles
+from alignedserve.sim.scenario import STUCK_S, Ran, Scenario
+from alignedserve.sim.trace import Arrival, Lengths
+
+_REFUSED = ("full", "too_long", "slo", "error")
+
+
+@dataclass(frozen=True)
+class Workload:
+    traffic: Sequence[Arrival]
+    # of best effort beside it: there all the time, from `warmup_s` before the traffic on
+    backlog_size: int = 0
+    backlog: Sequence[Lengths] = ()
+    warmup_s: float = 0.0
+
+    def fitting(self, scenario: Scenario) -> Workload:
+        """Without what is longer than the model takes. Raises ValueError if nothing is left."""
+        traffic = [each for each in self.traffic if scenario.fits(each.lengths)]
+        backlog = [each for each in self.backlog if scenario.fits(each)]
+        if not traffic or (self.backlog_size and not backlog):
+            raise ValueError(f"max_model_len={scenario.max_model_len}: every request is longer")
+        return replace(self, traffic=traffic, backlog=backlog)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    mixture: Mixture
+    # of best effort that is complete, from arrival to the last token
+    be_answered_s: Quantiles | None
+    be_ttft_s: Quantiles | None
+    num_be_complete: int
+    # of the traffic: not taken, or failed
+    num_refused: int
+    # of the traffic: still open an hour after the last arrival
+    num_open: int
+    # of the window, the share in which prefill instances compute; decode instances: see the mixture
+    prefill_busy: float
+    # requests in an iteration of a decode instance, weighted by its duration
+    mean_batch: float
+    # share of the pool
+    pool_peak: float
+    window_s: float
+
+
+class Trial:
+    def __init__(self, scenario: Scenario, workload: Workload, told: Callable[[], None]) -> None:
+        """`told`: of each request of the traffic that has ended."""
+        self._told = told
+        self._begin_s = workload.warmup_s if workload.backlog_size else 0.0
+        self._scenario = scenario
+        self._island = scenario.island()
+        self._load = Load(self._island, self._begin_s)
+        self._lifetimes, self._pauses = Lifetimes(), Pauses()
+        self._island.router.observers += [self._lifetimes, self._pauses, self._load]
+        traffic = [replace(each, time_s=each.time_s + self._begin_s) for each in workload.traffic]
+        self._requests = scenario.requests(traffic)
+        self._island.submit(self._requests)
+        self._num_left = len(self._requests)
+        gateway = self._island.gateways[0]
+        gateway.listeners.append(self._ended)
+        if workload.backlog_size:
+            backlog = Backlog(scenario, gateway, workload.backlog, first_key=len(self._requests) + 1)
+            backlog.start(workload.backlog_size)
+        self._has_backlog = workload.backlog_size > 0
+
+    def run(self) -> Outcome:
+        island = self._island
+        island.start()
+        limit_s = self._requests[-1].arrival_s + STUCK_S
+        is_done = island.world.clock.run_while(lambda: self._num_left > 0, limit_s)
+        if is_done and not self._has_backlog:
+            island.settle()
+            island.check_idle()
+        return self._outcome()
+
+    def _ended(self, stream: Stream) -> None:
+        if self._is_traffic(stream):
+            self._num_left -= 1
+            self._told()
+
+    def _is_traffic(self, stream: Stream) -> bool:
+        return stream.request.key <= len(self._requests)
+
+    def _outcome(self) -> Outcome:
+        island = self._island
+        ran = Ran(self._scenario, island.streams, self._lifetimes, self._pauses, island.world.computed)
+        traffic = [stream for stream in ran.streams if self._is_traffic(stream)]
+        end_s = self._end_s(traffic)
+        be = [each for each in ran.streams if each.request.tier == "be" and each.ended_s > self._begin_s]
+        complete = [stream for stream in be if stream.is_complete]
+        window_s = end_s - self._begin_s
+        return Outcome(
+            mixture=mixture(ran, self._begin_s, end_s),
+            be_answered_s=_quantiles([each.ended_s - each.request.arrival_s for each in complete]),
+            be_ttft_s=_quantiles([each.times_s[0] - each.request.arrival_s for each in complete]),
+            num_be_complete=len(complete),
+            num_refused=sum(stream.outcome in _REFUSED for stream in traffic),
+            num_open=self._num_left,
+            prefill_busy=self._load.computing_s["prefill"] / (window_s * self._scenario.num_prefill),
+            mean_batch=self._mean_batch(),
+            pool_peak=self._load.most_pool_blocks / island.pool.core.num_blocks,
+            window_s=window_s,
+        )
+
+    def _end_s(self, traffic: Sequence[Stream]) -> float:
+        """When the last of real time ended: what is left of best effort then has nothing beside it. Without real time,
+        when all had."""
+        rt = [stream for stream in traffic if stream.request.tier == "rt"]
+        if self._num_left:
+            return self._island.now
+        return max(stream.ended_s for stream in rt or traffic)
+
+    def _mean_batch(self) -> float:
+        all_of_all = self._lifetimes.iterations.values()
+        iterations = [each for all_of_one in all_of_all for each in all_of_one if each.end_s > self._begin_s]
+        busy_s = sum(each.duration_s for each in iterations)
+        return sum(each.num_tokens * each.duration_s for each in iterations) / busy_s if busy_s else 0.0
+
+
+def _quantiles(values: Sequence[float]) -> Quantiles | None:
+    return quantiles(values) if values else None

@@ -1,0 +1,103 @@
+"""Whether this router would have ordered what a log says that one did, and if not, where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from router.eventlog import LogReader, Step
+from router.events import Send
+
+
+@dataclass(frozen=True)
+class Difference:
+    # of the event, from 1
+    number: int
+    step: Step
+    # of this router; or what it raised
+    orders: list[Send]
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    num_events: int
+    # events whose orders were not recorded: the last one, if the router ended with it
+    num_unanswered: int
+    num_torn_bytes: int
+    difference: Difference | None
+
+
+def compare(path: Path) -> Compared:
+    """Up to the first difference. Raises ValueError for what is no log."""
+    log = LogReader(path)
+    router = log.header.router()
+    number = num_unanswered = 0
+    found = None
+    for number, step in enumerate(log.steps(), 1):
+        try:
+            orders = _as_recorded(router.on(step.event, step.now))
+        except Exception as error:
+            # the log's last event may be what that router ended with too
+            found = Difference(number, step, [], error)
+            break
+        if step.orders is None:
+            num_unanswered += 1
+        elif orders != step.orders:
+            found = Difference(number, step, orders)
+            break
+    return Compared(number, num_unanswered, log.num_torn_bytes, found)
+
+
+def _as_recorded(orders: list[Send]) -> list[Send]:
+    """What comes out of a log: tuples are lists there where a type does not say."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(orders), type=list[Send])
+
+
+def described(difference: Difference) -> Iterator[str]:
+    """Lines, for people."""
+    step = difference.step
+    yield f"event {difference.number}, at {step.now:.6f} s: {brief(step.event)}"
+    if difference.error is not None:
+        yield f"  + raises {type(difference.error).__name__}: {difference.error}"
+    if step.orders is None:
+        yield "  the log ends with this event"
+    recorded, now = step.orders or [], difference.orders
+    for place in range(max(len(recorded), len(now))):
+        was, now_is = (each[place] if place < len(each) else None for each in (recorded, now))
+        if was == now_is:
+            yield f"    {_order(was)}"
+            continue
+        if was is not None:
+            yield f"  - {_order(was)}"
+        if now_is is not None:
+            yield f"  + {_order(now_is)}"
+
+
+def _order(send: Send | None) -> str:
+    return f"{send.to}: {brief(send.message)}" if send else ""
+
+
+_MOST_SHOWN = 8
+
+
+def brief(value: object) -> str:
+    """In a line, with the beginnings of long lists, and without what is at its default."""
+    if isinstance(value, msgspec.Struct):
+        shown = [
+            f"{field.name}={brief(getattr(value, field.name))}"
+            for field in msgspec.structs.fields(value)
+            if getattr(value, field.name) != _default(field)
+        ]
+        return f"{type(value).__name__}({', '.join(shown)})"
+    if isinstance(value, list | tuple):
+        more = [f"… {len(value) - _MOST_SHOWN} more"] if len(value) > _MOST_SHOWN else []
+        return f"[{', '.join([*map(brief, value[:_MOST_SHOWN]), *more])}]"
+    return repr(value)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default_factory() if callable(field.default_factory) else field.default

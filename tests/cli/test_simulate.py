@@ -1,0 +1,195 @@
+"""The command on workloads small enough to be reckoned by hand; in a process of its own where that can matter."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from alignedserve.cli.simulate import command
+from alignedserve.cost import CostModel, Line
+from alignedserve.cost_presets import load_cost_model
+from alignedserve.profile.saved import VERSION, Profile
+from alignedserve.sim.island import LATENCY_S
+from tests.profile.profiles import FACTS, REACH
+
+COST = load_cost_model("opt-13b/a100-80gb")
+COMMAND = [sys.executable, "-m", "alignedserve", "simulate"]
+# one at a time, and nobody meets another
+ALONE = ("--num-prompts", "4", "--request-rate", "0.1", "--burstiness", "1e9", "--input-len", "512")
+CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def simulate(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120)
+
+
+def rows_of(tmp_path: Path, *words: str) -> list[dict[str, Any]]:
+    path = tmp_path / "found.json"
+    done = CliRunner().invoke(command, [*words, "--output", str(path)])
+    assert done.exit_code == 0, done.output
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return rows
+
+
+def test_a_request_alone_takes_what_the_cost_model_says(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path, *ALONE, "--output-len", "100")
+    rt = row["outcome"]["mixture"]["rt"]
+    # to the router and the pool, back, to the instance, and back to the client
+    hops_s = 6 * LATENCY_S
+    for rank in ("mean", "p50", "p99"):
+        assert rt["ttft_s"][rank] == pytest.approx(COST.fastest_ttft_s(512, 2048) + hops_s, abs=1e-5)
+    assert rt["gap_s"]["p50"] == pytest.approx(COST.fastest_tbt_s(512 + 50), abs=2e-5)
+    assert rt["num_requests"] == 4 and rt["attainment"] == 1.0
+    # three gaps of ten seconds, and the last request
+    span_s = 30 + rt["ttft_s"]["p50"] + 99 * rt["gap_s"]["p50"]
+    assert rt["tokens_per_s"] == pytest.approx(4 * 100 / span_s, rel=0.01)
+    assert row["outcome"]["prefill_busy"] == pytest.approx(
+        4 * COST.fastest_ttft_s(512, 2048) / span_s, rel=0.01
+    )
+
+
+def test_objectives_that_cannot_be_kept_are_not(tmp_path: Path) -> None:
+    # what the first token leaves of its time is the next ones'; the second waits for two copies
+    ttft = ("--slo-ttft-ms", "80")
+    least_ms = 1000 * COST.fastest_tbt_s(512)
+    for slo_ms, attainment in ((0.9 * least_ms, 0.0), (4 * least_ms, 1.0)):
+        (row,) = rows_of(tmp_path, *ALONE, "--output-len", "20", *ttft, "--slo-tbt-ms", str(slo_ms))
+        assert row["outcome"]["mixture"]["rt"]["attainment"] == attainment
+
+
+def test_settings_that_repeat_are_compared_and_every_run_is_the_same(tmp_path: Path) -> None:
+    few = ("--num-prompts", "30", "--request-rate", "20", "--input-len", "900", "--output-len", "20")
+    both = (*few, "--policy", "fcfs", "--policy", "aligned", "--prefill-instances=1", "--prefill-instances=3")
+    first, second = simulate(*both, "--be-share", "0.5"), simulate(*both, "--be-share", "0.5")
+    assert first.returncode == 0 and first.stdout == second.stdout
+    assert first.stdout.count("| fcfs ") == first.stdout.count("| aligned ") == 2 * 3
+    assert "Best effort" in first.stdout and "Best effort" not in CliRunner().invoke(command, few).stdout
+    rows = rows_of(tmp_path, *both)
+    assert [[each["setting"][name] for name in ("policy", "num_prefill")] for each in rows] == [
+        ["fcfs", 1],
+        ["fcfs", 3],
+        ["aligned", 1],
+        ["aligned", 3],
+    ]
+    waits = [each["outcome"]["mixture"]["rt"]["ttft_s"]["p99"] for each in rows]
+    assert waits[1] < 0.5 * waits[0] and waits[3] < 0.5 * waits[2]
+
+
+def test_a_trace_with_classes_and_what_is_too_long_for_the_model(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"arrival_s": 100, "prompt_len": 300, "output_len": 10},
+        {"arrival_s": 101, "prompt_len": 200, "output_len": 15, "tier": "be", "window_s": 60},
+        {"arrival_s": 102, "prompt_len": 200, "output_len": 15, "tier": "be", "window_s": 0.001},
+        {"arrival_s": 103, "prompt_len": 3000, "output_len": 15},
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    done = CliRunner().invoke(command, ["--trace", str(trace), "--max-model-len", "1000"])
+    assert done.exit_code == 0, done.output
+    assert "3 requests of 233 tokens in and 13 out" in done.stdout
+    assert "1 more are left out: longer than max_model_len=1000" in done.stdout
+    assert " 50.0 % |" in done.stdout.split("Best effort")[1].split("Instances")[0]
+
+
+def test_beside_a_backlog_the_instances_are_never_idle(tmp_path: Path) -> None:
+    few = ("--num-prompts=5", "--request-rate=1", "--input-len=100", "--output-len=10", "--warmup-s=5")
+    (alone,) = rows_of(tmp_path, *few)
+    (beside,) = rows_of(tmp_path, *few, "--be-backlog", "20", "--be-output-len", "40")
+    assert alone["outcome"]["mixture"]["busy"] < 0.5 < 0.9 < beside["outcome"]["mixture"]["busy"]
+    # of all that came, twenty are open at the end
+    be, num_complete = beside["outcome"]["mixture"]["be"], beside["outcome"]["num_be_complete"]
+    assert num_complete > 20 and be["num_requests"] >= num_complete + 20
+    assert beside["outcome"]["mixture"]["rt"]["num_requests"] == 5
+
+
+def test_the_highest_rate_keeps_enough_in_time_and_a_higher_one_does_not(tmp_path: Path) -> None:
+    steady = ("--num-prompts=60", "--burstiness=1e9", "--input-len=2000", "--output-len=2")
+    (row,) = rows_of(tmp_path, "--find-rate", *steady)
+    tried = dict(row["tried"])
+    # prompts come in a steady beat: beyond one in the time that it takes, each waits longer than the one before
+    most = 1 / COST.fastest_ttft_s(2000, 2048)
+    assert 0.95 * most < row["request_rate"] < 1.08 * most
+    assert tried[row["request_rate"]] >= 0.9 > min(tried.values())
+    above = [rate for rate in tried if rate > row["request_rate"]]
+    assert min(above) <= 1.06 * row["request_rate"]
+
+
+@pytest.mark.parametrize("is_profile", [False, True])
+def test_costs_come_from_a_file_too(tmp_path: Path, is_profile: bool) -> None:
+    slow = msgspec.structs.replace(COST, decode_lines=[Line(fixed_s=0.5, token_s=0.0)])
+    path = tmp_path / "cost.json"
+    path.write_bytes(msgspec.json.encode(_profile_of(slow) if is_profile else slow))
+    (row,) = rows_of(tmp_path, *ALONE, "--output-len", "5", "--cost", str(path))
+    assert row["outcome"]["mixture"]["rt"]["gap_s"]["p50"] == pytest.approx(0.5, abs=0.001)
+
+
+def _profile_of(cost: CostModel) -> Profile:
+    return Profile(VERSION, FACTS, REACH, num_points=0, errors={}, waited_share=0.0, cost=cost)
+
+
+def test_what_never_ends_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    cost = msgspec.structs.replace(COST, decode_lines=[Line(fixed_s=60.0, token_s=0.0)])
+    path.write_bytes(msgspec.json.encode(cost))
+    done = CliRunner().invoke(command, ["--cost", str(path), "--num-prompts", "2", "--output-len", "80"])
+    assert done.exit_code == 1 and "2 requests had no end an hour after the last came" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cost", "h100"], "must be a JSON file or one of llama-2-70b/h100-80gb-tp4, opt-13b/a100-80gb"),
+        (["--policy", "lifo"], "policy='lifo': must be one of aligned, priority, fcfs"),
+        (["--input-len", "20000"], "max_model_len=16384: every request is longer"),
+        (["--pool-memory-bytes", "1000"], "does not hold one request of max_model_len=16384"),
+        (["--block-size", "0"], "block_size=0"),
+        (["--find-rate", "--be-share", "1"], "needs real time"),
+        (["--find-rate", "--num-prompts", "1", "--output-len", "1"], "num_prompts=1: max_rate="),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(command, words)
+    assert isinstance(done.exception, ValueError) and message in str(done.exception)
+
+
+def test_it_is_said_without_a_traceback() -> None:
+    done = simulate("--cost", "h100")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: cost model 'h100'") and done.stderr.count("\n") == 1
+
+
+def error_in(trace: Path) -> str:
+    return str(CliRunner().invoke(command, ["--trace", str(trace)]).exception)
+
+
+def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
+    csv, jsonl = tmp_path / "trace.csv", tmp_path / "trace.jsonl"
+    csv.write_text(CSV.replace("ContextTokens", "Context") + "2023-11-16 18:15:46,374,44\n")
+    assert "must hold TIMESTAMP, ContextTokens, GeneratedTokens" in error_in(csv)
+    csv.write_text(CSV + "2023-11-16 18:15:46,374,44\n2023-11-16 18:15:47,374,-1\n")
+    assert "line 3: GeneratedTokens='-1'" in error_in(csv)
+    jsonl.write_text('{"arrival_s": 0, "prompt_len": 3}\n')
+    assert "line 1: Object missing required field `output_len`" in error_in(jsonl)
+
+
+def test_who_interrupts_it_gets_what_is_done() -> None:
+    words = ["--find-rate", "--num-prompts=20", "--policy=fcfs", "--policy=aligned", "--output-len=300"]
+    with subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout and running.stderr
+        for line in running.stderr:
+            if line.startswith("aligned"):
+                running.send_signal(signal.SIGINT)
+                break
+        printed, said = running.communicate(timeout=60)
+    assert running.returncode == 130 and "Interrupted: 1 of 2 settings were done" in said
+    assert "| fcfs " in printed and "| aligned " not in printed
