@@ -32,6 +32,9 @@ class RayActor:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
         self._handle = ACTORS[plan.role].options(**options).remote(plan.config)
 
+    async def ready(self) -> None:
+        await self._handle.__ray_ready__.remote()
+
     async def run(self) -> None:
         await self._handle.run.remote()
 

@@ -33,6 +33,9 @@ class PartFailed(RuntimeError):
 
 
 class Actor(Protocol):
+    async def ready(self) -> None:
+        """Until there is a process. Raises RayError."""
+
     async def run(self) -> None:
         """Until the part has been told to stop. Raises RayError."""
 
@@ -120,10 +123,23 @@ class Keeper:
     async def _run_once(self) -> RayError | None:
         self._num_runs += 1
         try:
+            await self._until_ready()
             await self._actor.run()
         except RayError as error:
             return error
         return None
+
+    async def _until_ready(self) -> None:
+        """While Ray has not noticed that a process has died, or is making another, it calls it unavailable: that is no
+        death, however often it is heard. On a busy machine it takes many seconds."""
+        give_up_s = time.monotonic() + RESTART_S
+        while True:
+            try:
+                return await self._actor.ready()
+            except ActorUnavailableError:
+                if time.monotonic() > give_up_s:
+                    raise
+            await asyncio.sleep(_RETRY_S)
 
     def _judge(self, error: RayError | None) -> None:
         was_restarting, self._is_restarting = self._is_restarting, False

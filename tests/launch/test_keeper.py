@@ -17,8 +17,15 @@ class ScriptedActor:
     def __init__(self) -> None:
         self.num_runs = 0
         self.num_restarts = 0
+        # how often Ray will say that it is unavailable
+        self.num_unavailable = 0
         self._running = asyncio.Event()
         self._ends: asyncio.Queue[Exception | None] = asyncio.Queue()
+
+    async def ready(self) -> None:
+        if self.num_unavailable:
+            self.num_unavailable -= 1
+            raise killed()
 
     async def run(self) -> None:
         self.num_runs += 1
@@ -107,6 +114,35 @@ def test_a_part_that_never_gets_up_is_given_up() -> None:
             actor.end(killed())
         message = f"decode-0 died {MAX_DEATHS} times in a row: its process died"
         assert await failure_of(keeping) == message and actor.num_runs == MAX_DEATHS
+
+    play(scenario)
+
+
+def test_a_death_counts_once_however_long_ray_takes_to_make_another_process() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        keeping = asyncio.create_task(keeper.keep())
+        await actor.until_runs(1)
+        keeper.seen("here", "pid 1")
+        keeper.unseen("here", is_dead=True)
+        actor.num_unavailable = 10 * MAX_DEATHS
+        actor.end(killed())
+        await actor.until_runs(2)
+        assert actor.num_unavailable == 0
+        keeper.stopping()
+        actor.end()
+        await keeping
+
+    play(scenario)
+
+
+def test_a_part_that_gets_no_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "RESTART_S", 0.0)
+
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        actor.num_unavailable = 1_000_000
+        keeping = asyncio.create_task(keeper.keep())
+        assert await failure_of(keeping) == f"decode-0 died {MAX_DEATHS} times in a row: its process died"
+        assert actor.num_runs == 0
 
     play(scenario)
 
