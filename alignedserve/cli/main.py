@@ -13,6 +13,7 @@ _COMMANDS = {
     "batch": "alignedserve.cli.batch",
     "bench": "alignedserve.cli.bench",
     "chat": "alignedserve.cli.chat",
+    "doctor": "alignedserve.cli.doctor.command",
     "serve": "alignedserve.cli.serve",
     "profile": "alignedserve.cli.profile",
     "predict-lengths": "alignedserve.cli.predict_lengths",
