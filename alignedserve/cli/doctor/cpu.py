@@ -56,13 +56,17 @@ def check_backend(case: Case) -> Iterator[Finding]:
         else:
             yield fail(str(error), "what the message says, or --attention-backend auto")
         return
-    yield ok(_backend_text(wanted, is_built, time.monotonic() - begun_s))
+    if wanted == "cpu":
+        built = "built before" if is_built else f"built in {time.monotonic() - begun_s:.1f} s"
+        yield native_finding(built, cpu_features())
+    else:
+        yield ok(f"backend {wanted}")
 
 
-def _backend_text(name: str, was_built: bool, seconds: float) -> str:
-    if name != "cpu":
-        return f"backend {name}"
-    built = "built before" if was_built else f"built in {seconds:.1f} s"
-    features = cpu_features().split()
-    found = [each for each in INSTRUCTIONS if each in features]
-    return f"backend cpu, {built}, with {', '.join(found) or 'plain instructions, which are slow'}"
+def native_finding(built: str, features: str) -> Finding:
+    found = [each for each in INSTRUCTIONS if each in features.split()]
+    if not found:
+        return warn(
+            f"backend cpu, {built}, with plain instructions, which are slow", "a CPU with FMA or AVX-512"
+        )
+    return ok(f"backend cpu, {built}, with {', '.join(found)}")

@@ -27,10 +27,13 @@ def check_kv(case: Case) -> Iterator[Finding]:
     )
 
 
-def check_pool(case: Case) -> Iterator[Finding]:
-    """Also whatever else `serve` checks before it starts a process."""
+def check_plan(case: Case) -> Iterator[Finding]:
+    """What `serve` checks before it starts a process; the pool's memory, most of all."""
     num_bytes = case.island.num_pool_blocks * case.island.form.block_bytes
-    yield ok(f"{in_bytes(num_bytes)} of {in_bytes(free_shm_bytes())} that are free in /dev/shm")
+    yield ok(
+        f"{case.num_instances} instances, link {case.instance.transfers.link}; "
+        f"a pool of {in_bytes(num_bytes)}, {in_bytes(free_shm_bytes())} are free in /dev/shm"
+    )
 
 
 def check_memory(case: Case) -> Iterator[Finding]:
