@@ -86,8 +86,17 @@ def test_kernels_that_were_asked_for_need_a_compiler(
 def test_a_model_that_is_not_there(failures: Failures, tmp_path: Path) -> None:
     assert "must be an existing directory" in failures("no-such-model")["model"]
     assert set(failures(str(tmp_path))) == {"model"}
-    # it may be on the hub: that is not asked
-    assert failures("no-such-organisation/no-such-model") == {}
+
+
+def test_a_model_that_may_be_on_the_hub_is_not_asked_for(
+    failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.setblocking(False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        assert failures("someone/no-such-model") == {}
+        with pytest.raises(BlockingIOError):
+            hub.accept()
 
 
 def test_a_model_in_the_hubs_cache(
