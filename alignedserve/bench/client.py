@@ -14,6 +14,7 @@ import httpx
 
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.workload import Item
+from alignedserve.events import EventReader
 
 MAX_ERROR_CHARS = 500
 SERVICE_TIERS = {"rt": "default", "be": "flex"}
@@ -142,12 +143,10 @@ class Client:
 
 async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
     """The data of server-sent events."""
-    buffer = b""
+    reader = EventReader()
     async for data in response.aiter_bytes():
-        *lines, buffer = (buffer + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
+        for event in reader.feed(data):
+            yield event
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:

@@ -18,12 +18,13 @@ import click
 import httpx
 from tqdm import tqdm
 
+from alignedserve.cli.http import http_client, refusal
+
 Json = dict[str, Any]
 
 _POLL_S = 0.5
 # a server may be away so long, between two of its lives
 _PATIENCE_S = 120.0
-_TIMEOUT_S = 600.0
 _OVER = ("failed", "completed", "expired", "cancelled")
 
 
@@ -98,11 +99,7 @@ class ServerAway(click.ClickException):
 
 
 def _failure(answer: httpx.Response) -> click.ClickException:
-    try:
-        message = answer.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"{answer.url}: {answer.status_code} {answer.reason_phrase}"
-    return ServerAway(message) if answer.status_code == 503 else click.ClickException(message)
+    return ServerAway(refusal(answer)) if answer.status_code == 503 else click.ClickException(refusal(answer))
 
 
 def _endpoint_of(source: Path) -> str:
@@ -116,9 +113,7 @@ def _endpoint_of(source: Path) -> str:
 
 @contextmanager
 def connected(url: str, api_key: str | None) -> Iterator[BatchClient]:
-    base = url.rstrip("/").removesuffix("/v1")
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    with httpx.Client(base_url=base, headers=headers, timeout=_TIMEOUT_S) as http:
+    with http_client(url, api_key) as http:
         yield BatchClient(http)
 
 

@@ -12,6 +12,8 @@ _COMMANDS = {
     "generate": "alignedserve.cli.generate",
     "batch": "alignedserve.cli.batch",
     "bench": "alignedserve.cli.bench",
+    "chat": "alignedserve.cli.chat",
+    "doctor": "alignedserve.cli.doctor.command",
     "serve": "alignedserve.cli.serve",
     "profile": "alignedserve.cli.profile",
     "predict-lengths": "alignedserve.cli.predict_lengths",

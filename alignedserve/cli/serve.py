@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from alignedserve.cli.options import options_of, taken
+from alignedserve.cli.options import Command, options_of, taken
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
@@ -14,27 +15,52 @@ from alignedserve.mix import MixConfig
 from router.config import RouterConfig
 
 
-@click.command("serve")
-@click.argument("model", required=False)
-@options_of(ServeConfig)
-@options_of(Limits)
-# its processes have no terminal to draw bars on
-@options_of(EngineConfig, without=["use_tqdm"])
-@options_of(RouterConfig)
-@options_of(MixConfig)
-def command(model: str | None, **options: Any) -> None:
-    """Serve MODEL (the demo model if none is named) behind the OpenAI API."""
+@dataclass(frozen=True)
+class Configs:
+    engine: EngineConfig
+    router: RouterConfig
+    serve: ServeConfig
+    limits: Limits
+    mix: MixConfig
+
+
+def serve_options(command: Command) -> Command:
+    # its processes have no terminal to draw bars on
+    for add in (
+        options_of(MixConfig),
+        options_of(RouterConfig),
+        options_of(EngineConfig, without=["use_tqdm"]),
+        options_of(Limits),
+        options_of(ServeConfig),
+    ):
+        command = add(command)
+    return click.argument("model", required=False)(command)
+
+
+def configs_of(model: str | None, options: dict[str, Any]) -> Configs:
+    """Raises ValueError for what is not allowed."""
     from alignedserve import demo
-    from alignedserve.launch.serve import serve
 
     if model is None:
-        options["served_model_name"] = options["served_model_name"] or "demo"
-    engine = EngineConfig(model or str(demo.MODEL_DIR), **taken(EngineConfig, options))
-    config = ServeConfig(**taken(ServeConfig, options))
-    limits = Limits(**taken(Limits, options))
-    mix = MixConfig(**taken(MixConfig, options))
+        options = options | {"served_model_name": options["served_model_name"] or "demo"}
+    return Configs(
+        EngineConfig(model or str(demo.MODEL_DIR), **taken(EngineConfig, options)),
+        RouterConfig(**taken(RouterConfig, options)),
+        ServeConfig(**taken(ServeConfig, options)),
+        Limits(**taken(Limits, options)),
+        MixConfig(**taken(MixConfig, options)),
+    )
+
+
+@click.command("serve")
+@serve_options
+def command(model: str | None, **options: Any) -> None:
+    """Serve MODEL (the demo model if none is named) behind the OpenAI API."""
+    from alignedserve.launch.serve import serve
+
+    asked = configs_of(model, options)
     try:
-        serve(engine, RouterConfig(**taken(RouterConfig, options)), config, limits, mix, _say)
+        serve(asked.engine, asked.router, asked.serve, asked.limits, asked.mix, _say)
     except RuntimeError as error:
         # PartFailed; imported by name it would bring ray into every --help
         raise click.ClickException(str(error)) from error

@@ -10,7 +10,14 @@ import torch
 from alignedserve.config import EngineConfig
 from alignedserve.engine.batch import BatchTable
 from alignedserve.engine.blocks import BlockManager
-from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len, vocabulary_of
+from alignedserve.engine.choices import (
+    DEFAULT_CPU_KV_BYTES,
+    block_format,
+    choose_dtype,
+    choose_max_model_len,
+    choose_num_blocks,
+    vocabulary_of,
+)
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import KVCache
@@ -28,9 +35,7 @@ from alignedserve.models.source import ModelSource, resolve_model
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 
-_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-DEFAULT_CPU_KV_BYTES = 4 * 2**30
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def _build(config: EngineConfig, policy: type[IterationPolicy], allocate: Alloca
     model_config = source.config
     device = _device(config.device)
     dtype_name = choose_dtype(config, model_config, is_cpu=device.type == "cpu")
-    dtype = _TORCH_DTYPES[dtype_name]
+    dtype = TORCH_DTYPES[dtype_name]
     max_model_len = choose_max_model_len(config, model_config)
     ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim, _cuda_options(config))
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
@@ -90,7 +95,7 @@ def _assemble(
     max_seqs = min(config.max_num_seqs, max_tokens)
     step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device)
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, ops, form, step)
-    blocks = BlockManager(_num_blocks(config, form, max_model_len, budget))
+    blocks = BlockManager(choose_num_blocks(config, form, max_model_len, budget))
     cache = KVCache(form, blocks.num_blocks, ops.device, allocate)
     ops.bind_cache(cache.blocks)
     compiled = ops.compile(model.forward, model.logits, step, max_rows=max_seqs)
@@ -146,17 +151,3 @@ def _kv_bytes(config: EngineConfig, model: Model, ops: Ops, form: BlockFormat, s
     if ops.device.type != "cuda":
         return DEFAULT_CPU_KV_BYTES
     return kv_bytes(model, ops, form, step, config.gpu_memory_utilization)
-
-
-def _num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, budget: int) -> int:
-    affordable = max(budget, 0) // form.block_bytes
-    needed = form.num_blocks(max_model_len)
-    if affordable < needed:
-        raise ValueError(
-            f"kv_cache_memory_bytes={budget}: {affordable} blocks of {form.block_bytes} bytes, but one request of "
-            f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {needed * form.block_bytes} bytes "
-            f"(on a GPU gpu_memory_utilization does it, too), or set max_model_len to at most "
-            f"{affordable * form.block_size}"
-        )
-    # More than all slots can ever fill would only be reserved, never used.
-    return min(affordable, needed * config.max_num_seqs)

@@ -14,6 +14,8 @@ from alignedserve.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_CPU_KV_BYTES = 4 * 2**30
+
 # as vLLM has them
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
@@ -54,3 +56,18 @@ def block_format(config: EngineConfig, model_config: ModelConfig, dtype: str) ->
         model_config.head_dim,
         dtype,
     )
+
+
+def choose_num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, budget: int) -> int:
+    """Of an instance's KV cache. `budget`: bytes."""
+    affordable = max(budget, 0) // form.block_bytes
+    needed = form.num_blocks(max_model_len)
+    if affordable < needed:
+        raise ValueError(
+            f"kv_cache_memory_bytes={budget}: {affordable} blocks of {form.block_bytes} bytes, but one request of "
+            f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {needed * form.block_bytes} bytes "
+            f"(on a GPU gpu_memory_utilization does it, too), or set max_model_len to at most "
+            f"{affordable * form.block_size}"
+        )
+    # More than all slots can ever fill would only be reserved, never used.
+    return min(affordable, needed * config.max_num_seqs)

@@ -41,3 +41,7 @@ class InstanceConfig:
     mix: MixConfig = field(default_factory=MixConfig)
     # file of the cost model's profile, or NO_PROFILE; None: where profiles are kept
     cost_profile: str | None = None
+
+    @property
+    def needs_profile(self) -> bool:
+        return self.cost_profile != NO_PROFILE and self.discipline.has_deadlines

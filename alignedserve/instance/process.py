@@ -17,7 +17,7 @@ from alignedserve.cost import CostModel
 from alignedserve.engine.build import Allocate, BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
-from alignedserve.instance.config import NO_PROFILE, InstanceConfig
+from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
 from alignedserve.instance.worker import Worker
 from alignedserve.kv_format import BlockFormat
@@ -79,10 +79,9 @@ class InstanceProcess(ABC):
 
     def _cost(self, built: BuiltEngine) -> CostModel | None:
         """None, if nobody needs it."""
-        name = self._config.cost_profile
-        if name == NO_PROFILE or not self._config.discipline.has_deadlines:
+        if not self._config.needs_profile:
             return None
-        facts = facts_of(built, self._config.engine)
+        facts, name = facts_of(built, self._config.engine), self._config.cost_profile
         return find_or_make(built.engine, facts, Path(name) if name else default_path(facts)).cost
 
     async def _serve(self, worker: Worker, hello: Hello, wake: threading.Event) -> None:

@@ -79,7 +79,7 @@ class ServeConfig:
         if not self.shutdown_timeout >= 0:
             raise ValueError(f"shutdown_timeout={self.shutdown_timeout}: must be at least 0")
         has_keys = self.api_key or self.api_key_file is not None
-        if not has_keys and not self.allow_no_auth and not _is_loopback(self.host):
+        if not has_keys and not self.allow_no_auth and not is_loopback(self.host):
             raise ValueError(
                 f"host={self.host!r}: anyone who reaches it could use it; give an --api-key or --api-key-file, "
                 "or say --allow-no-auth"
@@ -116,7 +116,7 @@ class ServeConfig:
         return LogConfig(self.log_format, self.log_level, directory)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

@@ -101,7 +101,7 @@ def check(asked: Request) -> None:
 
 def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     """Raises ValueError for what does not fit the site."""
-    is_cpu = asked.engine.device == "cpu" or (asked.engine.device == "auto" and not site.num_gpus)
+    is_cpu = runs_on_cpu(asked.engine, site.num_gpus)
     num_gpus = 0.0 if is_cpu else _gpus_of_each(asked.serve, site)
     link = choose_link(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
     if link == "nccl" and num_gpus < 1:
@@ -156,6 +156,10 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
         *instances,
     )
     return IslandPlan(site, parts, num_pool_blocks, form)
+
+
+def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:
+    return engine.device == "cpu" or (engine.device == "auto" and not num_gpus)
 
 
 def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> PartPlan:

@@ -23,12 +23,17 @@ _NODES_POLL_S = 1.0
 def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[Site]]:
     """`prefix`: of the shared memory's name; what is left of it at the end is removed."""
     num_instances = config.prefill_instances + config.decode_instances
-    num_threads = max(1, len(os.sched_getaffinity(0)) // num_instances)
+    num_threads = threads_of_each(config)
     with removing(prefix) as left, local_ray(left.directory, num_instances + 3, num_threads) as ray:
         left.note_processes()
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         address = RouterAddress(LOOPBACK, free_port(LOOPBACK), token)
         yield [Site("localhost", None, num_gpus, free_shm_bytes(), address)]
+
+
+def threads_of_each(config: ServeConfig) -> int:
+    """Of an instance on a CPU, where the environment does not say."""
+    return max(1, len(os.sched_getaffinity(0)) // (config.prefill_instances + config.decode_instances))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Imports no ray, which has to be set up first.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,8 +13,13 @@ from pathlib import Path
 
 from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.leftovers import removing
+from alignedserve.store import StoreAway
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer, default_state_dir, find_server, locked
+
+# Told to end, it gets so long. What was answered is on the disk, so that being killed costs it nothing.
+_END_S = 5.0
+_PING_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -41,3 +47,23 @@ def store_site(config: ServeConfig, prefix: str) -> Iterator[StoreSite]:
     with locked(directory.absolute()) as lock, removing(f"{prefix}-store") as left:
         server = PrivateServer(program, directory.absolute(), lock)
         yield StoreSite(server.url, server, left.note_process)
+
+
+async def until_answering(url: str) -> None:
+    store = RedisStore(url)
+    try:
+        while True:
+            with contextlib.suppress(StoreAway):
+                return await store.ping()
+            await asyncio.sleep(_PING_S)
+    finally:
+        await store.close()
+
+
+async def end_process(process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
+    if not ended.done():
+        process.terminate()
+        await asyncio.wait({ended}, timeout=_END_S)
+    if not ended.done():
+        process.kill()
+    await ended

@@ -8,14 +8,9 @@ import time
 from collections.abc import Callable
 
 from alignedserve.launch.keeper import PartFailed
-from alignedserve.launch.store import StoreSite
-from alignedserve.store import StoreAway
-from alignedserve.store.redis_store import RedisStore
+from alignedserve.launch.store import StoreSite, end_process, until_answering
 from alignedserve.store.server import PrivateServer
 
-# Told to end, it gets so long. What was answered is on the disk, so that being killed costs it nothing.
-_END_S = 5.0
-_PING_S = 0.02
 # Between attempts to start it again: at first, and at most. Real-time traffic goes on without it.
 _RETRY_S, _MAX_RETRY_S = 0.1, 10.0
 
@@ -54,7 +49,7 @@ class StoreKeeper:
         self._site.note(process.pid)
         ended = asyncio.create_task(process.wait())
         stopping = asyncio.create_task(self._stop.wait())
-        answering = asyncio.create_task(_until_answering(server.url))
+        answering = asyncio.create_task(until_answering(server.url))
         try:
             await asyncio.wait({ended, stopping, answering}, return_when=asyncio.FIRST_COMPLETED)
             was_up = answering.done()
@@ -68,30 +63,10 @@ class StoreKeeper:
         finally:
             answering.cancel()
             stopping.cancel()
-            await _end(process, ended)
+            await end_process(process, ended)
 
     def _ended(self, server: PrivateServer, was_up: bool) -> None:
         if was_up:
             self._say("redis is down; starting it again")
         elif not self._is_up.is_set():
             raise PartFailed(f"redis does not start: {server.last_words()}")
-
-
-async def _until_answering(url: str) -> None:
-    store = RedisStore(url)
-    try:
-        while True:
-            with contextlib.suppress(StoreAway):
-                return await store.ping()
-            await asyncio.sleep(_PING_S)
-    finally:
-        await store.close()
-
-
-async def _end(process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
-    if not ended.done():
-        process.terminate()
-        await asyncio.wait({ended}, timeout=_END_S)
-    if not ended.done():
-        process.kill()
-    await ended

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.hf_config import load_model_config
@@ -29,13 +34,21 @@ class Location:
     # None for a preset, which has no files and so no tokenizer
     directory: Path | None
     is_dummy: bool
+    # a copy in the hub's cache, which may lack files
+    is_cached: bool = False
 
 
-def locate_model(model: str | Path, load_format: str = "auto", revision: str | None = None) -> Location:
+class NotInCache(ValueError):
+    """It may be on the hub; it is not here."""
+
+
+def locate_model(
+    model: str | Path, load_format: str = "auto", revision: str | None = None, may_download: bool = True
+) -> Location:
     """A directory goes before a preset, and a preset before the hub.
 
     Downloads what is not in the hub's cache; with load_format "dummy" no weights. Raises ValueError when
-    `model` is none of the three, or is not a model that is supported.
+    `model` is none of the three, or is not a model that is supported; NotInCache where it may not download.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format is {load_format!r}; must be one of {', '.join(LOAD_FORMATS)}")
@@ -45,8 +58,8 @@ def locate_model(model: str | Path, load_format: str = "auto", revision: str | N
         raise ValueError(f"model is {name!r}, which is a file; must be the directory of a model")
     if not path.is_dir() and name in PRESETS:
         return Location(name, _preset(name, load_format), directory=None, is_dummy=True)
-    directory = path if path.is_dir() else _download(name, revision, with_weights=not is_dummy)
-    return Location(name, load_model_config(directory), directory, is_dummy)
+    directory = path if path.is_dir() else _fetch(name, revision, not is_dummy, may_download)
+    return Location(name, load_model_config(directory), directory, is_dummy, is_cached=not path.is_dir())
 
 
 def _preset(name: str, load_format: str) -> ModelConfig:
@@ -58,7 +71,7 @@ def _preset(name: str, load_format: str) -> ModelConfig:
     return PRESETS[name]
 
 
-def _download(name: str, revision: str | None, with_weights: bool) -> Path:
+def _fetch(name: str, revision: str | None, with_weights: bool, may_download: bool) -> Path:
     if not _looks_like_repository(name):
         raise ValueError(
             f"model is {name!r}; must be an existing directory, the name of a hub repository (org/name), "
@@ -67,7 +80,11 @@ def _download(name: str, revision: str | None, with_weights: bool) -> Path:
     patterns = SMALL_FILES + WEIGHT_FILES if with_weights else SMALL_FILES
     try:
         path = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(OTHER_LAYOUTS)
+            name,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(OTHER_LAYOUTS),
+            local_files_only=not may_download,
         )
     except GatedRepoError as error:
         raise ValueError(f"model {name!r} is gated on the hub; request access and log in: {error}") from error
@@ -78,6 +95,8 @@ def _download(name: str, revision: str | None, with_weights: bool) -> Path:
     except RevisionNotFoundError as error:
         raise ValueError(f"revision is {revision!r}; must exist in the hub repository {name}") from error
     except Exception as error:
+        if not may_download and isinstance(error, LocalEntryNotFoundError):
+            raise NotInCache(f"model is {name!r}, which is not in the hub's cache here") from error
         # the hub's client lets through what its HTTP library of the day raises
         raise ValueError(
             f"model is {name!r}, which is no directory here and cannot be fetched from the hub: {error}"

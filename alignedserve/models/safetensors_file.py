@@ -51,12 +51,7 @@ class SafetensorsFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A view of the mapped file. Do not write to it."""
-        entry = self.entries[name]
-        if entry.dtype not in DTYPES:
-            raise ValueError(
-                f"{self.path}: {name} has dtype {entry.dtype}; must be one of {', '.join(DTYPES)}"
-            )
-        dtype = DTYPES[entry.dtype]
+        entry, dtype = self.entries[name], self.dtype_of(name)
         if entry.begin == entry.end:
             return torch.empty(entry.shape, dtype=dtype)
         self._advise(entry.begin, entry.end, "MADV_WILLNEED")
@@ -70,6 +65,13 @@ class SafetensorsFile:
             # the format does not promise alignment, torch's kernels expect it
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Raises ValueError for one that no model has."""
+        found = self.entries[name].dtype
+        if found not in DTYPES:
+            raise ValueError(f"{self.path}: {name} has dtype {found}; must be one of {', '.join(DTYPES)}")
+        return DTYPES[found]
 
     def drop(self, begin: int = 0, end: int | None = None) -> None:
         """Gives the pages of these bytes back. Reading them again is allowed and fetches them anew."""

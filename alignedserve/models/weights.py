@@ -62,18 +62,24 @@ class SafetensorsSource:
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         self._drop_read()
-        stored_name = self._stored_name(name)
-        file = self._file_of[stored_name]
-        stored_shape = file.entries[stored_name].shape
-        if stored_shape != tuple(shape):
-            raise ValueError(f"{file.path}: {stored_name} has shape {stored_shape}; must be {tuple(shape)}")
+        file, stored_name = self.expect(name, shape)
         tensor = file.tensor(stored_name)
-        self._taken.add(stored_name)
         self._bytes_since_trim += self._num_bytes(stored_name)
         self._bar.update(self._num_bytes(stored_name))
         if tensor.dtype == self._dtype:
             return tensor.to(self._device)
         return self._convert(file, stored_name, tensor)
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, str]:
+        """Where the tensor is and what it is called there, unread; it counts as taken. Raises what `take` raises."""
+        stored_name = self._stored_name(name)
+        file = self._file_of[stored_name]
+        stored_shape = file.entries[stored_name].shape
+        if stored_shape != tuple(shape):
+            raise ValueError(f"{file.path}: {stored_name} has shape {stored_shape}; must be {tuple(shape)}")
+        file.dtype_of(stored_name)
+        self._taken.add(stored_name)
+        return file, stored_name
 
     def finish(self) -> None:
         self._drop_read()

@@ -11,25 +11,32 @@ import torch
 import alignedserve
 from alignedserve.config import EngineConfig
 from alignedserve.engine.build import BuiltEngine
+from alignedserve.kv_format import BlockFormat
 from alignedserve.models.config import ModelConfig
 
 
 def facts_of(built: BuiltEngine, config: EngineConfig) -> dict[str, str]:
+    cache = built.engine.cache
+    return facts_from(built.model_config, cache.format, config, cache.blocks.device, torch.get_num_threads())
+
+
+def facts_from(
+    model_config: ModelConfig, form: BlockFormat, config: EngineConfig, device: torch.device, num_threads: int
+) -> dict[str, str]:
     """The weights' values don't matter; the model's shape does, by a digest."""
-    blocks = built.engine.cache.blocks
-    digest = hashlib.sha256(repr(built.model_config).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(repr(model_config).encode()).hexdigest()[:12]
     return {
         "alignedserve": alignedserve.__version__,
         "torch": str(torch.__version__),
         # not its name: serve gives instances the directory where it was found
-        "model": _shape_name(built.model_config),
+        "model": _shape_name(model_config),
         "shape": digest,
-        "device": _device_name(blocks.device),
-        "threads": str(torch.get_num_threads()) if blocks.device.type == "cpu" else "",
+        "device": _device_name(device),
+        "threads": str(num_threads) if device.type == "cpu" else "",
         "attention_backend": config.attention_backend,
         "decode_kernel": config.decode_kernel,
         "enforce_eager": str(config.enforce_eager),
-    } | built.engine.cache.format.describe()
+    } | form.describe()
 
 
 def _shape_name(config: ModelConfig) -> str:

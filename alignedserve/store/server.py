@@ -73,7 +73,7 @@ class PrivateServer:
 
     def __init__(self, program: str, directory: Path, lock: int) -> None:
         """Raises ValueError for a directory whose name is too long to hold a socket."""
-        self._program = program
+        self.program = program
         self._directory = directory
         # inherited: as long as a server runs on this data, no other can be started on it
         self._lock = lock
@@ -92,7 +92,7 @@ class PrivateServer:
         data = self._directory / "redis"
         data.mkdir(mode=0o700, exist_ok=True)
         return await asyncio.create_subprocess_exec(
-            self._program,
+            self.program,
             *self._options(data),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

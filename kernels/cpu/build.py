@@ -58,14 +58,12 @@ def find_compiler() -> str:
 
 def build() -> Path:
     """The path of the compiled library, which is compiled now if the cache does not hold it."""
-    compiler = find_compiler()
-    flags = [*FLAGS, _native_flag()]
-    path = cache_dir() / f"cpu-kernels-{_fingerprint(compiler, flags)}.so"
+    compiler, path = find_compiler(), library_path()
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
-                os.replace(_compile(compiler, flags, Path(folder)), path)
+                os.replace(_compile(compiler, _flags(), Path(folder)), path)
     except OSError as error:
         raise BuildFailed(
             f"the CPU kernels can't be kept in {path.parent}: {error}. "
@@ -74,20 +72,26 @@ def build() -> Path:
     return path
 
 
-def _native_flag() -> str:
-    return "-march=native" if platform.machine().lower() in ("x86_64", "amd64") else "-mcpu=native"
+def library_path() -> Path:
+    """Where it is, or will be."""
+    return cache_dir() / f"cpu-kernels-{_fingerprint(find_compiler(), _flags())}.so"
+
+
+def _flags() -> list[str]:
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return [*FLAGS, "-march=native" if is_x86 else "-mcpu=native"]
 
 
 def _fingerprint(compiler: str, flags: list[str]) -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCE_DIR.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    for text in (*flags, _run([compiler, "--version"]), _cpu_features()):
+    for text in (*flags, _run([compiler, "--version"]), cpu_features()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:20]
 
 
-def _cpu_features() -> str:
+def cpu_features() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from alignedserve.engine.ops.base import Ops
+from kernels.cpu.build import BuildFailed, NoCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> O
 
 
 MIN_CAPABILITY = (8, 0)
+# why a backend is none for this machine or model
+UNAVAILABLE = (NoCompiler, BuildFailed, ValueError)
 BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions], Ops]] = {
     "torch": _torch,
     "cpu": _cpu,
@@ -78,13 +81,15 @@ def make_ops(
     return BACKENDS[name](device, dtype, options)
 
 
-def _best(device: torch.device, dtype: torch.dtype, head_dim: int, options: CudaOptions) -> Ops:
-    from kernels.cpu.build import BuildFailed, NoCompiler
+def fastest(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else "triton"
 
-    name = "cpu" if device.type == "cpu" else "triton"
+
+def _best(device: torch.device, dtype: torch.dtype, head_dim: int, options: CudaOptions) -> Ops:
+    name = fastest(device)
     try:
         return make_ops(name, device, dtype, head_dim, options)
-    except (NoCompiler, BuildFailed, ValueError) as error:
+    except UNAVAILABLE as error:
         logger.warning("Backend %s is not available, using torch instead, which is slower: %s", name, error)
         return _torch(device, dtype, options)
 

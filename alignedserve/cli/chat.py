@@ -1,0 +1,139 @@
+"""`alignedserve chat`: talk to a server from a terminal, or a line at a time through a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from alignedserve.cli.batch import DEFAULT_URL, server_options
+
+if TYPE_CHECKING:
+    from alignedserve.cli.chat_client import Answer, Conversation
+
+TIERS = ("auto", "default", "priority", "flex")
+HELP = """\
+/clear        begin anew
+/system TEXT  another system prompt from here on; without TEXT: none
+/help         this
+/quit         end, as Ctrl-D does
+Ctrl-C stops an answer."""
+# of what moves a terminal's cursor and more; new lines and tabs are text
+_CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t")
+
+
+@click.command("chat")
+@server_options(DEFAULT_URL)
+@click.option("--model-name", help="[default: the server's first]")
+@click.option("--system-prompt", help="what the model is told before all else")
+@click.option("-q", "--quick", metavar="TEXT", help="one message: print the answer and end")
+@click.option("--service-tier", type=click.Choice(TIERS), help="flex: best effort; the others: real time")
+@click.option("--temperature", type=float)
+@click.option("--max-tokens", type=int, help="of an answer")
+@click.option("--seed", type=int)
+@click.option("--stats", is_flag=True, help="after each answer, what it took")
+def command(
+    url: str,
+    api_key: str | None,
+    model_name: str | None,
+    system_prompt: str | None,
+    quick: str | None,
+    stats: bool,
+    **options: Any,
+) -> None:
+    """Talk to a server that runs. Without a terminal, each line of the input is a message."""
+    from alignedserve.cli.chat_client import ChatClient, Conversation, Refused, find_model
+    from alignedserve.cli.http import http_client
+
+    given = {name: value for name, value in options.items() if value is not None}
+    with http_client(url, api_key) as http:
+        try:
+            client = ChatClient(http, find_model(http, model_name), given)
+            chat = Conversation(client, system_prompt)
+            if quick is not None:
+                _answer(chat, quick, stats)
+            elif sys.stdin.isatty() and sys.stdout.isatty():
+                _say(f"{client.model} at {url}; /help says what else there is")
+                _talk(chat, stats)
+            elif not _pipe(chat, stats):
+                sys.exit(1)
+        except Refused as error:
+            raise click.ClickException(_one_line(error)) from None
+
+
+def _talk(chat: Conversation, stats: bool) -> None:
+    with contextlib.suppress(ImportError):
+        # line editing, and lines that were typed before
+        import readline  # noqa: F401
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while (line := input("> ").strip()) != "/quit":
+            if line.startswith("/"):
+                _obey(chat, line)
+            elif line:
+                _turn(chat, line, stats)
+        return
+    click.echo()
+
+
+def _turn(chat: Conversation, line: str, stats: bool) -> None:
+    from alignedserve.cli.chat_client import STOPPED, Refused
+
+    try:
+        _answer(chat, line, stats)
+    except KeyboardInterrupt:
+        _say(STOPPED)
+    except Refused as error:
+        _say(f"Error: {_one_line(error)}")
+
+
+def _obey(chat: Conversation, line: str) -> None:
+    word, _, rest = line.partition(" ")
+    match word:
+        case "/clear":
+            chat.clear()
+        case "/system":
+            chat.system_prompt = rest.strip() or None
+        case _:
+            _say(HELP)
+
+
+def _pipe(chat: Conversation, stats: bool) -> bool:
+    """Whether all was answered."""
+    from alignedserve.cli.chat_client import Refused
+
+    all_answered = True
+    for line in sys.stdin.buffer:
+        if text := line.decode(errors="replace").strip():
+            try:
+                _answer(chat, text, stats)
+            except Refused as error:
+                all_answered = False
+                click.echo(f"Error: {_one_line(error)}", err=True)
+    return all_answered
+
+
+def _answer(chat: Conversation, text: str, stats: bool) -> None:
+    is_terminal, has_begun = sys.stdout.isatty(), False
+
+    def show(piece: str) -> None:
+        nonlocal has_begun
+        has_begun = True
+        click.echo(piece.translate(_CONTROLS) if is_terminal else piece, nl=False)
+
+    try:
+        answer: Answer = chat.ask(text, show)
+    finally:
+        if has_begun:
+            click.echo()
+    if stats:
+        _say(answer.stats)
+
+
+def _say(line: str) -> None:
+    click.secho(line.translate(_CONTROLS), dim=True, err=True)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).translate(_CONTROLS).split())

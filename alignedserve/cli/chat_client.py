@@ -1,0 +1,158 @@
+"""A chat with a server: what was said so far, and the next answer as it comes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from alignedserve.cli.http import refusal
+from alignedserve.events import EventReader
+
+Json = dict[str, Any]
+
+# at the end of an answer that was stopped, for the model to know as well
+STOPPED = "[stopped]"
+
+
+class Refused(Exception):
+    """There is no answer, or no whole one; the message is for the user."""
+
+
+@dataclass
+class Answer:
+    text: str = ""
+    # 0: the server has not said
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    # until its first and its last piece came
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    @property
+    def stats(self) -> str:
+        parts = [f"first token after {self.first_s:.3f} s", f"{self.num_prompt_tokens} prompt tokens"]
+        if self.num_cached_tokens:
+            parts[-1] += f" ({self.num_cached_tokens} cached)"
+        rate = self.num_tokens / self.last_s if self.last_s else 0.0
+        parts.append(f"{self.num_tokens} tokens in {self.last_s:.3f} s ({rate:.1f} tokens/s)")
+        return ", ".join(parts)
+
+
+class ChatClient:
+    def __init__(self, http: httpx.Client, model: str, options: Json) -> None:
+        """`options`: of each request, besides its messages."""
+        self.model = model
+        self._http = http
+        self._options = options
+
+    def answer(self, messages: list[Json], answer: Answer) -> Generator[str, None, None]:
+        """Its pieces; `answer` is filled on the way. Closed early, the request ends. Raises Refused."""
+        asked = {"model": self.model, "messages": messages, "stream": True, **self._options}
+        asked["stream_options"] = {"include_usage": True}
+        begun_s = time.perf_counter()
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=asked) as response:
+                if response.is_error:
+                    response.read()
+                    raise Refused(refusal(response))
+                for event in _events(response):
+                    for text in _take(event, answer):
+                        answer.last_s = time.perf_counter() - begun_s
+                        answer.first_s = answer.first_s or answer.last_s
+                        answer.text += text
+                        yield text
+        except httpx.TransportError as error:
+            raise Refused(away(self._http, error)) from None
+
+
+class Conversation:
+    def __init__(self, client: ChatClient, system_prompt: str | None) -> None:
+        self.system_prompt = system_prompt
+        self._client = client
+        self._turns: list[Json] = []
+
+    def ask(self, text: str, show: Callable[[str], object]) -> Answer:
+        """Raises Refused, and what was asked is forgotten. A KeyboardInterrupt leaves what has come."""
+        question = {"role": "user", "content": text}
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        answer = Answer()
+        pieces = self._client.answer([*system, *self._turns, question], answer)
+        try:
+            for piece in pieces:
+                show(piece)
+        except KeyboardInterrupt:
+            if answer.text:
+                self._keep(question, f"{answer.text} {STOPPED}")
+            raise
+        finally:
+            pieces.close()
+        self._keep(question, answer.text)
+        return answer
+
+    def clear(self) -> None:
+        self._turns.clear()
+
+    def _keep(self, question: Json, text: str) -> None:
+        self._turns += [question, {"role": "assistant", "content": text}]
+
+
+def find_model(http: httpx.Client, name: str | None) -> str:
+    """The one named, if the server has it; else its first. Raises Refused."""
+    path = "/v1/models" if name is None else f"/v1/models/{quote(name)}"
+    try:
+        response = http.get(path)
+    except httpx.TransportError as error:
+        raise Refused(away(http, error)) from None
+    if response.is_error:
+        raise Refused(refusal(response))
+    try:
+        return str((response.json() if name else response.json()["data"][0])["id"])
+    except (ValueError, LookupError, TypeError):
+        raise Refused(f"{response.url}: lists no models; is it an OpenAI-compatible server?") from None
+
+
+def away(http: httpx.Client, error: httpx.TransportError) -> str:
+    url = str(http.base_url).rstrip("/")
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return f"{url}: no server answers there; `alignedserve serve` starts one, --url names another"
+    return f"{url}: {error or type(error).__name__}"
+
+
+def _events(response: httpx.Response) -> Iterator[Json]:
+    """Raises Refused when they end before the answer does."""
+    reader = EventReader()
+    for data in response.iter_bytes():
+        for event in reader.feed(data):
+            if event == b"[DONE]":
+                return
+            yield _decoded(event)
+    raise Refused(f"{response.url}: the answer has broken off")
+
+
+def _decoded(event: bytes) -> Json:
+    try:
+        found = json.loads(event)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Refused(f"the server sent {event[:80]!r}, which is no event of a chat")
+    if error := found.get("error"):
+        raise Refused(str(error.get("message", error) if isinstance(error, dict) else error))
+    return found
+
+
+def _take(event: Json, answer: Answer) -> Iterator[str]:
+    if usage := event.get("usage"):
+        answer.num_prompt_tokens = usage.get("prompt_tokens", 0)
+        answer.num_tokens = usage.get("completion_tokens", 0)
+        answer.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    for choice in event.get("choices", []):
+        if text := choice.get("delta", {}).get("content"):
+            yield text

@@ -1,0 +1,109 @@
+"""What was asked for, and what the launcher and the instances would make of it here."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from alignedserve.cli.doctor.finding import NotChecked
+from alignedserve.cli.doctor.gpu_facts import GpuFacts, gpu_facts
+from alignedserve.cli.serve import Configs
+from alignedserve.engine.build import TORCH_DTYPES
+from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
+from alignedserve.instance.config import InstanceConfig
+from alignedserve.kv_format import BlockFormat
+from alignedserve.launch.plan import (
+    IslandPlan,
+    Request,
+    Site,
+    check,
+    free_shm_bytes,
+    plan_island,
+    runs_on_cpu,
+)
+from alignedserve.launch.sites import LOOPBACK, threads_of_each
+from alignedserve.models.locate import Location, locate_model
+from alignedserve.wire import RouterAddress
+
+
+class Case:
+    def __init__(self, asked: Configs) -> None:
+        self.asked = asked
+        self.engine = asked.engine
+        self.serve = asked.serve
+
+    @property
+    def num_instances(self) -> int:
+        return self.serve.prefill_instances + self.serve.decode_instances
+
+    @property
+    def num_threads(self) -> int:
+        return threads_of_each(self.serve)
+
+    @cached_property
+    def gpus(self) -> GpuFacts:
+        return gpu_facts()
+
+    @property
+    def is_cpu(self) -> bool:
+        if self.engine.device == "cuda" and not self.gpus.gpus:
+            raise NotChecked("a GPU")
+        return runs_on_cpu(self.engine, len(self.gpus.gpus))
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.is_cpu else "cuda")
+
+    @cached_property
+    def located(self) -> Location | ValueError:
+        """Never downloaded."""
+        try:
+            return locate_model(
+                self.engine.model, self.engine.load_format, self.engine.revision, may_download=False
+            )
+        except ValueError as error:
+            return error
+
+    @property
+    def model(self) -> Location:
+        if isinstance(self.located, ValueError):
+            raise NotChecked("the model")
+        return self.located
+
+    @property
+    def dtype(self) -> str:
+        return choose_dtype(self.engine, self.model.config, self.is_cpu)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return TORCH_DTYPES[self.dtype]
+
+    @property
+    def form(self) -> BlockFormat:
+        return block_format(self.engine, self.model.config, self.dtype)
+
+    @property
+    def max_model_len(self) -> int:
+        """Raises ValueError."""
+        return choose_max_model_len(self.engine, self.model.config)
+
+    @cached_property
+    def island(self) -> IslandPlan:
+        """Raises ValueError for what does not fit this machine."""
+        asked = self.asked
+        request = Request(asked.engine, asked.router, asked.serve, self.model, asked.limits, asked.mix)
+        check(request)
+        # nobody will connect to this router
+        address = RouterAddress(LOOPBACK, 0, "")
+        num_gpus = 0 if self.is_cpu else len(self.gpus.gpus)
+        return plan_island(request, Site("localhost", None, num_gpus, free_shm_bytes(), address), "doctor")
+
+    @property
+    def instance(self) -> InstanceConfig:
+        """Any of them: they differ by their names only."""
+        try:
+            plan = self.island
+        except ValueError:
+            raise NotChecked("a plan") from None
+        return next(part.config for part in plan.parts if isinstance(part.config, InstanceConfig))

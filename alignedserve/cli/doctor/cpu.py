@@ -1,0 +1,72 @@
+"""The CPU: how much of it there is, and the kernels for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+from alignedserve.cli.doctor.case import Case
+from alignedserve.cli.doctor.cgroup import cpu_quota
+from alignedserve.cli.doctor.finding import Finding, fail, note, ok, warn
+from alignedserve.engine.ops import UNAVAILABLE, fastest, make_ops
+from kernels.cpu.build import cpu_features, library_path
+
+# that the kernels have code for, the fastest first
+INSTRUCTIONS = ("avx512_bf16", "avx512f", "fma", "asimd")
+
+
+def check_cores(case: Case) -> Iterator[Finding]:
+    num_cores = len(os.sched_getaffinity(0))
+    # on GPUs it is not the cores that compute
+    num_instances = case.num_instances if case.is_cpu else 0
+    yield cores_finding(num_cores, cpu_quota(), num_instances, os.environ.get("OMP_NUM_THREADS"))
+
+
+def cores_finding(
+    num_cores: int, quota: float | None, num_instances: int, num_threads: str | None
+) -> Finding:
+    """`num_instances`: that compute on them. `num_threads`: of each, where the environment says so."""
+    text = f"{num_cores} cores"
+    if quota is not None and quota < num_cores:
+        return warn(
+            f"{text}, but time of {quota:g} only: threads are stopped again and again",
+            "raise the container's CPU limit, pin it to so many cores, or set OMP_NUM_THREADS",
+        )
+    if num_cores < num_instances:
+        return warn(
+            f"{text} for {num_instances} instances: they take turns", "fewer instances, or more cores"
+        )
+    if num_threads is not None and num_instances:
+        return note(f"{text} for {num_instances} instances, OMP_NUM_THREADS={num_threads} of each")
+    return ok(f"{text} for {num_instances} instances" if num_instances else text)
+
+
+def check_backend(case: Case) -> Iterator[Finding]:
+    """As an instance makes it; native kernels are built now if that was not done before."""
+    name, head_dim = case.engine.attention_backend, case.model.config.head_dim
+    wanted = fastest(case.device) if name == "auto" else name
+    begun_s = time.monotonic()
+    try:
+        is_built = wanted != "cpu" or library_path().exists()
+        make_ops(wanted, case.device, case.torch_dtype, head_dim)
+    except UNAVAILABLE as error:
+        if name == "auto":
+            yield warn(f"backend torch, which is slow, instead of {wanted}: {error}", "what the message says")
+        else:
+            yield fail(str(error), "what the message says, or --attention-backend auto")
+        return
+    if wanted == "cpu":
+        built = "built before" if is_built else f"built in {time.monotonic() - begun_s:.1f} s"
+        yield native_finding(built, cpu_features())
+    else:
+        yield ok(f"backend {wanted}")
+
+
+def native_finding(built: str, features: str) -> Finding:
+    found = [each for each in INSTRUCTIONS if each in features.split()]
+    if not found:
+        return warn(
+            f"backend cpu, {built}, with plain instructions, which are slow", "a CPU with FMA or AVX-512"
+        )
+    return ok(f"backend cpu, {built}, with {', '.join(found)}")

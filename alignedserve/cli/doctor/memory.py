@@ -1,0 +1,105 @@
+"""Memory: of the machine, of its GPUs, and shared; against weights, KV and the pool."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from alignedserve.cli.doctor import cgroup
+from alignedserve.cli.doctor.case import Case
+from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, in_bytes, note, ok, warn
+from alignedserve.cli.doctor.model import num_weight_bytes
+from alignedserve.engine.choices import DEFAULT_CPU_KV_BYTES, choose_num_blocks
+from alignedserve.engine.gpu_memory import MemoryUse, kv_share
+from alignedserve.launch.plan import free_shm_bytes
+
+
+def check_kv(case: Case) -> Iterator[Finding]:
+    num_blocks = _num_kv_blocks(case)
+    num_tokens = num_blocks * case.form.block_size
+    per_token = case.form.block_bytes // case.form.block_size
+    most = "" if case.is_cpu or case.engine.kv_cache_memory_bytes else "at most "
+    yield ok(
+        f"{in_bytes(per_token)} a token; each instance: {most}{num_tokens} tokens "
+        f"({in_bytes(num_blocks * case.form.block_bytes)}), "
+        f"{num_blocks // case.form.num_blocks(case.max_model_len)} requests of {case.max_model_len}"
+    )
+
+
+def check_plan(case: Case) -> Iterator[Finding]:
+    """What `serve` checks before it starts a process; the pool's memory, most of all."""
+    num_bytes = case.island.num_pool_blocks * case.island.form.block_bytes
+    yield ok(
+        f"{case.num_instances} instances, link {case.instance.transfers.link}; "
+        f"a pool of {in_bytes(num_bytes)}, {in_bytes(free_shm_bytes())} are free in /dev/shm"
+    )
+
+
+def check_memory(case: Case) -> Iterator[Finding]:
+    num_instances = case.num_instances if case.is_cpu else 0
+    num_weights = num_kv = num_pool = 0
+    try:
+        num_weights = num_weight_bytes(case)
+        num_kv = _num_kv_blocks(case) * case.form.block_bytes
+        num_pool = case.island.num_pool_blocks * case.form.block_bytes
+    except ValueError:
+        # said by another check; what is known may already be too much
+        if not num_weights:
+            raise NotChecked("whole weights") from None
+    yield memory_finding(_num_available(), num_instances * num_weights, num_instances * num_kv, num_pool)
+
+
+def memory_finding(num_available: int, num_weights: int, num_kv: int, num_pool: int) -> Finding:
+    """Of the host. KV's pages are taken when they are first used, all else at the start."""
+    parts = {"weights": num_weights, "pool": num_pool, "KV, at most": num_kv}
+    text = f"{in_bytes(num_available)} available: "
+    text += ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items() if size)
+    if num_weights + num_pool > num_available:
+        return fail(text, "fewer instances, a smaller --pool-memory-bytes, or more memory")
+    if num_weights + num_pool + num_kv > num_available:
+        return warn(
+            f"{text}: too much when all of it is used",
+            "a smaller --kv-cache-memory-bytes or --pool-memory-bytes",
+        )
+    return ok(text)
+
+
+def check_limits(case: Case) -> Iterator[Finding]:
+    num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    yield files_finding(num_files, case.asked.limits.max_requests_per_key)
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if not case.is_cpu and locked != resource.RLIM_INFINITY:
+        yield note(f"locked memory is limited to {in_bytes(locked)}: if pinning the pool fails, ulimit -l")
+
+
+def files_finding(num_files: int, max_requests: int) -> Finding:
+    if num_files == resource.RLIM_INFINITY:
+        return ok("open files: no limit")
+    if num_files < max_requests:
+        return warn(
+            f"{num_files} open files, one for each client: fewer than --max-requests-per-key={max_requests}",
+            f"ulimit -n {2 * max_requests}",
+        )
+    return ok(f"{num_files} open files")
+
+
+def _num_kv_blocks(case: Case) -> int:
+    """Of each instance. Raises ValueError when one request does not fit."""
+    budget = case.engine.kv_cache_memory_bytes or (
+        DEFAULT_CPU_KV_BYTES if case.is_cpu else _gpu_kv_bytes(case)
+    )
+    return choose_num_blocks(case.engine, case.form, case.max_model_len, budget)
+
+
+def _gpu_kv_bytes(case: Case) -> int:
+    """What weights leave; the work of a step is measured at the start, and takes some of it."""
+    gpu, num_weights = min(case.gpus.gpus, key=lambda gpu: gpu.num_free_bytes), num_weight_bytes(case)
+    use = MemoryUse(gpu.num_total_bytes, gpu.num_free_bytes - num_weights, num_weights)
+    return kv_share(use, num_work=0, utilization=case.instance.engine.gpu_memory_utilization)
+
+
+def _num_available() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    of_machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    return min(of_machine, cgroup.num_free_bytes() or of_machine)

@@ -1,0 +1,68 @@
+"""The model's files: what kind it is, whether all weights are there, its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from alignedserve.cli.doctor.case import Case
+from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
+from alignedserve.kv_format import DTYPE_BYTES
+from alignedserve.models.listed_weights import num_weights
+from alignedserve.models.locate import NotInCache
+from alignedserve.models.weights import SafetensorsSource
+from alignedserve.text.tokenizer import Tokenizer
+
+
+def check_model(case: Case) -> Iterator[Finding]:
+    if isinstance(case.located, NotInCache):
+        yield note(f"{case.located}: serve looks for it on the hub, and downloads it")
+        return
+    if isinstance(case.located, ValueError):
+        raise case.located
+    config = case.model.config
+    text = f"{case.model.name}: {config.architecture}, {config.num_layers} layers of {config.hidden_size}"
+    yield ok(f"{text}, {case.max_model_len} of at most {config.max_position} tokens")
+
+
+def num_weight_bytes(case: Case) -> int:
+    """In the dtype that it runs with. Raises ValueError when the files don't hold the model."""
+    found, checkpoint = case.model, None
+    if not found.is_dummy and found.directory is not None:
+        checkpoint = SafetensorsSource(found.directory, case.torch_dtype, "cpu", progress=False)
+    return num_weights(found.config, case.torch_dtype, checkpoint) * DTYPE_BYTES[case.dtype]
+
+
+def check_weights(case: Case) -> Iterator[Finding]:
+    try:
+        size = in_bytes(num_weight_bytes(case))
+    except ValueError as error:
+        if not case.model.is_cached:
+            raise
+        yield warn(
+            str(error), "serve downloads what is missing; if it is damaged, remove it from the hub's cache"
+        )
+        return
+    stored = case.model.config.dtype
+    cast = "" if stored == case.dtype else f" (the checkpoint says {stored})"
+    what = "random" if case.model.is_dummy else "complete"
+    yield ok(f"{what}, {size} in {case.dtype}{cast}")
+
+
+def check_tokenizer(case: Case) -> Iterator[Finding]:
+    directory = case.engine.tokenizer or case.model.directory
+    if case.engine.skip_tokenizer_init or directory is None:
+        yield note("none: token ids in and out, no text")
+        return
+    tokenizer, rows = Tokenizer.from_directory(directory), case.model.config.vocab_size
+    if tokenizer.vocab_size > rows:
+        yield fail(
+            f"{tokenizer.vocab_size} tokens, and the model knows {rows}",
+            "the tokenizer that the model came with",
+        )
+    elif tokenizer.has_chat_template:
+        yield ok(f"{tokenizer.vocab_size} tokens, with a chat template")
+    else:
+        yield warn(
+            f"{tokenizer.vocab_size} tokens, and no chat template: /v1/chat/completions refuses all",
+            "use /v1/completions, or put a chat_template.jinja beside it",
+        )

@@ -1,0 +1,39 @@
+"""The cost model's profile: saved before, or measured when instances start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from alignedserve.cli.doctor.case import Case
+from alignedserve.cli.doctor.finding import Finding, note, ok, warn
+from alignedserve.profile.facts import facts_from
+from alignedserve.profile.saved import check_is_of, decode, default_path
+
+
+def check_profile(case: Case) -> Iterator[Finding]:
+    config = case.instance
+    if not config.needs_profile:
+        yield note("none is used: no iteration is kept short for a deadline")
+        return
+    facts = facts_from(case.model.config, case.form, config.engine, case.device, _num_threads(case))
+    path = Path(config.cost_profile) if config.cost_profile else default_path(facts)
+    yield profile_finding(path, facts)
+
+
+def profile_finding(path: Path, facts: dict[str, str]) -> Finding:
+    measure = "alignedserve profile MODEL, when the machine is quiet, is more exact"
+    try:
+        profile = decode(path.read_bytes(), path.name)
+        check_is_of(profile, facts)
+    except FileNotFoundError:
+        return note(f"none yet: the first instance measures for 1 to 3 s; {measure}")
+    except (OSError, ValueError) as error:
+        return warn(f"{path} is of no use, it is measured again: {error}", measure)
+    return ok(f"saved, of {profile.num_points} points: {path}")
+
+
+def _num_threads(case: Case) -> int:
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    return int(named) if named.isdecimal() else case.num_threads

@@ -1,0 +1,67 @@
+"""Where files and batch jobs are kept: the Redis that was named, or a private one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from alignedserve.cli.doctor.case import Case
+from alignedserve.cli.doctor.finding import Finding, fail, ok
+from alignedserve.launch.store import end_process, store_site, until_answering
+from alignedserve.store import StoreAway
+from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.server import PrivateServer, find_server
+
+_START_S = 5.0
+
+
+def check_store(case: Case) -> Iterator[Finding]:
+    with store_site(case.serve, f"alignedserve-doctor-{os.getpid()}") as site:
+        if site.server is not None:
+            yield ok(f"the state directory is free, and can be written: {site.server.socket.parent}")
+        else:
+            yield asyncio.run(_named(site.url))
+
+
+def check_private_redis(case: Case) -> Iterator[Finding]:
+    """On an empty directory: what is kept in the real one is left alone."""
+    if case.serve.redis_url is not None:
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="doctor-", dir="/tmp") as name,
+        open(Path(name) / "lock", "w") as lock,
+    ):
+        yield asyncio.run(_starts(PrivateServer(find_server(), Path(name), lock.fileno())))
+
+
+async def _named(url: str) -> Finding:
+    store = RedisStore(url)
+    try:
+        await store.ping()
+    except StoreAway as error:
+        return fail(
+            f"redis_url: does not answer, Files and Batches would not: {error}",
+            "start it, or leave --redis-url",
+        )
+    finally:
+        await store.close()
+    return ok("redis_url: answers")
+
+
+async def _starts(server: PrivateServer) -> Finding:
+    process = await server.start()
+    ended = asyncio.create_task(process.wait())
+    answering = asyncio.create_task(until_answering(server.url))
+    try:
+        await asyncio.wait({ended, answering}, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return ok(f"{Path(server.program).name} starts")
+        return fail(
+            f"{server.program} does not start: {server.last_words()}", "another Redis, by --redis-url"
+        )
+    finally:
+        answering.cancel()
+        await end_process(process, ended)

@@ -1,0 +1,58 @@
+"""What a model would take, without reading or making any of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from alignedserve.engine.ops.base import Activation
+from alignedserve.engine.ops.torch_ops import TorchLinear, TorchOps
+from alignedserve.models.config import ModelConfig
+from alignedserve.models.registry import build_model
+from alignedserve.models.weights import SafetensorsSource
+
+
+class ListedSource:
+    """A WeightSource of shapes. With a checkpoint, it checks that this has them, and nothing else."""
+
+    def __init__(self, dtype: torch.dtype, checkpoint: SafetensorsSource | None) -> None:
+        self.num_values = 0
+        self._dtype = dtype
+        self._checkpoint = checkpoint
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if self._checkpoint is not None:
+            self._checkpoint.expect(name, shape)
+        self.num_values += math.prod(shape)
+        # of one value's memory, whatever its shape
+        return torch.empty(1, dtype=self._dtype).expand(shape)
+
+    def finish(self) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.finish()
+
+
+class ListingOps(TorchOps):
+    """Keeps nothing of what it is given."""
+
+    def linear_weight(
+        self,
+        parts: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor] | None = None,
+        activation: Activation = Activation.NONE,
+    ) -> TorchLinear:
+        return TorchLinear(parts[0], None, activation)
+
+    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+def num_weights(config: ModelConfig, dtype: torch.dtype, checkpoint: SafetensorsSource | None) -> int:
+    """Values in all of the model's tensors. Raises ValueError when the checkpoint is not the model's."""
+    listed = ListedSource(dtype, checkpoint)
+    # how long sequences may be makes no difference to the weights
+    build_model(config, listed, ListingOps(dtype), max_model_len=1)
+    listed.finish()
+    return listed.num_values

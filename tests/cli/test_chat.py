@@ -1,0 +1,204 @@
+"""`alignedserve chat` as a user types it: at a server of the demo model, and at a gateway whose island has a script.
+
+The latter stands still, refuses and fails when it is told to. `doctor --url` is here too, for the server's sake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from alignedserve.gateway.keys import digests_of
+from alignedserve.launch.ports import free_port
+from alignedserve.messages import Rejected, Submit
+from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
+from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.test_gateway import Served, play, served
+from tests.launch.server import Server, serving
+
+
+def alignedserve(*words: str, said: str = "", key: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "alignedserve", *words]
+    environment = os.environ | {"OPENAI_API_KEY": key}
+    return subprocess.run(command, input=said, capture_output=True, text=True, timeout=60, env=environment)
+
+
+# ---- at a server ----
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as found:
+        yield found
+
+
+def test_a_quick_question_is_answered_on_stdout(server: Server) -> None:
+    done = alignedserve("chat", "--url", f"{server.url}/v1", "-q", "Count from 7 to 12.")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7, 8, 9, 10, 11, 12\n", "")
+
+
+def test_through_a_pipe_each_line_is_a_message_of_one_chat(server: Server) -> None:
+    lines = 'Count from 7 to 12.\n\n/help\nSpell the word "hippo".\n'
+    done = alignedserve("chat", "--url", server.url, "--stats", said=lines)
+    assert done.returncode == 0
+    first, *_, last = done.stdout.splitlines()
+    assert (first, last) == ("7, 8, 9, 10, 11, 12", "h-i-p-p-o")
+    figures = [int(each) for each in re.findall(r"(\d+) prompt tokens", done.stderr)]
+    assert len(figures) == 3 and figures[0] < figures[1] < figures[2]
+    assert re.search(
+        r"^first token after \d+\.\d{3} s, .* tokens in .* tokens/s\)$", done.stderr, re.MULTILINE
+    )
+
+
+def test_in_a_terminal_the_chat_goes_on_until_it_is_cleared_and_ended(server: Server) -> None:
+    at = Terminal("chat", "--url", server.url, "--stats")
+    at.until("demo at ")
+    figures = []
+    for line in ("Count from 7 to 12.", "Count from 7 to 12.", "/clear", "Count from 7 to 12."):
+        at.until("> ")
+        at.type(f"{line}\r")
+        if not line.startswith("/"):
+            at.until("7, 8, 9, 10, 11, 12")
+            figures.append(int(re.findall(r"(\d+)$", at.until(" prompt tokens"))[0]))
+    assert figures[0] == figures[2] < figures[1]
+    at.until("> ")
+    at.type(CTRL_D)
+    assert at.end() == 0
+
+
+def test_a_server_that_runs_is_found_well(server: Server) -> None:
+    done = alignedserve("doctor", "--url", f"{server.url}/v1", "--json")
+    assert done.returncode == 0, done.stdout
+    found = {each["area"]: each for each in json.loads(done.stdout)["findings"]}
+    assert list(found) == ["health", "version", "processes", "model", "request"]
+    assert {each["level"] for each in found.values()} == {"ok"}
+    assert found["processes"]["text"] == "all 5 are up" and found["model"]["text"] == "demo"
+    assert "first token after" in found["request"]["text"]
+
+
+# ---- at a gateway with a script ----
+
+
+async def chat(at: Served, *words: str, said: str = "", key: str = "") -> subprocess.CompletedProcess[str]:
+    url = str(at.http.base_url)
+    return await asyncio.to_thread(alignedserve, "chat", "--url", url, *words, said=said, key=key)
+
+
+def prompt_of(submit: Submit) -> str:
+    return TOKENIZER.decode(submit.request.prompt)
+
+
+def test_a_request_has_what_was_said_before_and_what_was_asked_for() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            words = ["--system-prompt", "Be kind.", "--service-tier", "flex", "--temperature", "0.5"]
+            done = await chat(at, *words, "--max-tokens", "99", "--seed", "7", said="How far?\nHow long?\n")
+            assert done.stdout == "one two three\none two three\n", done.stderr
+            second = at.router.submitted[1]
+            said = prompt_of(second)
+            places = [said.index(text) for text in ("Be kind.", "How far?", "one two three", "How long?")]
+            assert places == sorted(places)
+            params = second.request.params
+            assert (params.temperature, params.max_tokens, params.seed) == (0.5, 99, 7)
+            assert second.request.tier == "be"
+
+    play(scenario)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            at.router.allowed = 2
+            terminal = Terminal("chat", "--url", str(at.http.base_url))
+            await asyncio.to_thread(terminal.until, "> ")
+            terminal.type("How far?\r")
+            await asyncio.to_thread(terminal.until, "on")
+            terminal.type(CTRL_C)
+            await asyncio.to_thread(terminal.until, "[stopped]")
+            # the request is closed as well
+            await at.router.until(lambda: at.router.aborted == [at.router.submitted[0].request.key])
+            at.router.allowed = None
+            await asyncio.to_thread(terminal.until, "> ")
+            terminal.type("/system Be brief.\r")
+            await asyncio.to_thread(terminal.until, "> ")
+            terminal.type("How long?\r")
+            await asyncio.to_thread(terminal.until, "one two three")
+            said = prompt_of(at.router.submitted[1])
+            assert re.search(r"Be brief\..*How far\?.*on \[stopped\].*How long\?", said, re.DOTALL), said
+            await asyncio.to_thread(terminal.until, "> ")
+            terminal.type(CTRL_C)
+            assert await asyncio.to_thread(terminal.end) == 0
+
+    play(scenario)
+
+
+def test_what_is_refused_is_forgotten_and_the_chat_goes_on() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            first = True
+
+            def refuse(submit: Submit) -> Rejected | None:
+                nonlocal first
+                is_first, first = first, False
+                return Rejected(submit.request.key, "full", "7 wait\nalready") if is_first else None
+
+            at.router.refuse = refuse
+            done = await chat(at, said="How far?\nHow long?\n")
+            assert (done.returncode, done.stdout) == (1, "one two three\n")
+            assert re.fullmatch(r"Error: .*7 wait already.*\n", done.stderr)
+            assert "How far?" not in prompt_of(at.router.submitted[1])
+
+    play(scenario)
+
+
+def test_an_answer_that_fails_is_an_error() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            at.router.allowed = 1
+            asking = asyncio.create_task(chat(at, "-q", "How far?"))
+            await at.router.until(lambda: bool(at.router.submitted))
+            at.router.fail("NaN in its logits")
+            done = await asking
+            assert done.returncode == 1 and done.stdout in ("", "o\n")
+            assert re.fullmatch(r"Error: .*NaN in its logits.*\n", done.stderr)
+
+    play(scenario)
+
+
+def test_a_model_does_not_drive_the_terminal() -> None:
+    async def scenario() -> None:
+        answer = "red\x1b[31m\x07\x9b2J\x7f\tand\nblue"
+        async with served(ScriptedRouter(answer=answer_of(answer))) as at:
+            assert (await chat(at, "-q", "What?")).stdout == f"{answer}\n"
+            terminal = Terminal("chat", "--url", str(at.http.base_url), "-q", "What?")
+            assert await asyncio.to_thread(terminal.end) == 0
+            assert terminal.shown == "red[31m2J\tand\r\nblue\r\n"
+
+    play(scenario)
+
+
+def test_what_is_wrong_is_one_line() -> None:
+    async def scenario() -> None:
+        async with served(key_digests=digests_of(["secret"], None)) as at:
+            assert (await chat(at, "-q", "What?", key="secret")).stdout == "one two three\n"
+            for words, reason in (
+                (["--api-key", "wrong"], "API key"),
+                (["--api-key", "secret", "--model-name", "no/such"], "'no/such': does not exist"),
+                (["--api-key", "secret", "--max-tokens", "0"], "max_tokens"),
+                (["--url", f"http://127.0.0.1:{free_port('127.0.0.1')}"], "`alignedserve serve` starts one"),
+                (["--url", "nonsense"], "must be like http://"),
+                (["--api-key", "sécret"], "printable ASCII"),
+            ):
+                done = await chat(at, *words, "-q", "What?")
+                assert (done.returncode, done.stdout) == (1, ""), words
+                assert done.stderr.startswith("Error: ") and reason in done.stderr, done.stderr
+                assert done.stderr.count("\n") == 1
+
+    play(scenario)

@@ -1,0 +1,50 @@
+"""What a model would take is what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from alignedserve.engine.ops.torch_ops import TorchOps
+from alignedserve.models.hf_config import load_model_config
+from alignedserve.models.listed_weights import num_weights
+from alignedserve.models.registry import build_model
+from alignedserve.models.weights import SafetensorsSource
+
+
+class Counted:
+    def __init__(self, source: SafetensorsSource) -> None:
+        self.source, self.num_values = source, 0
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = self.source.take(name, shape)
+        self.num_values += tensor.numel()
+        return tensor
+
+    def finish(self) -> None:
+        self.source.finish()
+
+
+def source_of(directory: Path) -> SafetensorsSource:
+    return SafetensorsSource(directory, torch.float32, "cpu", progress=False)
+
+
+@pytest.mark.parametrize("family", ["llama-gqa-tied", "mistral-window", "qwen2", "qwen3", "opt-post-norm"])
+def test_all_that_a_model_takes_is_counted(tiny_model: Callable[[str], Path], family: str) -> None:
+    directory = tiny_model(family)
+    config, counted = load_model_config(directory), Counted(source_of(directory))
+    build_model(config, counted, TorchOps(torch.float32), max_model_len=8)
+    counted.finish()
+    assert num_weights(config, torch.float32, source_of(directory)) == counted.num_values > 0
+    assert num_weights(config, torch.float32, None) == counted.num_values
+
+
+def test_nothing_is_read_of_the_weights(tiny_model: Callable[[str], Path]) -> None:
+    source = source_of(tiny_model("qwen2"))
+    for file in source._files:
+        # a view of the map would be an error
+        file.tensor = None  # type: ignore[method-assign, assignment]
+    assert num_weights(load_model_config(tiny_model("qwen2")), torch.float32, source)
