@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 import alignedserve
@@ -24,6 +25,7 @@ from alignedserve.gateway.health import cluster_body, health
 from alignedserve.gateway.intake import Intake
 from alignedserve.gateway.keys import Keys
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.page.routes import page_routes
 from alignedserve.gateway.service import service_of
 from alignedserve.gateway.tokens import tokens_router
 
@@ -51,7 +53,10 @@ def create_app(
         status, body = await health(islands, doors)
         return JSONResponse(body, status)
 
-    app.add_middleware(Gate, router=app.router, public=health_route, keys=keys, limits=limits, doors=doors)
+    page = page_routes()
+    app.include_router(page)
+    public = {health_route, *(route.endpoint for route in page.routes if isinstance(route, APIRoute))}
+    app.add_middleware(Gate, router=app.router, public=public, keys=keys, limits=limits, doors=doors)
     if allowed_origins:
         # around the gate: what a browser asks beforehand comes without a key, and it must be able to read a refusal
         app.add_middleware(
