@@ -10,7 +10,6 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 import alignedserve
@@ -25,7 +24,7 @@ from alignedserve.gateway.health import cluster_body, health
 from alignedserve.gateway.intake import Intake
 from alignedserve.gateway.keys import Keys
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.page.routes import page_routes
+from alignedserve.gateway.page.routes import add_page
 from alignedserve.gateway.service import service_of
 from alignedserve.gateway.tokens import tokens_router
 
@@ -53,9 +52,7 @@ def create_app(
         status, body = await health(islands, doors)
         return JSONResponse(body, status)
 
-    page = page_routes()
-    app.include_router(page)
-    public = {health_route, *(route.endpoint for route in page.routes if isinstance(route, APIRoute))}
+    public = {health_route, *add_page(app)}
     app.add_middleware(Gate, router=app.router, public=public, keys=keys, limits=limits, doors=doors)
     if allowed_origins:
         # around the gate: what a browser asks beforehand comes without a key, and it must be able to read a refusal

@@ -1,47 +1,56 @@
-// What became of processes from one look to the next. The server names those that are there, and those that it misses.
+// What became of processes from one look to the next. Of an island whose router answers, each process is named that is
+// there or is missed; of another one nothing is known.
 
 const KEPT = 50;
 
 export class Changes {
   constructor() {
-    // key -> as last seen, with what this page knows beside: when it went, the pid before
+    // key -> as last named, and what this page knows beside: since when it is missed, when it came back, and as what before
     this.byKey = new Map();
     this.events = [];
   }
 
-  // `processes`: null while no router answers. All that were ever seen, with `state`, `wentMs`, `formerPid`, `backMs`.
+  // `processes`: null while no router answers. All that were ever seen.
   look(processes, nowMs) {
     const named = new Map((processes ?? []).map((process) => [keyOf(process), process]));
+    const heard = new Set([...named.values()].map((process) => process.island));
     for (const key of new Set([...named.keys(), ...this.byKey.keys()])) {
-      this.byKey.set(key, this.next(this.byKey.get(key), named.get(key), nowMs));
+      this.byKey.set(key, this.next(this.byKey.get(key), named.get(key), heard, nowMs));
     }
     return [...this.byKey.values()];
   }
 
-  next(before, said, nowMs) {
-    if (!before) return { ...said, wentMs: said.state === "up" ? null : nowMs, formerPid: null, backMs: null };
-    // an island is not named while its router does not answer, and a gateway while it comes back
-    const now = said ?? { ...before, state: "unknown", requests: {} };
-    if (now.state !== "up") return this.gone(before, now, nowMs);
-    return this.there(before, now, nowMs);
+  next(before, said, heard, nowMs) {
+    if (!before) return { ...said, missedMs: said.state === "up" ? null : nowMs, backMs: null, formerPid: null };
+    if (!heard.has(before.island)) return this.unheard(before, nowMs);
+    if (said?.state === "up") return this.there(before, said, nowMs);
+    return this.missed(before, said, nowMs);
   }
 
-  gone(before, now, nowMs) {
-    if (before.state === "up") {
-      const what = now.state === "down" ? "is down" : "is not heard of";
-      this.say(nowMs, before, `${before.instance_id} (pid ${before.pid}) ${what}`);
+  // Only the router is missed, as far as one can tell.
+  unheard(before, nowMs) {
+    const isMissed = before.role === "router";
+    if (isMissed && before.missedMs === null) this.say(nowMs, before, `router (pid ${before.pid}) does not answer`);
+    const missedMs = isMissed ? (before.missedMs ?? nowMs) : before.missedMs;
+    return { ...before, state: "unknown", requests: {}, missedMs };
+  }
+
+  missed(before, said, nowMs) {
+    if (before.missedMs === null) this.say(nowMs, before, `${before.instance_id} (pid ${before.pid}) is down`);
+    const { pid, epoch } = before;
+    return { ...before, ...said, state: "down", requests: {}, pid, epoch, missedMs: before.missedMs ?? nowMs };
+  }
+
+  there(before, said, nowMs) {
+    const wasMissed = before.missedMs !== null;
+    const after = wasMissed ? `, after ${((nowMs - before.missedMs) / 1000).toFixed(1)} s` : "";
+    const now = { ...before, ...said, missedMs: null };
+    if (before.epoch !== said.epoch) {
+      this.say(nowMs, said, `${said.instance_id} is back as pid ${said.pid}${after}`);
+      return { ...now, backMs: nowMs, formerPid: before.pid };
     }
-    const pid = now.pid || before.pid;
-    return { ...before, ...now, pid, epoch: before.epoch, wentMs: before.wentMs ?? nowMs };
-  }
-
-  there(before, now, nowMs) {
-    const isNew = before.epoch !== now.epoch;
-    const awayMs = before.wentMs === null ? null : nowMs - before.wentMs;
-    if (isNew) this.say(nowMs, now, `${now.instance_id} is back as pid ${now.pid}${after(awayMs)}`);
-    else if (awayMs !== null) this.say(nowMs, now, `${now.instance_id} (pid ${now.pid}) is heard of again`);
-    const marks = isNew ? { formerPid: before.pid, backMs: nowMs } : {};
-    return { ...before, ...now, ...marks, wentMs: null };
+    if (wasMissed) this.say(nowMs, said, `${said.instance_id} (pid ${said.pid}) answers again${after}`);
+    return now;
   }
 
   say(atMs, process, text) {
@@ -51,7 +60,3 @@ export class Changes {
 }
 
 export const keyOf = (process) => `${process.island}/${process.instance_id}`;
-
-function after(awayMs) {
-  return awayMs === null ? "" : `, after ${(awayMs / 1000).toFixed(1)} s`;
-}

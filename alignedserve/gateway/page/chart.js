@@ -44,10 +44,10 @@ function pointsOf(rates, top) {
   return rates.map((point) => `${x(point).toFixed(2)},${y(point).toFixed(2)}`).join(" ");
 }
 
-// To 1, 2 or 5 times a power of ten, ten at least: the scale does not change with every reading.
+// To a round number, ten at least: the scale does not change with every reading.
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 10)));
-  return [1, 2, 5, 10].map((digit) => digit * power).find((bound) => bound >= value);
+  return [1, 2, 4, 6, 10].map((digit) => digit * power).find((bound) => bound >= value);
 }
 
 function line(tier) {

@@ -3,7 +3,10 @@ const one = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const NONE = "–";
 
-export const number = (value) => (value < 10 ? one : whole).format(value);
+export function number(value) {
+  if (value === null) return NONE;
+  return (value < 10 ? one : whole).format(value);
+}
 
 export const count = (value, noun) => `${whole.format(value)} ${noun}${value === 1 ? "" : "s"}`;
 
@@ -14,7 +17,6 @@ export function percent(share) {
 }
 
 export function duration(seconds) {
-  if (seconds === null) return NONE;
   if (seconds < 1) return `${number(seconds * 1000)} ms`;
   return `${one.format(seconds)} s`;
 }

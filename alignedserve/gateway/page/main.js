@@ -49,7 +49,7 @@ async function lookAtAll() {
   const { serverTime } = health;
   const [text, cluster] = await Promise.all([getMetrics(), getCluster(), jobs.look(serverTime), findModel()]);
   keyForm.accepted();
-  history.add(readingOf(new Samples(text), performance.now()));
+  history.add(readingOf(new Samples(text), performance.now(), history.latest));
   showAbout(model, cluster, serverTime);
   traffic.show(history);
   processes.show(cluster, serverTime);

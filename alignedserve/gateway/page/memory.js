@@ -2,10 +2,9 @@
 
 import { Bar, byId, element, setText } from "./dom.js";
 import { NONE, number, percent } from "./format.js";
-import { shareFound } from "./reading.js";
+import { NOTHING, grown, shareFound } from "./reading.js";
 
 const WINDOW_S = 60;
-const NOTHING = { asked: 0, found: 0 };
 
 export class Memory {
   constructor() {
@@ -14,29 +13,27 @@ export class Memory {
     const list = element(
       "dl",
       { className: "facts" },
-      ...this.fact("pool", "KV pool in use", this.bar.node),
-      ...this.fact("found", "prompt tokens found in the prefix cache"),
-      ...this.fact("evictions", "requests evicted, KV kept"),
-      ...this.fact("recoveries", "requests that outlived a process"),
+      this.fact("pool", "pool in use", this.bar.node),
+      this.fact("found", "prompts' tokens found in the prefix cache"),
+      this.fact("evictions", "requests evicted, KV kept"),
+      this.fact("recoveries", "requests that outlived a process"),
     );
     byId("memory").append(list);
   }
 
   fact(name, title, ...more) {
     this.texts[name] = element("span", { id: `memory-${name}` });
-    return [element("dt", {}, title), element("dd", {}, ...more, this.texts[name])];
+    return element("div", {}, element("dt", {}, title), element("dd", {}, ...more, this.texts[name]));
   }
 
   show(cluster, history) {
     this.showPool(cluster);
-    const { latest } = history;
-    const minute = history.since(WINDOW_S);
+    const [minute, latest] = [history.since(WINDOW_S).moved, history.latest.moved];
     const [now, ever] = [shareFound(minute, latest), shareFound(NOTHING, latest)];
     setText(this.texts.found, `${percent(now)} in the last minute, ${percent(ever)} in all`);
     for (const name of ["evictions", "recoveries"]) {
-      // they begin anew with the router
-      const recent = Math.max(latest[name] - minute[name], 0);
-      setText(this.texts[name], `${number(recent)} in the last minute, ${number(latest[name])} in all`);
+      const recent = number(grown(minute[name], latest[name]));
+      setText(this.texts[name], `${recent} in the last minute, ${number(latest[name])} in all`);
     }
   }
 

@@ -8,12 +8,14 @@ const ROLES = ["gateway", "router", "kvpool", "prefill", "decode"];
 // as the metrics count them
 const RUNNING = ["prefilling", "running", "making room"];
 const GONE = ["leaving"];
+const WITH_REQUESTS = ["prefill", "decode"];
 const FRESH_MS = 60_000;
 const STATES = {
   up: ["up", "● up"],
   back: ["back", "↻ back"],
   down: ["down", "✕ down"],
-  unknown: ["down", "? no answer"],
+  unanswering: ["down", "✕ no answer"],
+  unknown: ["unknown", "? not known"],
 };
 const COLUMNS = ["process", "state", "pid", "up for", "running", "waiting", "KV blocks in use"];
 
@@ -58,18 +60,16 @@ class Row {
   }
 
   show(process) {
-    const isUp = process.state === "up";
-    const isBack = isUp && process.backMs !== null && process.nowMs - process.backMs < FRESH_MS;
-    const [level, word] = STATES[isBack ? "back" : process.state] ?? ["down", process.state];
+    const [level, word] = STATES[stateOf(process)];
     this.node.dataset.instance = process.instance_id;
     this.node.dataset.level = level;
-    const former = process.formerPid ? ` (was ${process.formerPid})` : "";
     const [name, state, pid, upFor, running, waiting] = this.cells;
     setText(name, process.hasIslands ? `${process.island}: ${process.instance_id}` : process.instance_id);
     setText(state, word);
-    setText(pid, isUp ? `${process.pid}${former}` : `was ${process.pid || NONE}`);
-    setText(upFor, isUp ? ageOf(process) : `gone for ${age((process.nowMs - process.wentMs) / 1000)}`);
-    const has = ["prefill", "decode"].includes(process.role) && isUp;
+    setText(pid, pidOf(process));
+    setText(upFor, ageOf(process));
+    const isUp = process.state === "up";
+    const has = isUp && WITH_REQUESTS.includes(process.role);
     setText(running, has ? number(countOf(process.requests, isRunning)) : "");
     setText(waiting, has ? number(countOf(process.requests, isWaiting)) : "");
     this.showBlocks(process.blocks, isUp);
@@ -82,8 +82,22 @@ class Row {
   }
 }
 
+function stateOf({ state, role, backMs, nowMs }) {
+  if (state === "unknown") return role === "router" ? "unanswering" : "unknown";
+  return state === "up" && backMs !== null && nowMs - backMs < FRESH_MS ? "back" : state;
+}
+
+function pidOf({ state, pid, formerPid }) {
+  if (!pid) return NONE;
+  if (state === "down") return `was ${pid}`;
+  return formerPid ? `${pid} (was ${formerPid})` : String(pid);
+}
+
 // An epoch is the start's time in microseconds.
-const ageOf = (process) => age((process.serverTimeMs - process.epoch / 1000) / 1000);
+function ageOf({ state, epoch, missedMs, nowMs, serverTimeMs }) {
+  if (missedMs !== null) return `away for ${age((nowMs - missedMs) / 1000)}`;
+  return state === "up" ? age((serverTimeMs - epoch / 1000) / 1000) : NONE;
+}
 
 const isRunning = (state) => RUNNING.includes(state);
 const isWaiting = (state) => !RUNNING.includes(state) && !GONE.includes(state);

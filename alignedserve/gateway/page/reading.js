@@ -2,16 +2,21 @@
 
 const OBJECTIVES = ["ttft", "tbt", "deadline"];
 
-export function readingOf(samples, atMs) {
-  return {
-    atMs,
-    rt: tierOf(samples, "rt"),
-    be: tierOf(samples, "be"),
-    asked: samples.sum("prefix_cache_queries_total"),
-    found: samples.sum("prefix_cache_hits_total"),
-    evictions: samples.sum("num_evictions_total"),
-    recoveries: samples.sum("recoveries_total") + samples.sum("requests_resubmitted_total"),
-  };
+export const NOTHING = { asked: 0, found: 0, evictions: 0, recoveries: 0 };
+
+// `before`: the reading before it, for what nobody can say while no router answers.
+export function readingOf(samples, atMs, before) {
+  const moved = movedIn(samples) ?? before?.moved ?? NOTHING;
+  return { atMs, rt: tierOf(samples, "rt"), be: tierOf(samples, "be"), moved };
+}
+
+function movedIn(samples) {
+  const asked = samples.sum("prefix_cache_queries_total");
+  if (asked === null) return null;
+  const found = samples.sum("prefix_cache_hits_total");
+  const evictions = samples.sum("num_evictions_total");
+  const recoveries = samples.sum("recoveries_total") + samples.sum("requests_resubmitted_total");
+  return { asked, found, evictions, recoveries };
 }
 
 function tierOf(samples, tier) {
@@ -39,9 +44,12 @@ export function shareKept(older, newer, tier, slo) {
   return kept + missed > 0 ? kept / (kept + missed) : null;
 }
 
+// What routers count begins anew with them.
+export const grown = (older, newer) => Math.max(newer - older, 0);
+
 export function shareFound(older, newer) {
-  const asked = newer.asked - older.asked;
-  return asked > 0 ? (newer.found - older.found) / asked : null;
+  const asked = grown(older.asked, newer.asked);
+  return asked > 0 ? Math.min(grown(older.found, newer.found) / asked, 1) : null;
 }
 
 // Estimated as Prometheus does it, within the bucket; null: nothing was observed in between.

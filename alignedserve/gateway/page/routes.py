@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -51,18 +53,18 @@ def read_files() -> dict[str, PageFile]:
     return {path.name: PageFile(path.read_bytes(), TYPES[path.suffix]) for path in found}
 
 
-def page_routes() -> APIRouter:
+def add_page(app: FastAPI) -> set[Callable[..., Any]]:
+    """Its endpoints."""
     files = read_files()
-    routes = APIRouter(include_in_schema=False)
 
-    @routes.api_route("/", methods=["GET", "HEAD"])
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def index(http: Request) -> Response:
         return files["index.html"].answer(http)
 
-    @routes.api_route("/page/{name}", methods=["GET", "HEAD"])
+    @app.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def one_file(name: str, http: Request) -> Response:
         if name not in files:
             raise HTTPException(404)
         return files[name].answer(http)
 
-    return routes
+    return {index, one_file}

@@ -25,8 +25,10 @@ export class Samples {
     return named.filter((sample) => wanted.every(([label, value]) => sample.labels[label] === value));
   }
 
+  // null: there is none
   sum(name, labels) {
-    return this.find(name, labels).reduce((total, sample) => total + sample.value, 0);
+    const found = this.find(name, labels);
+    return found.length ? found.reduce((total, sample) => total + sample.value, 0) : null;
   }
 
   // Of a histogram: [bound, number of values up to it], by rising bounds.

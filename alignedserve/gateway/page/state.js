@@ -8,9 +8,9 @@ const TITLES = { ready: "AlignedServe", degraded: "◐ AlignedServe", bad: "✕ 
 
 export function showHealth(health) {
   if (health.status === "ok") show("ready", "● Ready");
-  else if (health.status === "degraded") show("degraded", `◐ Answers, without ${health.down.join(", ")}`);
+  else if (health.status === "degraded") show("degraded", `◐ Degraded: ${health.down.join(", ")} down`);
   else if (health.reason === STOPPING) show("degraded", "◐ Stopping: what runs finishes, nothing new is taken");
-  else show("bad", `✕ Does not answer requests: ${health.reason}`);
+  else show("bad", `✕ Unavailable: ${health.reason}`);
 }
 
 export function showAway(error, retryMs) {

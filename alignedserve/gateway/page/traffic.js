@@ -2,22 +2,20 @@
 
 import { Chart } from "./chart.js";
 import { byId, element, setText } from "./dom.js";
-import { duration, number, percent } from "./format.js";
+import { NONE, duration, number, percent } from "./format.js";
 import { quantile, shareKept, tokensPerSecond } from "./reading.js";
 
 const TIERS = { rt: "real time", be: "best effort" };
 const RATE_S = 5;
 const WINDOW_S = 60;
 
-// what it is called -> what is said of a tier; `older` is a minute ago
+// what it is called, by what name tests and styles know it, and what is said of a tier
 const FIGURES = [
   ["tokens per second", "rate", (tier, history) => rateOf(tier, history)],
   ["running", "running", (tier, history) => number(history.latest[tier].running)],
   ["waiting", "waiting", (tier, history) => number(history.latest[tier].waiting)],
-  ["first token, p50", "ttft-p50", (tier, history) => timeOf(tier, history, "firstToken", 0.5)],
-  ["first token, p99", "ttft-p99", (tier, history) => timeOf(tier, history, "firstToken", 0.99)],
-  ["token to token, p50", "tbt-p50", (tier, history) => timeOf(tier, history, "nextToken", 0.5)],
-  ["token to token, p99", "tbt-p99", (tier, history) => timeOf(tier, history, "nextToken", 0.99)],
+  ["first token, p50 / p99", "ttft", (tier, history) => timesOf(tier, history, "firstToken")],
+  ["token to token, p50 / p99", "tbt", (tier, history) => timesOf(tier, history, "nextToken")],
   ["first token in time", "ttft-kept", (tier, history) => keptOf(tier, history, "ttft")],
   ["all tokens in time", "tbt-kept", (tier, history) => keptOf(tier, history, "tbt")],
   ["done by its deadline", "deadline-kept", (tier, history) => keptOf(tier, history, "deadline")],
@@ -27,8 +25,10 @@ function rateOf(tier, history) {
   return number(tokensPerSecond(history.since(RATE_S), history.latest, tier));
 }
 
-function timeOf(tier, history, name, q) {
-  return duration(quantile(q, history.since(WINDOW_S)[tier][name], history.latest[tier][name]));
+function timesOf(tier, history, name) {
+  const [older, newer] = [history.since(WINDOW_S), history.latest].map((reading) => reading[tier][name]);
+  const [half, most] = [0.5, 0.99].map((q) => quantile(q, older, newer));
+  return half === null ? NONE : `${duration(half)} / ${duration(most)}`;
 }
 
 function keptOf(tier, history, slo) {
@@ -39,8 +39,9 @@ export class Traffic {
   constructor() {
     this.chart = new Chart();
     this.cells = [];
-    const note = "Times and shares are of the last minute, times estimated from histograms; – means that there were none.";
-    byId("traffic").append(this.chart.node, this.table(), element("p", { className: "note" }, note));
+    const beside = element("div", { className: "beside" }, this.chart.node, this.table());
+    const note = "Times and shares are of the last minute, times estimated from histograms; – means none.";
+    byId("traffic").append(beside, element("p", { className: "note" }, note));
   }
 
   table() {
