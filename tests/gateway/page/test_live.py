@@ -60,13 +60,12 @@ def test_a_chat_is_answered(page: Browser) -> None:
 def load(server: Server, tier: str, num_clients: int) -> Iterator[None]:
     """Requests, one after the other of each client, until the block ends."""
     is_over = False
-    body = {"messages": [{"role": "user", "content": "Count from 7 to 60."}], "service_tier": tier}
+    question = {"role": "user", "content": "Count from 7 to 60."}
+    body = {"messages": [question], "service_tier": tier, "max_tokens": 600, "ignore_eos": True}
 
     def ask() -> None:
         while not is_over:
-            answer = httpx.post(
-                f"{server.url}/v1/chat/completions", json=body | {"max_tokens": 100}, timeout=120
-            )
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
             assert answer.status_code == 200, answer.text
 
     with ThreadPoolExecutor(num_clients) as pool:
