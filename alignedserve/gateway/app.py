@@ -24,6 +24,7 @@ from alignedserve.gateway.health import cluster_body, health
 from alignedserve.gateway.intake import Intake
 from alignedserve.gateway.keys import Keys
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.page.routes import add_page
 from alignedserve.gateway.service import service_of
 from alignedserve.gateway.tokens import tokens_router
 
@@ -51,7 +52,8 @@ def create_app(
         status, body = await health(islands, doors)
         return JSONResponse(body, status)
 
-    app.add_middleware(Gate, router=app.router, public=health_route, keys=keys, limits=limits, doors=doors)
+    public = {health_route, *add_page(app)}
+    app.add_middleware(Gate, router=app.router, public=public, keys=keys, limits=limits, doors=doors)
     if allowed_origins:
         # around the gate: what a browser asks beforehand comes without a key, and it must be able to read a refusal
         app.add_middleware(

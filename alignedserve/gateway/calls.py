@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 HEADER = "X-Request-Id"
 _USABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
+# asked again and again, by machines and by the page
+ROUTINE = ("/health", "/metrics", "/v1/cluster", "/v1/batches", "/", "/page/{name}")
 
 # set while a call is answered, by whoever it is that works for it
 current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)
@@ -42,6 +44,10 @@ class HttpCall:
     is_over: bool = False
     # of its trace, if there is one
     trace: Any = None
+
+    @property
+    def is_routine(self) -> bool:
+        return self.path in ROUTINE and self.method in ("GET", "HEAD")
 
 
 # what happens around a call: a trace's span
@@ -100,6 +106,6 @@ def _id_of(headers: Headers) -> str:
 def _log(call: HttpCall) -> None:
     seconds = round(time.monotonic() - call.begun_s, 4)
     said = {"method": call.method, "path": call.path, "status": call.status, "seconds": seconds}
-    # what machines ask again and again is no news
-    level = logging.DEBUG if call.path in ("/health", "/metrics", "/v1/cluster") else logging.INFO
+    # no news
+    level = logging.DEBUG if call.is_routine else logging.INFO
     logger.log(level, "answered", extra={"fields": said})

@@ -1,6 +1,7 @@
 """What every request goes through before any of it is read: who asks, whether there is room, how much it may say.
 
-Whoever has no key gets nothing but `/health`: no other route, no route that isn't there, no OPTIONS, no docs.
+Whoever has no key gets nothing but `/health` and the page's files, which hold no data: no other route, no route that
+isn't there, no OPTIONS, no docs.
 What browsers ask before a call (CORS, see app.py) does not come so far.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -40,12 +41,12 @@ class Gate:
         self,
         app: ASGIApp,
         router: Router,
-        public: Callable[..., Any],
+        public: Collection[Callable[..., Any]],
         keys: Keys,
         limits: Limits,
         doors: Doors,
     ) -> None:
-        """`public`: the endpoint that needs no key."""
+        """`public`: the endpoints that need no key."""
         self._app = app
         self._router = router
         self._public = public
@@ -87,7 +88,7 @@ class Gate:
         for route in self._router.routes:
             match, found = route.matches(scope)
             if match is Match.FULL:
-                return found.get("endpoint") is self._public
+                return found.get("endpoint") in self._public
         return False
 
 

@@ -41,8 +41,6 @@ STAGES = {
     "leaving": "recover",
 }
 EXPORT_TIMEOUT_S = 5.0
-# called by machines, again and again
-UNTRACED = ("/health", "/metrics", "/v1/cluster")
 
 
 class OtelTraces:
@@ -70,7 +68,7 @@ class OtelTraces:
             if call.status >= 500 or not call.status:
                 span.set_status(Status(StatusCode.ERROR))
             # one that never ends is never sent
-            if call.path not in UNTRACED:
+            if not call.is_routine:
                 span.end()
 
     def ended(self, watch: Watch) -> None:

@@ -38,12 +38,13 @@ KEYED = {"key_digests": digests_of(["secret", "other"], None)}
         "secret",
     ],
 )
-def test_without_a_key_there_is_nothing_but_health(authorization: str | None) -> None:
+def test_without_a_key_there_is_nothing_but_health_and_the_page(authorization: str | None) -> None:
     async def scenario() -> None:
         async with served(**KEYED) as at:
             headers = {} if authorization is None else {"authorization": authorization}
             await at.router.until(lambda: list(at.router.hub) != [])
-            assert (await at.http.get("/health", headers=headers)).status_code == 200
+            for path in ("/health", "/", "/page/main.js"):
+                assert (await at.http.get(path, headers=headers)).status_code == 200
             for method, path in [
                 ("POST", "/v1/completions"),
                 ("POST", "/v1/chat/completions"),
@@ -57,12 +58,16 @@ def test_without_a_key_there_is_nothing_but_health(authorization: str | None) ->
                 ("OPTIONS", "/health"),
                 ("POST", "/health"),
                 ("GET", "/health/"),
+                ("POST", "/"),
+                ("GET", "/page"),
+                ("GET", "/page/main.js/x"),
                 ("GET", "/health/../v1/models"),
                 ("GET", "//health"),
                 ("GET", "/health%2f..%2fv1/models"),
                 ("GET", "/v1/models?path=/health"),
             ]:
-                response = await at.http.request(method, path, headers=headers)
+                # whole, or `//health` would be a host
+                response = await at.http.request(method, f"{at.http.base_url}{path}", headers=headers)
                 assert response.status_code == 401, path
                 error = response.json()["error"]
                 assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")

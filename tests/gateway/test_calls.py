@@ -63,7 +63,8 @@ def test_a_call_is_one_line_and_says_nothing_that_the_client_said(log: io.String
         async with observed() as at:
             await at.chat(GIVEN, user="somebody", stream=True)
             await at.http.get("/v1/models/secret-model", headers={"Authorization": "Bearer secret"})
-            await at.http.get("/health")
+            for path in ("/health", "/metrics", "/v1/cluster", "/", "/page/main.js"):
+                assert (await at.http.get(path)).status_code == 200
 
     play(scenario)
     said = lines(log)

@@ -1,0 +1,1 @@
+"""The page at `/`: it shows what the server does, and lets one try it."""

@@ -1,0 +1,124 @@
+// A conversation with the model, to try the server.
+
+import { Unauthorized, post } from "./api.js";
+import { byId, element, setText } from "./dom.js";
+import { count, duration, number } from "./format.js";
+import { eventsOf } from "./stream.js";
+
+export class Chat {
+  constructor(onUnauthorized) {
+    this.onUnauthorized = onUnauthorized;
+    this.messages = [];
+    this.stopper = null;
+    byId("say").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.say(byId("text").value.trim());
+    });
+    byId("text").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      byId("say").requestSubmit();
+    });
+    byId("stop").addEventListener("click", () => this.stopper?.abort());
+    byId("clear").addEventListener("click", () => this.clear());
+  }
+
+  clear() {
+    this.stopper?.abort();
+    this.messages = [];
+    byId("said").replaceChildren();
+    byId("text").focus();
+  }
+
+  async say(text) {
+    if (!text || this.stopper) return;
+    const messages = [...this.messages, { role: "user", content: text }];
+    this.messages = messages;
+    byId("text").value = "";
+    new Message("you", text);
+    const answer = new Message("model", "");
+    this.begin();
+    try {
+      await this.hear(messages, answer);
+    } catch (error) {
+      this.failed(error, answer);
+    } finally {
+      this.end(messages, answer);
+    }
+  }
+
+  async hear(messages, answer) {
+    const tier = byId("tier").value;
+    const body = { messages, service_tier: tier, stream: true, stream_options: { include_usage: true } };
+    const response = await post("/v1/chat/completions", body, this.stopper.signal);
+    for await (const event of eventsOf(response)) {
+      if (event.error) throw new Error(event.error.message);
+      answer.add(event.choices[0]?.delta.content ?? "");
+      if (event.usage) answer.finish(event.usage.completion_tokens);
+    }
+  }
+
+  failed(error, answer) {
+    if (error.name === "AbortError") {
+      answer.note("stopped");
+    } else {
+      answer.note(`failed: ${error.message}`);
+      if (error instanceof Unauthorized) this.onUnauthorized();
+    }
+  }
+
+  begin() {
+    this.stopper = new AbortController();
+    byId("send").hidden = true;
+    byId("stop").hidden = false;
+  }
+
+  end(messages, answer) {
+    // unless it was started anew meanwhile
+    if (this.messages === messages) this.messages.push({ role: "assistant", content: answer.text });
+    this.stopper = null;
+    byId("send").hidden = false;
+    byId("stop").hidden = true;
+  }
+}
+
+class Message {
+  constructor(who, text) {
+    this.text = text;
+    this.beganMs = performance.now();
+    this.firstMs = null;
+    this.body = element("p", { className: "text" }, text);
+    this.figures = element("p", { className: "note" });
+    const title = element("p", { className: "who" }, who);
+    byId("said").append(element("div", { className: `message ${who}` }, title, this.body, this.figures));
+    this.scroll();
+  }
+
+  add(text) {
+    if (!text) return;
+    this.firstMs ??= performance.now();
+    this.text += text;
+    setText(this.body, this.text);
+    this.note(`first token after ${this.firstTime}`);
+  }
+
+  finish(numTokens) {
+    const seconds = (performance.now() - (this.firstMs ?? this.beganMs)) / 1000;
+    const rate = numTokens > 1 && seconds > 0 ? `, ${number((numTokens - 1) / seconds)} tokens/s` : "";
+    const first = this.firstMs === null ? "" : `first token after ${this.firstTime}, `;
+    this.note(`${first}${count(numTokens, "token")}${rate}`);
+  }
+
+  note(text) {
+    setText(this.figures, text);
+    this.scroll();
+  }
+
+  get firstTime() {
+    return duration((this.firstMs - this.beganMs) / 1000);
+  }
+
+  scroll() {
+    byId("said").scrollTop = byId("said").scrollHeight;
+  }
+}

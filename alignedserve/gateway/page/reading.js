@@ -1,0 +1,66 @@
+// What the page keeps of one look at the metrics, and what two of them say about the time between.
+
+const OBJECTIVES = ["ttft", "tbt", "deadline"];
+
+export const NOTHING = { asked: 0, found: 0, evictions: 0, recoveries: 0 };
+
+// `before`: the reading before it, for what nobody can say while no router answers.
+export function readingOf(samples, atMs, before) {
+  const moved = movedIn(samples) ?? before?.moved ?? NOTHING;
+  return { atMs, rt: tierOf(samples, "rt"), be: tierOf(samples, "be"), moved };
+}
+
+function movedIn(samples) {
+  const asked = samples.sum("prefix_cache_queries_total");
+  if (asked === null) return null;
+  const found = samples.sum("prefix_cache_hits_total");
+  const evictions = samples.sum("num_evictions_total");
+  const recoveries = samples.sum("recoveries_total") + samples.sum("requests_resubmitted_total");
+  return { asked, found, evictions, recoveries };
+}
+
+function tierOf(samples, tier) {
+  const met = (slo, is) => samples.sum("request_slo_total", { tier, slo, met: is });
+  return {
+    tokens: samples.sum("generation_tokens_total", { tier }),
+    running: samples.sum("num_requests_running", { tier }),
+    waiting: samples.sum("num_requests_waiting", { tier }),
+    kept: Object.fromEntries(OBJECTIVES.map((slo) => [slo, met(slo, "true")])),
+    missed: Object.fromEntries(OBJECTIVES.map((slo) => [slo, met(slo, "false")])),
+    firstToken: samples.buckets("time_to_first_token_seconds", { tier }),
+    nextToken: samples.buckets("inter_token_latency_seconds", { tier }),
+  };
+}
+
+export function tokensPerSecond(older, newer, tier) {
+  const seconds = (newer.atMs - older.atMs) / 1000;
+  return seconds > 0 ? (newer[tier].tokens - older[tier].tokens) / seconds : 0;
+}
+
+// Of the requests in between that had this objective; null: there were none.
+export function shareKept(older, newer, tier, slo) {
+  const kept = newer[tier].kept[slo] - older[tier].kept[slo];
+  const missed = newer[tier].missed[slo] - older[tier].missed[slo];
+  return kept + missed > 0 ? kept / (kept + missed) : null;
+}
+
+// What routers count begins anew with them.
+export const grown = (older, newer) => Math.max(newer - older, 0);
+
+export function shareFound(older, newer) {
+  const asked = grown(older.asked, newer.asked);
+  return asked > 0 ? Math.min(grown(older.found, newer.found) / asked, 1) : null;
+}
+
+// Estimated as Prometheus does it, within the bucket; null: nothing was observed in between.
+export function quantile(q, older, newer) {
+  const counts = newer.map(([bound, count], index) => [bound, count - (older[index]?.[1] ?? 0)]);
+  const total = counts.at(-1)?.[1] ?? 0;
+  if (total <= 0) return null;
+  const rank = q * total;
+  const index = counts.findIndex(([, count]) => count >= rank);
+  const [lower, below] = index > 0 ? counts[index - 1] : [0, 0];
+  const [upper, count] = counts[index];
+  if (upper === Infinity) return lower;
+  return lower + ((upper - lower) * (rank - below)) / (count - below);
+}

@@ -1,0 +1,46 @@
+// Prometheus's text, as far as this server writes it.
+
+const LINE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
+const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
+const PREFIX = "alignedserve:";
+
+export class Samples {
+  constructor(text) {
+    this.byName = new Map();
+    for (const line of text.split("\n")) {
+      const found = LINE.exec(line);
+      if (found) this.add(found[1], labelsOf(found[2] ?? ""), toNumber(found[3]));
+    }
+  }
+
+  add(name, labels, value) {
+    if (!this.byName.has(name)) this.byName.set(name, []);
+    this.byName.get(name).push({ labels, value });
+  }
+
+  // Those whose labels have these values; names are without the prefix that all have.
+  find(name, labels = {}) {
+    const wanted = Object.entries(labels);
+    const named = this.byName.get(PREFIX + name) ?? [];
+    return named.filter((sample) => wanted.every(([label, value]) => sample.labels[label] === value));
+  }
+
+  // null: there is none
+  sum(name, labels) {
+    const found = this.find(name, labels);
+    return found.length ? found.reduce((total, sample) => total + sample.value, 0) : null;
+  }
+
+  // Of a histogram: [bound, number of values up to it], by rising bounds.
+  buckets(name, labels) {
+    return this.find(`${name}_bucket`, labels).map((sample) => [toNumber(sample.labels.le), sample.value]);
+  }
+}
+
+function labelsOf(text) {
+  return Object.fromEntries([...text.matchAll(LABEL)].map(([, name, value]) => [name, value]));
+}
+
+function toNumber(text) {
+  return text === "+Inf" ? Infinity : Number(text);
+}

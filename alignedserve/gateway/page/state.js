@@ -1,0 +1,34 @@
+// The server's state in a line, in the tab's title too.
+
+import { byId, setText } from "./dom.js";
+import { age } from "./format.js";
+
+const STOPPING = "this server is stopping";
+const TITLES = { ready: "AlignedServe", degraded: "◐ AlignedServe", bad: "✕ AlignedServe", away: "✕ AlignedServe" };
+
+export function showHealth(health) {
+  if (health.status === "ok") show("ready", "● Ready");
+  else if (health.status === "degraded") show("degraded", `◐ Degraded: ${health.down.join(", ")} down`);
+  else if (health.reason === STOPPING) show("degraded", "◐ Stopping: what runs finishes, nothing new is taken");
+  else show("bad", `✕ Unavailable: ${health.reason}`);
+}
+
+export function showAway(error, retryMs) {
+  const seconds = Math.round(retryMs / 1000);
+  const why = error instanceof TypeError ? "it can't be reached" : error.message;
+  show("away", `✕ The server is away (${why}); asking again every ${seconds} s`);
+}
+
+export function showAbout(model, cluster, serverTimeMs) {
+  const starts = (cluster?.processes ?? []).map((process) => process.epoch / 1000).filter((startMs) => startMs > 0);
+  const upFor = starts.length ? `up for ${age((serverTimeMs - Math.min(...starts)) / 1000)}` : "";
+  const facts = [model && `model ${model.id}`, model && `${model.max_model_len} tokens at most`, upFor];
+  setText(byId("about"), [...facts, `API at ${location.origin}/v1`].filter(Boolean).join(" · "));
+}
+
+function show(level, text) {
+  byId("state").dataset.level = level;
+  document.body.dataset.level = level;
+  setText(byId("state"), text);
+  document.title = TITLES[level];
+}

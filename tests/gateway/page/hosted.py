@@ -1,0 +1,51 @@
+"""A gateway in front of a scripted island, in a thread of its own: a test that drives a browser waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.gateway.scripted import ScriptedRouter
+from tests.gateway.test_gateway import served
+
+TIMEOUT_S = 60.0
+
+
+@dataclass
+class Hosted:
+    url: str
+    router: ScriptedRouter
+    loop: asyncio.AbstractEventLoop
+    over: asyncio.Event
+
+    def do(self, call: Callable[[], object]) -> None:
+        """In the gateway's thread."""
+        self.loop.call_soon_threadsafe(call)
+
+
+@contextmanager
+def hosted(router: ScriptedRouter | None = None, **settings: Any) -> Iterator[Hosted]:
+    """`settings`: GatewayConfig's."""
+    begun: Future[Hosted] = Future()
+
+    async def serve() -> None:
+        async with served(router, **settings) as at:
+            over = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            begun.set_result(Hosted(str(at.http.base_url), at.router, loop, over))
+            await over.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    at = begun.result(TIMEOUT_S)
+    try:
+        yield at
+    finally:
+        at.do(at.over.set)
+        thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
