@@ -30,3 +30,13 @@ def is_free(host: str, port: int) -> bool:
                 raise
             return False
     return True
+
+
+def check_address(host: str, port: int) -> None:
+    """Raises ValueError where nobody can listen there."""
+    try:
+        free = is_free(host, port)
+    except OSError as error:
+        raise ValueError(f"host={host!r}, port={port}: {error.strerror}") from None
+    if not free:
+        raise ValueError(f"port={port}: another program listens on it at {host}")

@@ -15,7 +15,7 @@ from alignedserve.config import EngineConfig
 from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.plan import Request, Site, check, plan_gateway, plan_island
-from alignedserve.launch.ports import is_free
+from alignedserve.launch.ports import check_address
 from alignedserve.launch.sites import nodes_of, this_machine
 from alignedserve.launch.store import store_site
 from alignedserve.mix import MixConfig
@@ -89,8 +89,7 @@ def _serve(
     signals: Signals,
 ) -> None:
     start_s = time.monotonic()
-    if not is_free(config.host, config.port):
-        raise ValueError(f"port={config.port}: another program listens on it at {config.host}")
+    check_address(config.host, config.port)
     model = locate_model(engine.model, engine.load_format, engine.revision)
     asked = Request(engine, router, config, model, limits, mix)
     check(asked)

