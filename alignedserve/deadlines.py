@@ -73,8 +73,13 @@ def latest_start_s(deadlines: Deadlines, number: int, needed_s: float, arrived_s
     return arrived_s + UNSTATED_TTFT_S - needed_s if deadlines.is_rt else arrived_s + needed_s
 
 
+def is_demoted(deadlines: Deadlines, number: int, needed_s: float, now: float) -> bool:
+    """It has an objective, and can't make it any more."""
+    due = due_s(deadlines, number)
+    return due < math.inf and due - needed_s < now
+
+
 def place_s(deadlines: Deadlines, number: int, needed_s: float, arrived_s: float, now: float) -> float:
-    """The same, with those demoted that have an objective and can't make it any more. Who has the least is first."""
+    """The same, with those demoted that can't make it any more. Who has the least is first."""
     start_s = latest_start_s(deadlines, number, needed_s, arrived_s)
-    is_lost = start_s < now and due_s(deadlines, number) < math.inf
-    return start_s + DEMOTION_S if is_lost else start_s
+    return start_s + DEMOTION_S if is_demoted(deadlines, number, needed_s, now) else start_s

@@ -9,13 +9,13 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-# Tokens. Fewer are hardly slower computed twice, beside others, than once.
+# Tokens. To compute fewer than these twice, beside others, takes no longer than to wait for an iteration.
 LEAST_COMMON = 64
 
 
-def pays_to_wait(num_common: int, num_tokens: int) -> bool:
-    """For one that begins alike and is being computed: is what both need enough of what this one needs?"""
-    return num_common >= max(LEAST_COMMON, num_tokens / 2)
+def pays_to_wait(num_common: int, num_missing: int) -> bool:
+    """Tokens that are missing, and those of them that one which begins alike computes next."""
+    return num_common >= max(LEAST_COMMON, num_missing / 2)
 
 
 def names_of(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from msgspec.structs import replace
@@ -34,8 +35,10 @@ class Member:
     num_blocks: int = 0
     # when it was first seen
     since_s: float | None = None
-    # tokens that it begins with as others do, by their key: see `twins.py`
-    alike: dict[RequestKey, int] = field(default_factory=dict)
+    # of its first blocks, those that it may share
+    names: Sequence[bytes] = ()
+    # for another that begins alike: see `twins.py`
+    is_following: bool = False
 
     @property
     def key(self) -> RequestKey:
@@ -60,7 +63,7 @@ class Member:
     def give_up(self) -> None:
         """Its blocks are others': it waits again, with what was computed in the pool."""
         self.work = replace(self.work, num_cached=self.num_computed)
-        self.state, self.num_blocks = State.WAITING, 0
+        self.state, self.num_blocks, self.names = State.WAITING, 0, ()
 
 
 Members = dict[RequestKey, Member]

@@ -16,7 +16,7 @@ from alignedserve.mix.trickle import Trickle
 from alignedserve.types import RequestKey
 from prefill_worker.chunks import Cut
 from prefill_worker.members import Member
-from prefill_worker.urgency import place_of
+from prefill_worker.urgency import is_ahead, place_of
 
 # Of the pace that BE could have, so much is enough while RT comes and goes: chunks are as short as that allows.
 ENOUGH = 0.95
@@ -90,6 +90,9 @@ class Mixing:
 
     def order(self, member: Member, now: float) -> tuple[bool, float]:
         return not member.is_rt, place_of(member, self.estimate, now)
+
+    def is_ahead(self, begun: Member, member: Member, now: float) -> bool:
+        return is_ahead(begun, member, self.estimate, now)
 
     @property
     def is_owed(self) -> bool:

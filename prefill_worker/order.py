@@ -21,3 +21,10 @@ class Order:
         if self._has_classes:
             return sorted(members, key=lambda member: not member.is_rt)
         return list(members)
+
+    def is_ahead(self, begun: Member, member: Member, now: float) -> bool:
+        """Whether one that has begun will have computed, before the other could, what both need. Real time waits for no
+        best effort."""
+        if self._mixing:
+            return self._mixing.is_ahead(begun, member, now)
+        return begun.is_rt or not member.is_rt or not self._has_classes

@@ -3,34 +3,51 @@
     waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> gone
        '------------------ giving up <-----------------------'
 
-A prompt gets blocks for all of its tokens when it starts, those that it shares (`Share`) included, and holds them until
-all of its KV is in the pool. Abort takes it from anywhere. Blocks under a copy are held until the copy is reported,
-whatever became of the request.
+A prompt gets blocks for all of its tokens when it starts, those that it shares included, and holds them until all of
+its KV is in the pool. Abort takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever
+became of the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from alignedserve.messages import Work
 from alignedserve.types import RequestKey
 from prefill_worker.blocks import Blocks
 from prefill_worker.members import Member, Members, State, num_tokens
 
-# To be asked when a prompt starts: how many of its tokens have KV here, of earlier prompts that begin alike? It holds
-# those from then on.
-Share = Callable[[Work], int]
+
+class Shares(Protocol):
+    """KV that an instance keeps of prompts, for others that begin alike: see `sharing.py`."""
+
+    def names(self, work: Work) -> Sequence[bytes]:
+        """Of a prompt's first blocks, those that it may share."""
+
+    def num_found(self, names: Sequence[bytes]) -> int:
+        """How many tokens there is KV of, right now."""
+
+    def take(self, work: Work) -> int:
+        """Likewise, of a prompt that starts: it holds these from here on."""
 
 
-def share_nothing(_: Work) -> int:
-    return 0
+class NothingShared:
+    def names(self, work: Work) -> Sequence[bytes]:
+        return ()
+
+    def num_found(self, names: Sequence[bytes]) -> int:
+        return 0
+
+    def take(self, work: Work) -> int:
+        return 0
 
 
 class Prompts:
-    def __init__(self, max_num_seqs: int, blocks: Blocks, share: Share) -> None:
+    def __init__(self, max_num_seqs: int, blocks: Blocks, shares: Shares) -> None:
         self._max_num_seqs = max_num_seqs
         self._blocks = blocks
-        self._share = share
+        self._shares = shares
         # both in the order in which they came there; those that wait have no blocks
         self._waiting: Members = {}
         self._started: Members = {}
@@ -47,7 +64,8 @@ class Prompts:
     # ---- from state to state ----------------------------------------------------------------------------------------
 
     def add(self, work: Work) -> None:
-        self._waiting[work.request.key] = Member(work, num_tokens(work) - work.num_cached)
+        num_pending = num_tokens(work) - work.num_cached
+        self._waiting[work.request.key] = Member(work, num_pending, names=self._shares.names(work))
 
     def start(self, member: Member) -> None:
         self._started[member.key] = self._waiting.pop(member.key)
@@ -55,7 +73,7 @@ class Prompts:
         if member.work.num_cached:
             member.state = State.LOADING
         else:
-            member.num_pending -= self._share(member.work)
+            member.num_pending -= self._shares.take(member.work)
             member.state = State.COMPUTING
 
     def loaded(self, key: RequestKey) -> bool:

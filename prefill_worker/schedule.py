@@ -29,7 +29,7 @@ from prefill_worker.mixing import Mixing
 from prefill_worker.options import PrefillOptions
 from prefill_worker.order import Order
 from prefill_worker.plan import PrefillPlan
-from prefill_worker.prompts import Prompts, Share, share_nothing
+from prefill_worker.prompts import NothingShared, Prompts, Shares
 from prefill_worker.stages import Stages
 from prefill_worker.starts import Starts
 from prefill_worker.twins import Twins
@@ -42,13 +42,13 @@ class PrefillSchedule:
         staging_share: float = 0.5,
         options: PrefillOptions | None = None,
         estimate: Estimate | None = None,
-        share: Share = share_nothing,
+        shares: Shares | None = None,
     ) -> None:
         """`staging_share`: of the blocks, for candidates; 0 where decode instances fetch from the pool themselves.
 
         Without an estimate there are no deadlines, only classes.
         """
-        options = options or PrefillOptions()
+        options, shares = options or PrefillOptions(), shares or NothingShared()
         discipline = options.discipline
         self._blocks = Blocks(limits)
         most_staged = limits.num_blocks - self._blocks.num_for_one
@@ -59,10 +59,10 @@ class PrefillSchedule:
         self._mixing = None
         if estimate is not None and discipline.has_deadlines:
             self._mixing = Mixing(limits, options.mix, estimate)
-        self._prompts = Prompts(limits.max_num_seqs, self._blocks, share)
+        self._prompts = Prompts(limits.max_num_seqs, self._blocks, shares)
         self._stages = Stages(num_staging_blocks, discipline.has_classes, self._blocks)
         self._order = Order(discipline.has_classes, self._mixing)
-        twins = Twins(limits.block_size) if options.shares_prefixes else None
+        twins = Twins(limits.block_size, shares, self._order)
         self._starts = Starts(self._blocks, self._prompts, self._stages, self._order, self._mixing, twins)
 
     def plan(self, now: float) -> PrefillPlan:

@@ -6,6 +6,7 @@ blocks only with the same salt, if they bring one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.engine.engine import Engine
@@ -29,32 +30,48 @@ class Beginning:
 
 
 class Sharing:
+    """See `prompts.Shares`."""
+
     def __init__(self, engine: Engine, is_enabled: bool) -> None:
         self._engine = engine
         self._is_enabled = is_enabled
         self._block_size = engine.cache.format.block_size
-        # of prompts that have been promised room, and start next
-        self._found: dict[RequestKey, Beginning] = {}
+        # of prompts that wait
+        self._waiting: dict[RequestKey, Beginning] = {}
         self._num_asked = self._num_found = 0
 
-    def find(self, work: Work) -> int:
-        """For the schedule, in the middle of a plan: see `prompts.Share`. `start` follows before the next plan."""
-        if not self._is_enabled:
+    def names(self, work: Work) -> Sequence[bytes]:
+        if not self._is_enabled or work.num_cached:
+            return ()
+        beginning = self._waiting[work.request.key] = self._beginning(work)
+        return self._usable(work, beginning)
+
+    def num_found(self, names: Sequence[bytes]) -> int:
+        return self._engine.num_known(names)
+
+    def take(self, work: Work) -> int:
+        """In the middle of a plan; `start` follows before the next one."""
+        beginning = self._waiting.get(work.request.key)
+        if beginning is None:
             return 0
-        beginning = self._found[work.request.key] = self._beginning(work)
-        if work.request.params.prompt_logprobs is None or work.output:
-            # of the last token the output is wanted: that is computed in any case
-            num_tokens = len(work.request.prompt) + len(work.output)
-            usable = beginning.names[: (num_tokens - 1) // self._block_size]
+        if usable := self._usable(work, beginning):
             beginning.num_found = self._engine.share(id_of(work.request.key), usable)
             # these have their names, or have lost them
             beginning.num_named = beginning.num_found // self._block_size
-            self._num_asked += num_tokens
+        if _shares(work):
+            self._num_asked += len(work.request.prompt) + len(work.output)
             self._num_found += beginning.num_found
         return beginning.num_found
 
     def start(self, work: Work) -> Beginning:
-        return self._found.pop(work.request.key, None) or self._beginning(work)
+        return self._waiting.pop(work.request.key, None) or self._beginning(work)
+
+    def forget(self, key: RequestKey) -> None:
+        """It will not start, or not soon."""
+        self._waiting.pop(key, None)
+
+    def forget_waiting(self) -> None:
+        self._waiting.clear()
 
     def computed(self, request: Request, beginning: Beginning) -> None:
         """More of it than before, and others may share that."""
@@ -63,9 +80,9 @@ class Sharing:
             self._engine.name_blocks(request, first, beginning.names[first:end])
             beginning.num_named = end
 
-    def spoilt(self, request: Request, beginning: Beginning) -> None:
+    def spoilt(self, beginning: Beginning) -> None:
         """Something is wrong with its KV, perhaps."""
-        self._engine.forget_names(request)
+        self._engine.forget_names(beginning.names)
         beginning.names.clear()
 
     def take_counts(self) -> tuple[int, int]:
@@ -73,7 +90,17 @@ class Sharing:
         counts, self._num_asked, self._num_found = (self._num_asked, self._num_found), 0, 0
         return counts
 
+    def _usable(self, work: Work, beginning: Beginning) -> Sequence[bytes]:
+        """Of the last token the output is wanted: that is computed in any case."""
+        num_tokens = len(work.request.prompt) + len(work.output)
+        return beginning.names[: (num_tokens - 1) // self._block_size] if _shares(work) else ()
+
     def _beginning(self, work: Work) -> Beginning:
         wanted = work.request
         tokens = wanted.prompt + work.output
         return Beginning(names_of(tokens, self._block_size, wanted.cache_salt) if self._is_enabled else [])
+
+
+def _shares(work: Work) -> bool:
+    """Where log-probabilities of the prompt are wanted, all of it is computed."""
+    return work.request.params.prompt_logprobs is None or bool(work.output)

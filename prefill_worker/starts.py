@@ -33,9 +33,8 @@ class Starts:
         stages: Stages,
         order: Order,
         mixing: Mixing | None,
-        twins: Twins | None,
+        twins: Twins,
     ) -> None:
-        """Without `twins` nothing is shared, and nobody waits for that."""
         self._blocks = blocks
         self._prompts = prompts
         self._stages = stages
@@ -45,6 +44,7 @@ class Starts:
 
     def fill(self, plan: PrefillPlan, now: float) -> None:
         waiting = self._order.of(self._prompts.waiting.values(), now)
+        self._twins.look(self._order.of(self._prompts.in_state(State.COMPUTING), now), now)
         if self._mixing:
             self._start_mixed(self._mixing, waiting, plan, now)
         elif self._stages.short_of_blocks() is None:
@@ -71,14 +71,13 @@ class Starts:
             if not may_start(self._blocks.needed(member.num_tokens)):
                 break
             self._prompts.start(member)
+            self._twins.started(member)
             plan.starts.append(member.work)
             if member.work.num_cached:
                 plan.loads.append(member.work)
 
     def _wants_to_start(self, member: Member) -> bool:
-        if member.state is not State.WAITING:
-            return False
-        return not (self._twins and self._twins.had_better_wait(member, self._prompts.started.values()))
+        return member.state is State.WAITING and not self._twins.had_better_wait(member)
 
     def _fits(self, num_blocks: int) -> bool:
         return num_blocks <= self._blocks.num_free and self._prompts.num_free_slots > 0

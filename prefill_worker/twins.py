@@ -7,65 +7,58 @@ They come of one call with several choices, and of batch jobs whose lines have a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
-from alignedserve.deadlines import due_s
-from alignedserve.messages import Work
 from alignedserve.prefixes import pays_to_wait
-from prefill_worker.members import Member, State
+from alignedserve.types import RequestKey
+from prefill_worker.members import Member
+from prefill_worker.order import Order
+from prefill_worker.prompts import Shares
 
 
 class Twins:
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, shares: Shares, order: Order) -> None:
         self._block_size = block_size
+        self._shares = shares
+        self._order = order
+        self._now = 0.0
+        # blocks that are still to be computed, by name: by whom
+        self._coming: dict[bytes, Member] = {}
 
-    def had_better_wait(self, member: Member, started: Iterable[Member]) -> bool:
-        """For one of these, which is computing what both need."""
-        if member.work.num_cached or not _shares(member.work):
+    def look(self, computing: Iterable[Member], now: float) -> None:
+        """At prompts that are being computed, the most urgent first; before a plan."""
+        self._now = now
+        self._coming.clear()
+        for member in computing:
+            self.started(member)
+
+    def started(self, member: Member) -> None:
+        for name in member.names[member.num_computed // self._block_size :]:
+            other = self._coming.setdefault(name, member)
+            if member.is_rt and not other.is_rt:
+                # real time did not wait for that one, and others of it do not either
+                self._coming[name] = member
+
+    def had_better_wait(self, member: Member) -> bool:
+        """One that goes before it computes enough of what it needs, or what is left of that."""
+        if not (self._coming and member.names):
             return False
-        return any(
-            pays_to_wait(num_common := self._num_common(member, other), member.num_tokens)
-            and other.num_computed < num_common
-            for other in started
-            if other.state is State.COMPUTING and _goes_first(other, member)
-        )
+        num_found = self._shares.num_found(member.names)
+        num_coming = self._num_coming(member, member.names[num_found // self._block_size :])
+        pays = pays_to_wait(num_coming, member.num_tokens - num_found)
+        member.is_following = pays or (member.is_following and num_coming > 0)
+        return member.is_following
 
-    def _num_common(self, member: Member, other: Member) -> int:
-        if other.key not in member.alike:
-            member.alike[other.key] = self._num_alike(member.work, other.work)
-        return member.alike[other.key]
+    def _num_coming(self, member: Member, missing: Sequence[bytes]) -> int:
+        """Tokens of the first of these that others will have computed before it could."""
+        is_ahead: dict[RequestKey, bool] = {}
 
-    def _num_alike(self, work: Work, other: Work) -> int:
-        """In whole blocks, without the last token: of that the output is wanted."""
-        if work.request.cache_salt != other.request.cache_salt:
-            return 0
-        tokens, others = work.request.prompt + work.output, other.request.prompt + other.output
-        return num_alike(tokens[:-1], others, self._block_size)
+        def is_coming(name: bytes) -> bool:
+            other = self._coming.get(name)
+            if other is None:
+                return False
+            if other.key not in is_ahead:
+                is_ahead[other.key] = self._order.is_ahead(other, member, self._now)
+            return is_ahead[other.key]
 
-
-def num_alike(tokens: Sequence[int], others: Sequence[int], block_size: int) -> int:
-    """How many tokens both begin with, in whole blocks."""
-    low, high = 0, min(len(tokens), len(others)) // block_size
-    while low < high:
-        middle = (low + high + 1) // 2
-        part = slice(low * block_size, middle * block_size)
-        if tokens[part] == others[part]:
-            low = middle
-        else:
-            high = middle - 1
-    return low * block_size
-
-
-def _shares(work: Work) -> bool:
-    """All of the prompt is computed where its log-probabilities are wanted."""
-    return work.request.params.prompt_logprobs is None or bool(work.output)
-
-
-def _goes_first(other: Member, member: Member) -> bool:
-    """Real time waits for no best effort, and nobody for who is in less of a hurry."""
-    if other.is_rt != member.is_rt:
-        return other.is_rt
-    return _due_s(other) <= _due_s(member)
-
-
-def _due_s(member: Member) -> float:
-    return due_s(member.work.deadlines, len(member.work.output))
+        return self._block_size * sum(1 for _ in takewhile(is_coming, missing))

@@ -3,18 +3,49 @@ effort what its answer will take."""
 
 from __future__ import annotations
 
-from alignedserve.deadlines import place_s
+import math
+
+from alignedserve.deadlines import UNSTATED_TTFT_S, due_s, is_demoted, place_s
 from alignedserve.estimate import Estimate
 from prefill_worker.members import Member
 
 
 def place_of(member: Member, estimate: Estimate, now: float) -> float:
     """Who has the least is first."""
-    if member.since_s is None:
-        raise RuntimeError(f"request {member.key}: its place is asked before a plan has seen it")
+    needed_s, arrived_s = _needed_s(member, estimate), _arrived_s(member)
+    return place_s(member.work.deadlines, len(member.work.output), needed_s, arrived_s, now)
+
+
+def is_ahead(begun: Member, member: Member, estimate: Estimate, now: float) -> bool:
+    """Of two that begin alike: whether the one that has begun will have computed what both need before the other could.
+
+    What it has computed moves its own place back, since it needs less. So it counts as well that it is due no later.
+    """
+    if begun.is_rt != member.is_rt:
+        return begun.is_rt
+    if place_of(begun, estimate, now) <= place_of(member, estimate, now):
+        return True
+    work = begun.work
+    if is_demoted(work.deadlines, len(work.output), _needed_s(begun, estimate), now):
+        return False
+    return _goal_s(begun) <= _goal_s(member) < math.inf
+
+
+def _goal_s(member: Member) -> float:
+    due = due_s(member.work.deadlines, len(member.work.output))
+    return _arrived_s(member) + UNSTATED_TTFT_S if due == math.inf and member.is_rt else due
+
+
+def _needed_s(member: Member, estimate: Estimate) -> float:
     work = member.work
     needed_s = estimate.iteration([(member.num_computed, member.num_pending)], [])
     if not member.is_rt:
         num_left = max(work.predicted_len - len(work.output), 0)
         needed_s += num_left * estimate.iteration([], [member.num_tokens])
-    return place_s(work.deadlines, len(work.output), needed_s, member.since_s, now)
+    return needed_s
+
+
+def _arrived_s(member: Member) -> float:
+    if member.since_s is None:
+        raise RuntimeError(f"request {member.key}: its place is asked before a plan has seen it")
+    return member.since_s

@@ -97,9 +97,7 @@ class PrefillWorker(Worker):
         staging_share = self.transfers.staging_share if self.transfers.is_staged else 0.0
         options = options or PrefillOptions()
         self._sharing = Sharing(engine, options.shares_prefixes)
-        self.schedule = PrefillSchedule(
-            limits_of(engine), staging_share, options, estimate, self._sharing.find
-        )
+        self.schedule = PrefillSchedule(limits_of(engine), staging_share, options, estimate, self._sharing)
         self._shelf = Shelf(epoch, self._completions)
         self._staging = Staging(engine, self.schedule, self._shelf, self)
         self._lender: Lender | None = None
@@ -172,12 +170,14 @@ class PrefillWorker(Worker):
     def _forget(self, key: RequestKey) -> None:
         """What is kept of a prompt that holds no blocks."""
         self._compiling.drop(key)
+        self._sharing.forget(key)
         self._matchers.pop(key, None)
         self._partial_logprobs.pop(key, None)
 
     def drop_orders(self) -> None:
         for key in [*self._matchers, *self._partial_logprobs]:
             self._forget(key)
+        self._sharing.forget_waiting()
         for key in self.schedule.drop_waiting():
             if not self._staging.drop(key):
                 self._drop(self._prompts[key], None)
@@ -250,7 +250,7 @@ class PrefillWorker(Worker):
         if prompt.logprobs is not None:
             prompt.logprobs += output.prompt_logprobs or ()
         if isinstance(output.error, BrokenLogits):
-            self._sharing.spoilt(prompt.request, prompt.beginning)
+            self._sharing.spoilt(prompt.beginning)
         if says_something(output):
             news = news_of(output, prompt.request, prompt.logprobs)
             # with its first token ever: what it finds later is mostly its own

@@ -16,6 +16,9 @@ from router.life import Life
 # While real time comes and goes, prompts of best effort are not computed further ahead than this, in requests that are
 # ready for each slot of the decode instances: where none of them is computed, real time waits for nobody.
 STOCK = 1.0
+# What an instance may have of a prompt is no work for it. But this share of the prompt counts at least: it has room in
+# the pool from then on, and goes before whatever comes later.
+LEAST_WORK = 0.125
 
 
 class PrefillSide:
@@ -84,7 +87,7 @@ class PrefillSide:
             return
         view, num_known = self._choose(entry, views)
         life.enter(entry, State.PREFILLING, view.instance_id)
-        view.pending[entry.key] -= num_known
+        view.pending[entry.key] = max(entry.num_missing - num_known, int(LEAST_WORK * entry.num_missing), 1)
         life.send(view.instance_id, Prefill([entry.work()]))
 
     def _choose(self, entry: Entry, views: Sequence[PrefillView]) -> tuple[PrefillView, int]:

@@ -11,7 +11,7 @@ counts need not know what is shared, and what they are promised is there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from alignedserve.types import BlockId, RequestId
@@ -102,10 +102,15 @@ class BlockManager:
             if name not in self._named:
                 self._named[name], self._names[block] = block, name
 
-    def forget_names(self, owner: RequestId) -> None:
-        """Nobody else is to hold the owner's blocks from here on."""
-        for block in self.held(owner):
-            self._forget(block)
+    def forget(self, names: Iterable[bytes]) -> None:
+        """Nobody else is to hold the blocks of these names from here on."""
+        for name in names:
+            if name in self._named:
+                block = self._named[name]
+                self._forget(block)
+                if block in self._kept:
+                    del self._kept[block]
+                    self._free.append(block)
 
     def _leave(self, blocks: Sequence[BlockId]) -> None:
         # a prompt's end first, so that it is taken first: it is of no use without the beginning

@@ -133,6 +133,10 @@ class Engine:
         self._blocks.allocate(request_id, num_blocks)
         return request
 
+    def num_known(self, names: Sequence[bytes]) -> int:
+        """Of how many tokens, those of the first of these names, the KV is there."""
+        return self._blocks.num_known(names) * self.cache.format.block_size
+
     def share(self, request_id: RequestId, names: Sequence[bytes]) -> int:
         """A request that will be adopted shares the blocks of these names (`alignedserve/prefixes.py`), as far as they
         are known. Returns of how many tokens the KV is there."""
@@ -142,9 +146,9 @@ class Engine:
         """The KV in the request's blocks from `first` on is there, for others to share."""
         self._blocks.name(request.request_id, first, names)
 
-    def forget_names(self, request: Request) -> None:
-        """Nobody shares its blocks from here on but those who do already."""
-        self._blocks.forget_names(request.request_id)
+    def forget_names(self, names: Sequence[bytes]) -> None:
+        """Nobody shares the blocks of these names from here on but those who do already."""
+        self._blocks.forget(names)
 
     def blocks_of(self, request: Request) -> list[BlockId]:
         return list(self._blocks.held(request.request_id))
@@ -308,6 +312,7 @@ class Engine:
         self.cache.save(request.request_id, held[:num_used])
         self._queues.running.remove(request)
         self._leave(request)
+        self._prefixes.evicted(request)
         request.status = Status.PREEMPTED
         self._queues.preempted.append(request)
 

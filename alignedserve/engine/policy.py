@@ -164,9 +164,9 @@ class _Draft:
 
     def _had_better_wait(self, request: Request, num_found: int, coming: set[bytes]) -> bool:
         block_size = self._limits.block_size
-        first = num_found // block_size
-        num_coming = sum(1 for _ in takewhile(coming.__contains__, request.names[first:]))
-        return num_coming > 0 and pays_to_wait((first + num_coming) * block_size, request.num_tokens)
+        missing = request.names[num_found // block_size :]
+        num_coming = sum(1 for _ in takewhile(coming.__contains__, missing))
+        return pays_to_wait(num_coming * block_size, request.num_tokens - num_found)
 
     def _take(self, num_tokens: int, num_blocks: int) -> None:
         self._num_tokens_left -= num_tokens

@@ -70,10 +70,15 @@ class PrefixCache:
         self.computed(request)
         self._namings.pop(request.request_id, None)
 
+    def evicted(self, request: Request) -> None:
+        """It comes back with other blocks."""
+        if naming := self._namings.get(request.request_id):
+            naming.num_named = 0
+
     def spoilt(self, request: Request) -> None:
-        """Something is wrong with its KV, perhaps."""
-        if self._namings.pop(request.request_id, None):
-            self._blocks.forget_names(request.request_id)
+        """Something is wrong with its KV, perhaps, wherever that was."""
+        if naming := self._namings.pop(request.request_id, None):
+            self._blocks.forget(naming.names)
 
     def reset(self) -> None:
         self._namings.clear()

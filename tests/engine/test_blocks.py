@@ -64,7 +64,9 @@ def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(
         elif call == "name":
             blocks.name(owner, 0, prompt[: min(count, num_held)])
         elif call == "forget":
-            blocks.forget_names(owner)
+            blocks.forget(prompt[:count])
+            assert blocks.num_known(prompt) == (0 if count else blocks.num_known(prompt))
+            assert blocks.num_free == before
         else:
             count = min(count, 8 - num_held)
             found = blocks.allocate(owner, count)

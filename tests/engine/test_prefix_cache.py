@@ -11,7 +11,7 @@ import pytest
 
 from alignedserve import LLM, SamplingParams
 from alignedserve.engine.engine import BrokenLogits, Engine
-from alignedserve.engine.policy import FcfsPolicy, Plan, Queues
+from alignedserve.engine.policy import FcfsPolicy, Limits, Plan, Queues
 from alignedserve.types import RequestId
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, run, tokens
 from tests.tiny_models import VOCAB_SIZE, prompts
@@ -32,6 +32,22 @@ class Counting(FcfsPolicy):
         plan = super().plan(queues, num_free_blocks)
         self.num_computed += sum(count for _, count in plan.work)
         return plan
+
+
+class Evicting(FcfsPolicy):
+    """At times somebody leaves, whether there is room or not."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.num_evicted, self._dice = 0, random.Random(0)
+
+    def plan(self, queues: Queues, num_free_blocks: int) -> Plan:
+        plan = super().plan(queues, num_free_blocks)
+        if plan.evict or not queues.running or self._dice.random() < 0.7:
+            self.num_evicted += len(plan.evict)
+            return plan
+        self.num_evicted += 1
+        return Plan(evict=[self._dice.choice(queues.running)])
 
 
 @pytest.fixture
@@ -73,11 +89,17 @@ def test_a_chat_goes_on_from_its_last_answer(engine: Engine, directory: Path) ->
     assert counted(engine) == len(turn) - (300 + 39) // BLOCK * BLOCK + 39
 
 
-@pytest.mark.parametrize("chunk", [None, 40])
-def test_the_choices_of_one_call_compute_the_prompt_once(directory: Path, chunk: int | None) -> None:
+@pytest.mark.parametrize(
+    ("chunk", "num_shared"),
+    [(None, 288), (40, 240)],
+    ids=["in one", "in pieces, and for little nobody waits"],
+)
+def test_the_choices_of_one_call_compute_the_prompt_once(
+    directory: Path, chunk: int | None, num_shared: int
+) -> None:
     engine = make_engine(directory, Counting, max_prefill_chunk=chunk)
     said = tokens(run(engine, [LONG] * 5, greedy_params(1)))
-    assert counted(engine) == 300 + 4 * (300 - 288)
+    assert counted(engine) == 300 + 4 * (300 - num_shared)
     assert said == [alone(directory, LONG, greedy_params(1))] * 5
 
 
@@ -124,6 +146,39 @@ def test_what_went_wrong_serves_nobody(engine: Engine) -> None:
     assert fine.error is None and counted(engine) == 300
 
 
+def test_what_went_wrong_before_it_was_moved_serves_nobody_either(directory: Path) -> None:
+    engine = make_engine(directory, EvictEveryStep)
+    engine.add_request(RequestId("bad"), LONG, greedy_params(10), 0)
+    engine.step()
+    engine.cache.blocks[engine._blocks.held(RequestId("bad"))[0]] = math.nan
+    while engine.num_unfinished:
+        (event,) = engine.step()
+    assert isinstance(event.error, BrokenLogits)
+    ((fine, *_),) = run(engine, [LONG], greedy_params(1))
+    assert fine.error is None
+
+
+def test_what_was_moved_has_its_names_again(directory: Path) -> None:
+    """Though the blocks that had them were taken."""
+    engine = make_engine(directory, Counting, max_num_seqs=2)
+    request = engine.add_request(RequestId("moved"), LONG, greedy_params(40), 0)
+    engine.step()
+    engine._evict(request)
+    engine._blocks.forget(request.names)
+    while engine.num_unfinished:
+        engine.step()
+    assert engine._blocks.num_known(request.names) == len(request.names)
+
+
+def test_the_parts_of_a_text_that_is_there_go_together(engine: Engine) -> None:
+    run(engine, [LONG[:240]], greedy_params(1))
+    parts = [LONG[:length] for length in (250, 270, 290)]
+    for number, part in enumerate(parts):
+        engine.add_request(RequestId(str(number)), part, greedy_params(1), 0)
+    assert len(engine.step()) == 3
+    engine.check_idle()
+
+
 def test_aborted_while_others_share_with_it(engine: Engine, directory: Path) -> None:
     expected = alone(directory, LONG, greedy_params(4))
     for num_steps in range(4):
@@ -153,7 +208,9 @@ def test_little_memory_and_many_that_begin_alike(directory: Path, seed: int) -> 
     plain = make_engine(directory, enable_prefix_caching=False)
     params = [greedy_params(length) for length in lengths]
     expected = tokens(run(plain, asked, params))
-    engine = make_engine(directory, kv_cache_memory_bytes=1 << 19, max_num_seqs=6, max_num_batched_tokens=128)
+    engine = make_engine(
+        directory, Evicting, kv_cache_memory_bytes=1 << 19, max_num_seqs=6, max_num_batched_tokens=128
+    )
     said: dict[str, list[int]] = {str(number): [] for number in range(len(asked))}
     waiting, gone = list(range(len(asked))), set()
     while waiting or engine.num_unfinished:
@@ -166,7 +223,7 @@ def test_little_memory_and_many_that_begin_alike(directory: Path, seed: int) -> 
             gone.add(number := dice.choice([*engine._requests]))
             engine.abort(RequestId(number))
     engine.check_idle()
-    assert engine._blocks.num_kept
+    assert engine._blocks.num_kept and engine._policy.num_evicted
     for number, wanted in enumerate(expected):
         got = said[str(number)]
         assert got == (wanted[: len(got)] if str(number) in gone else wanted)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
@@ -18,14 +17,15 @@ from msgspec.structs import replace
 
 from alignedserve.deadlines import Deadlines
 from alignedserve.estimate import Estimate
-from alignedserve.messages import Abort, Prefill, Work
+from alignedserve.messages import Abort, InstanceLimits, Prefill, Work
 from alignedserve.mix import DISCIPLINES
+from alignedserve.prefixes import names_of
 from alignedserve.types import PoolBlockId, RequestKey
 from prefill_worker.members import State
 from prefill_worker.options import PrefillOptions
 from prefill_worker.plan import PrefillPlan
+from prefill_worker.prompts import NothingShared
 from prefill_worker.schedule import PrefillSchedule
-from prefill_worker.twins import num_alike
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker import rig
 from tests.prefill_worker.rig import Rig
@@ -34,21 +34,45 @@ from tests.tiny_models import prompts
 from tests.works import make_work
 
 
-class Run:
-    """A schedule, and what becomes of its plans; copies take no time. Blocks are kept for ever."""
+class Kept:
+    """Blocks that were computed; nobody ever needs their room."""
 
-    def __init__(self, policy: str = "aligned", limits: object = LIMITS, shares: bool = True) -> None:
-        self.kept: list[list[int]] = []
+    def __init__(self) -> None:
+        self.names_kept: set[bytes] = set()
+
+    def names(self, work: Work) -> Sequence[bytes]:
+        if work.num_cached or work.request.params.prompt_logprobs is not None:
+            return ()
+        return names_of(tokens_of(work)[:-1], BLOCK, work.request.cache_salt)
+
+    def num_found(self, names: Sequence[bytes]) -> int:
+        return BLOCK * len([*takewhile(self.names_kept.__contains__, names)])
+
+    def take(self, work: Work) -> int:
+        return self.num_found(self.names(work))
+
+    def computed(self, work: Work, count: int) -> None:
+        self.names_kept.update(names_of(tokens_of(work)[:count], BLOCK, work.request.cache_salt))
+
+
+class Run:
+    """A schedule, and what becomes of its plans; copies take no time."""
+
+    def __init__(
+        self,
+        policy: str = "aligned",
+        limits: InstanceLimits = LIMITS,
+        kept: Kept | None = None,
+        shares: bool = True,
+    ) -> None:
+        self.kept = kept or Kept()
         self.works: dict[RequestKey, Work] = {}
-        self.computed: Counter[RequestKey] = Counter()
+        self.num_computed = 0
         self.ended: set[RequestKey] = set()
         options = PrefillOptions(DISCIPLINES[policy], shares_prefixes=shares)
-        self.schedule = PrefillSchedule(limits, 0.0, options, Estimate(PLAIN), self._find)
-
-    def _find(self, work: Work) -> int:
-        found = max((num_alike(tokens_of(work)[:-1], kept, BLOCK) for kept in self.kept), default=0)
-        self.computed[key(work)] += found
-        return found
+        self.schedule = PrefillSchedule(
+            limits, 0.0, options, Estimate(PLAIN), self.kept if shares else NothingShared()
+        )
 
     def order(self, *works: Work) -> None:
         self.works |= {key(work): work for work in works}
@@ -60,14 +84,20 @@ class Run:
             self.schedule.gave_up(each)
         for each, count in plan.chunks:
             self.schedule.computed(each, count)
-            self.computed[each] += count
-            self.kept.append(tokens_of(self.works[each])[: self.computed[each]])
+            self.num_computed += count
+            self.kept.computed(self.works[each], self.computed(each))
             if self.schedule._prompts.started[each].state is State.SAVING:
                 self.schedule.saved(each)
                 self.ended.add(each)
         for work in plan.loads:
             self.schedule.loaded(key(work))
         return plan
+
+    def computed(self, each: RequestKey) -> int:
+        """Its tokens that have KV, wherever that is from."""
+        prompts = self.schedule._prompts
+        member = prompts.started.get(each) or prompts.waiting.get(each)
+        return member.num_computed if member else len(tokens_of(self.works[each]))
 
     def started(self, now: float = 0.0) -> list[RequestKey]:
         return [key(work) for work in self.step(now).starts]
@@ -115,8 +145,8 @@ def test_it_waits_no_longer_than_for_what_they_have_in_common() -> None:
     first, second = rt([*COMMON, *unlike(400, seed=2)]), rt([*COMMON, *unlike(20, seed=3)])
     run.order(first, second)
     assert [run.started() for _ in range(4)] == [[key(first)], [], [], [key(second)]]
-    assert run.computed[key(first)] < 600, "there is more of it to come"
-    assert run.computed[key(second)] >= NUM_SHARED
+    assert run.computed(key(first)) < 600, "there is more of it to come"
+    assert run.computed(key(second)) >= NUM_SHARED
 
 
 @pytest.mark.parametrize("policy", ["aligned", "priority", "fcfs"])
@@ -131,11 +161,11 @@ def test_whoever_waits_by_choice_keeps_nobody_from_starting(policy: str) -> None
 
 def test_best_effort_gives_nothing_up_for_real_time_that_waits_by_choice() -> None:
     run = Run(limits=replace(LIMITS, max_num_seqs=2, max_num_batched_tokens=64))
-    first, second, best_effort = rt(COMMON), rt(COMMON), be(unlike(500))
+    first, second, best_effort = rt(COMMON), rt(COMMON), be(unlike(500, seed=2))
     run.order(best_effort)
     run.step()
     run.order(first, second)
-    while run.computed[key(first)] < NUM_SHARED:
+    while run.computed(key(first)) < NUM_SHARED:
         assert not run.step().gives_up
     assert run.step().gives_up == [key(best_effort)], "there is no slot for the second, and now it wants one"
 
@@ -147,15 +177,19 @@ def test_best_effort_gives_nothing_up_for_real_time_that_waits_by_choice() -> No
         (rt(COMMON, due_s=1.0), rt(COMMON, due_s=1.0), True),
         (rt(COMMON, due_s=1.0), rt(COMMON, due_s=2.0), True),
         (rt(COMMON), be(COMMON), True),
-        (be(COMMON, due_s=60.0), be(COMMON), True),
+        (be(COMMON, due_s=60.0), be(COMMON, due_s=60.0), True),
+        (be(COMMON), be(COMMON), True),
+        # without a window it goes by arrival
+        (be(COMMON), be(COMMON, due_s=60.0), True),
+        (be(COMMON, due_s=60.0), be(COMMON), False),
         # for nobody who may be in less of a hurry
         (be(COMMON), rt(COMMON), False),
         (rt(COMMON), rt(COMMON, due_s=0.5), False),
-        (be(COMMON), be(COMMON, due_s=60.0), False),
+        (be(COMMON, due_s=60.0), be(COMMON, due_s=50.0), False),
         # nor for little
         (rt(COMMON), rt([*COMMON[:48], *unlike(40, seed=2)]), False),
         (rt(COMMON), rt([*COMMON[:96], *unlike(100, seed=2)]), False),
-        (rt(COMMON), rt([*COMMON[:96], *unlike(90, seed=2)]), True),
+        (rt(COMMON), rt([*COMMON[:96], *unlike(70, seed=2)]), True),
         (rt(COMMON[:60]), rt(COMMON), False),
         # nor where nothing will be shared
         (rt(COMMON), rt(COMMON, cache_salt="a"), False),
@@ -170,6 +204,15 @@ def test_who_waits_for_whom(first: Work, second: Work, waits: bool) -> None:
     run.step()
     run.order(second)
     assert run.started() == ([] if waits else [key(second)])
+
+
+def test_real_time_waits_for_its_own_where_best_effort_begins_alike_too() -> None:
+    run = Run(limits=replace(LIMITS, max_num_batched_tokens=16))
+    run.order(be([*COMMON, 1]))
+    run.step()
+    first, second = rt(COMMON), rt(COMMON)
+    run.order(first, second)
+    assert run.started() == [key(first)]
 
 
 def test_where_nothing_is_shared_nobody_waits() -> None:
@@ -188,15 +231,45 @@ def test_if_the_first_is_aborted_the_next_takes_its_place() -> None:
     run.schedule.saved(key(works[0]))
 
 
-@given(st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1)), st.integers(1, 5))
-def test_how_much_is_alike(tokens: list[int], others: list[int], block_size: int) -> None:
-    num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False))))
-    assert num_alike(tokens, others, block_size) == num_equal // block_size * block_size
+def test_who_has_its_beginning_waits_for_nobody_who_computes_it_anew() -> None:
+    """Prompts whose log-probabilities are wanted are computed whole, and there may always be another of them."""
+    run, whole = Run(limits=replace(LIMITS, max_num_batched_tokens=16)), greedy_params(prompt_logprobs=0)
+    run.kept.computed(rt(COMMON), NUM_SHARED)
+    run.order(rt(COMMON, params=whole))
+    run.step()
+    run.order(second := rt([*COMMON, 1, 2, 3]))
+    assert run.started() == [key(second)]
+
+
+def test_the_parts_of_a_text_that_is_there_go_together() -> None:
+    run, text = Run(limits=replace(LIMITS, max_num_seqs=8)), unlike(400)
+    run.kept.computed(rt(text), 320)
+    parts = [rt(text[:length]) for length in (360, 340, 330)]
+    run.order(*parts)
+    assert run.started() == [key(work) for work in parts]
+
+
+def test_nobody_waits_for_who_can_not_make_it_any_more() -> None:
+    run = Run(limits=replace(LIMITS, max_num_batched_tokens=16))
+    late, other = rt(COMMON, due_s=0.1), rt(COMMON, due_s=2.0)
+    run.order(late)
+    run.step()
+    run.order(other)
+    assert run.started() == [key(other)], "ten seconds later than others is its turn"
+
+
+def test_a_short_job_waits_for_no_long_one_that_begins_alike() -> None:
+    run = Run(limits=replace(LIMITS, max_num_batched_tokens=16))
+    long = be([*COMMON, *unlike(800, seed=2)])
+    run.order(long)
+    run.step()
+    run.order(short := be([*COMMON, *unlike(60, seed=3)]))
+    assert run.started() == [key(short)]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from(list(DISCIPLINES)), st.integers(1, 300))
-def test_everybody_ends_and_no_more_is_computed_than_without(
+def test_everybody_ends_and_no_more_is_computed_than_without_sharing(
     dice: random.Random, policy: str, max_tokens: int
 ) -> None:
     beginnings = [unlike(length, seed) for seed, length in enumerate((0, 100, 300))]
@@ -204,20 +277,21 @@ def test_everybody_ends_and_no_more_is_computed_than_without(
     def any_work() -> Work:
         prompt = dice.choice(beginnings) + unlike(dice.randint(1, 150), dice.randrange(3))
         due_s = dice.choice([math.inf, dice.uniform(0.1, 20.0)])
-        return dice.choice([rt, be])(prompt, due_s=due_s)
+        params = greedy_params(prompt_logprobs=0) if dice.random() < 0.1 else greedy_params()
+        return dice.choice([rt, be])(prompt, due_s=due_s, params=params)
 
-    works, run = (
-        [any_work() for _ in range(20)],
-        Run(policy, replace(LIMITS, max_num_batched_tokens=max_tokens)),
-    )
-    for number in range(10_000):
-        for work in works[number : number + 1]:
-            run.order(work)
-        run.step(now=0.05 * number)
-        if len(run.ended) == len(works):
-            break
-    assert run.ended == set(run.works)
-    run.schedule.check_idle()
+    works, limits = [any_work() for _ in range(20)], replace(LIMITS, max_num_batched_tokens=max_tokens)
+    runs = [Run(policy, limits), Run(policy, limits, shares=False)]
+    for run in runs:
+        for number in range(10_000):
+            run.order(*works[number : number + 1])
+            run.step(now=0.05 * number)
+            if len(run.ended) == len(works):
+                break
+        assert run.ended == set(run.works)
+        run.schedule.check_idle()
+    sharing, alone = runs
+    assert sharing.num_computed <= alone.num_computed
 
 
 # ---- on an engine ---------------------------------------------------------------------------------------------------

@@ -177,7 +177,9 @@ def test_a_gpu_that_is_not_there(failures: Failures) -> None:
 def test_a_port_that_is_taken_and_an_address_that_is_none(failures: Failures) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert failures("--port", port) == {"port": f"port={port}: another program listens on it at 127.0.0.1"}
+        assert failures("--port", port) == {
+            "port": f"port={port}: another program listens on it at 127.0.0.1"
+        }
     address = ["--host", "192.0.2.1", "--allow-no-auth"]
     assert set(failures(*address)) == {"port"}
 
