@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import sys
 import time
 
@@ -19,6 +20,8 @@ class Terminal:
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             os.environ["TERM"] = "dumb"
+            # whoever runs the tests may ignore it, as shells do for what they run in the background
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execv(sys.executable, [sys.executable, "-m", "alignedserve", *words])
 
     def type(self, text: str) -> None:

@@ -183,7 +183,12 @@ def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
 def test_who_interrupts_it_gets_what_is_done() -> None:
     words = ["--find-rate", "--num-prompts=20", "--policy=fcfs", "--policy=aligned", "--output-len=300"]
     with subprocess.Popen(
-        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # whoever runs the tests may ignore it, as shells do for what they run in the background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as running:
         assert running.stdout and running.stderr
         for line in running.stderr:

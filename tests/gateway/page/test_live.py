@@ -89,8 +89,13 @@ def test_numbers_move_under_load(page: Browser, server: Server) -> None:
         page.until_text("#rt-tbt-kept", "%")
         assert page.text("#be-ttft-kept") == "\N{EN DASH}"
         for tier in ("rt", "be"):
-            points = page.find(f".line.{tier}").get_attribute("points") or ""
-            assert len({point.split(",")[1] for point in points.split()}) > 1
+            page.until(lambda tier=tier: len(heights(page, tier)) > 1)  # type: ignore[misc]
+
+
+def heights(page: Browser, tier: str) -> set[str]:
+    """Of the points of its line, those that differ."""
+    points = page.find(f".line.{tier}").get_attribute("points") or ""
+    return {point.split(",")[1] for point in points.split()}
 
 
 def test_a_batch_job_makes_progress(page: Browser, server: Server) -> None:
