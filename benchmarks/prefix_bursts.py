@@ -56,7 +56,6 @@ async def ask(client: openai.AsyncOpenAI, system: str, question: str, num_choice
         messages=[{"role": "system", "content": system}, {"role": "user", "content": question}],
         n=num_choices,
         temperature=1.0,
-        seed=1,
         max_tokens=ANSWER,
         extra_body={"ignore_eos": True},
     )
