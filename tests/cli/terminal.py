@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-LIMIT_S = 25.0
+LIMIT_S, PATIENCE_S = 25.0, 3.0
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
@@ -27,25 +27,36 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
-    def until(self, text: str) -> str:
-        """What was shown up to it, since the last time."""
+    def until(self, text: str, again: str = "") -> str:
+        """What was shown up to it, since the last time.
+
+        `again`: what is typed once more if nothing comes. Python misses a Ctrl-C that comes just before it waits for a
+        key, or for the network, until something else comes.
+        """
         deadline = time.monotonic() + LIMIT_S
         while (end := self.shown.find(text, self._num_seen)) < 0:
-            assert select.select([self._fd], [], [], deadline - time.monotonic())[0], self.shown
-            data = self._read()
-            assert data, f"it ended before {text!r}: {self.shown}"
-            self.shown += data
+            assert self._hear(again, deadline), f"it ended before {text!r}: {self.shown}"
         found = self.shown[self._num_seen : end]
         self._num_seen = end + len(text)
         return found
 
-    def end(self) -> int:
+    def end(self, again: str = "") -> int:
         """Its exit code, once it has ended by itself."""
-        while data := self._read():
-            self.shown += data
+        deadline = time.monotonic() + LIMIT_S
+        while self._hear(again, deadline):
+            pass
         _, status = os.waitpid(self._pid, 0)
         os.close(self._fd)
         return os.waitstatus_to_exitcode(status)
+
+    def _hear(self, again: str, deadline: float) -> bool:
+        """False when it has ended."""
+        while not select.select([self._fd], [], [], PATIENCE_S)[0]:
+            assert time.monotonic() < deadline, self.shown
+            self.type(again)
+        data = self._read()
+        self.shown += data
+        return bool(data)
 
     def _read(self) -> str:
         try:

@@ -121,7 +121,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
             terminal.type("How far?\r")
             await asyncio.to_thread(terminal.until, "on")
             terminal.type(CTRL_C)
-            await asyncio.to_thread(terminal.until, "[stopped]")
+            await asyncio.to_thread(terminal.until, "[stopped]", again=CTRL_C)
             # the request is closed as well
             await at.router.until(lambda: at.router.aborted == [at.router.submitted[0].request.key])
             at.router.allowed = None
@@ -134,7 +134,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
             assert re.search(r"Be brief\..*How far\?.*on \[stopped\].*How long\?", said, re.DOTALL), said
             await asyncio.to_thread(terminal.until, "> ")
             terminal.type(CTRL_C)
-            assert await asyncio.to_thread(terminal.end) == 0
+            assert await asyncio.to_thread(terminal.end, again=CTRL_C) == 0
 
     play(scenario)
 
