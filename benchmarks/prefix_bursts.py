@@ -11,21 +11,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import random
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from datetime import date
 from pathlib import Path
 
 import openai
 
-from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.prefix_caching import NAME, make_chat_model, ours, vllm, words
+from benchmarks.prefix_caching import NAME, in_turn, words
 
 NUM_TIMES = 3
 NUM_CHOICES, NUM_LINES = 8, 16
@@ -75,34 +69,7 @@ def main() -> None:
     parser.add_argument("--vllm-python")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
-    args = parser.parse_args()
-    found: dict[str, list[dict[str, list[float]]]] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        model = Path(directory, "model")
-        make_chat_model(model)
-        for number in range(args.rounds):
-            servers = {"ours": ours(model), "ours, without": ours(model, "--no-enable-prefix-caching")}
-            if args.vllm_python:
-                servers["vLLM"] = vllm(args.vllm_python, model)
-                servers["vLLM, without"] = vllm(args.vllm_python, model, "--no-enable-prefix-caching")
-            for name, server in servers.items():
-                with server as url:
-                    # warm, with other words
-                    asyncio.run(measure(url, seed=1000 + number))
-                    found.setdefault(name, []).append(asyncio.run(measure(url, seed=number)))
-                print(line_of(f"{name}, round {number}", found[name][-1:]), flush=True)
-    for name, rounds in found.items():
-        print(line_of(name, rounds))
-    if args.out:
-        command = " ".join(["python -m benchmarks.prefix_bursts", *sys.argv[1:]])
-        result = {
-            "date": str(date.today()),
-            "command": command.replace(str(args.vllm_python), "VENV/bin/python"),
-            "cpu": cpu_name(),
-            "num_cores": os.cpu_count(),
-            "seconds": found,
-        }
-        args.out.write_text(json.dumps(result) + "\n")
+    in_turn("prefix_bursts", parser.parse_args(), measure, line_of, "seconds")
 
 
 def line_of(name: str, rounds: list[dict[str, list[float]]]) -> str:

@@ -19,11 +19,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 
@@ -45,6 +45,7 @@ PEER_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "DO_NO
 Message = dict[str, str]
 # of each turn, of each chat: seconds to the first token
 Waited = list[list[float]]
+Measured = TypeVar("Measured")
 
 
 def make_chat_model(directory: Path) -> None:
@@ -122,34 +123,48 @@ def main() -> None:
     parser.add_argument("--vllm-python")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
-    args = parser.parse_args()
-    found: dict[str, list[Waited]] = {}
+    in_turn("prefix_caching", parser.parse_args(), chats, line_of, "ttft_s")
+
+
+def in_turn(
+    name: str,
+    args: argparse.Namespace,
+    measure: Callable[[str, int], Coroutine[Any, Any, Measured]],
+    line_of: Callable[[str, list[Measured]], str],
+    unit: str,
+) -> None:
+    """Each server in each round. `name`: of the benchmark. `measure`: of a URL, with a seed."""
+    found: dict[str, list[Measured]] = {}
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory, "model")
         make_chat_model(model)
         for number in range(args.rounds):
-            servers = {"ours": ours(model), "ours, without": ours(model, "--no-enable-prefix-caching")}
-            if args.vllm_python:
-                servers["vLLM"] = vllm(args.vllm_python, model)
-                servers["vLLM, without"] = vllm(args.vllm_python, model, "--no-enable-prefix-caching")
-            for name, server in servers.items():
+            for server_name, server in servers_of(model, args.vllm_python).items():
                 with server as url:
                     # warm, with other words
-                    asyncio.run(chats(url, seed=1000 + number))
-                    found.setdefault(name, []).append(asyncio.run(chats(url, seed=number)))
-                print(line_of(f"{name}, round {number}", found[name][-1:]), flush=True)
-    for name, rounds in found.items():
-        print(line_of(name, rounds))
+                    asyncio.run(measure(url, 1000 + number))
+                    found.setdefault(server_name, []).append(asyncio.run(measure(url, number)))
+                print(line_of(f"{server_name}, round {number}", found[server_name][-1:]), flush=True)
+    for server_name, rounds in found.items():
+        print(line_of(server_name, rounds))
     if args.out:
-        command = " ".join(["python -m benchmarks.prefix_caching", *sys.argv[1:]])
+        command = " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]])
         result: dict[str, Any] = {
             "date": str(date.today()),
             "command": command.replace(str(args.vllm_python), "VENV/bin/python"),
             "cpu": cpu_name(),
             "num_cores": os.cpu_count(),
-            "ttft_s": found,
+            unit: found,
         }
         args.out.write_text(json.dumps(result) + "\n")
+
+
+def servers_of(model: Path, vllm_python: str | None) -> dict[str, AbstractContextManager[str]]:
+    off = "--no-enable-prefix-caching"
+    servers = {"ours": ours(model), "ours, without": ours(model, off)}
+    if vllm_python:
+        servers |= {"vLLM": vllm(vllm_python, model), "vLLM, without": vllm(vllm_python, model, off)}
+    return servers
 
 
 def line_of(name: str, rounds: list[Waited]) -> str:
