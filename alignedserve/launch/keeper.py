@@ -137,7 +137,7 @@ class Keeper:
             try:
                 return await self._actor.ready()
             except ActorUnavailableError:
-                if time.monotonic() > give_up_s:
+                if self._is_stopping or time.monotonic() > give_up_s:
                     raise
             await asyncio.sleep(_RETRY_S)
 

@@ -135,6 +135,18 @@ def test_a_death_counts_once_however_long_ray_takes_to_make_another_process() ->
     play(scenario)
 
 
+def test_a_part_that_has_no_process_stops_too() -> None:
+    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+        actor.num_unavailable = 1_000_000_000
+        keeping = asyncio.create_task(keeper.keep())
+        await asyncio.sleep(0)
+        keeper.stopping()
+        await keeping
+        assert actor.num_runs == 0
+
+    play(scenario)
+
+
 def test_a_part_that_gets_no_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper_module, "RESTART_S", 0.0)
 
