@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo serve test fuzz lint types check lock clean
+.PHONY: demo serve test fuzz attack lint types check lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -18,6 +18,10 @@ test: .venv/installed
 # some minutes; FUZZ_EXAMPLES=5000 make fuzz for longer
 fuzz: .venv/installed
 	FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-300} $(BIN)/python -m pytest tests/gateway/test_fuzz.py
+
+# some minutes; ONLY=router for some of it
+attack: .venv/installed
+	$(BIN)/python -m benchmarks.attack $(if $(ONLY),--only $(ONLY))
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -25,6 +25,8 @@ class SequenceCollector:
         self._stop: StopStrings | None = None
         if self._tokenizer is not None and params.stop_strings:
             self._stop = StopStrings(self._tokenizer, params)
+        # up to a stop string
+        self._texts: list[str] = []
         self.prompt_logprobs: list[PositionLogprobs | None] = [None]
 
     def add(self, event: TokenOutput) -> bool:
@@ -40,6 +42,7 @@ class SequenceCollector:
         is_stopped_here = False
         if self._stop is not None and event.token_id is not None and event.finish_reason != "stop":
             found = self._stop.append(event.token_id, len(self._token_ids))
+            self._texts.append(self._stop.take_all() if found is not None else self._stop.take())
             if found is not None:
                 is_stopped_here = event.finish_reason is None
                 self.output.finish_reason, self.output.stop_reason = "stop", found
@@ -60,7 +63,7 @@ class SequenceCollector:
         if self._tokenizer is None:
             return ""
         if self._stop is not None and isinstance(self.output.stop_reason, str):
-            return self._stop.text
+            return "".join(self._texts)
         ended_by_token = self.output.finish_reason == "stop"
         keep_last = not ended_by_token or self._params.include_stop_str_in_output
         token_ids = self._token_ids if keep_last else self._token_ids[:-1]

@@ -19,6 +19,9 @@ class EngineConfig:
     model: Annotated[str, "directory, hub name, or (with load format dummy) a preset"]
     tokenizer: Annotated[str | None, "where the tokenizer is, if not with the model"] = None
     skip_tokenizer_init: Annotated[bool, "take and give token ids only"] = False
+    allow_special_tokens_in_messages: Annotated[
+        bool, "a special token's text in a chat's messages is that token, as the template's own are"
+    ] = False
     revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
     dtype: Annotated[str, f"of weights and KV: {', '.join(DTYPES)} (the checkpoint's)"] = "auto"
     device: Annotated[

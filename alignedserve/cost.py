@@ -102,8 +102,14 @@ class CostModel(Record, frozen=True):
             )
         linear_s = self.prefill_token_s * sum(count for _, count in chunks)
         return (
-            fixed_s + linear_s + sum(self._chunk(*chunk) for chunk in chunks) + self.decode_attention(lengths)
+            fixed_s
+            + linear_s
+            + sum(self.chunk_s(*chunk) for chunk in chunks)
+            + self.decode_attention(lengths)
         )
+
+    def chunks_together(self) -> ChunkCosts:
+        return ChunkCosts(self)
 
     def fastest_tbt_s(self, num_tokens: int) -> float:
         """Between two tokens of a request that decodes alone, after so many."""
@@ -116,7 +122,7 @@ class CostModel(Record, frozen=True):
             for before in range(0, num_tokens, max_chunk)
         )
 
-    def _chunk(self, before: int, count: int) -> float:
+    def chunk_s(self, before: int, count: int) -> float:
         compute_s = self.prefill_attention_s * (2 * before * count + count * count)
         num_read = before + count
         return max(compute_s, self.decode_attention_s * num_read) + self.prefill_context_s * num_read
@@ -134,6 +140,26 @@ class CostModel(Record, frozen=True):
 
     def with_attention(self, attention: Attention) -> CostModel:
         return msgspec.structs.replace(self, attention=attention)
+
+
+class ChunkCosts:
+    """Of an iteration's chunks, as they are chosen: what it takes with one more is found as soon for the hundredth as
+    for the first."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._num_tokens = 0
+        self._sum_s = 0.0
+
+    def add(self, before: int, count: int) -> None:
+        self._num_tokens += count
+        self._sum_s += self._model.chunk_s(before, count)
+
+    def seconds_with(self, before: int, count: int) -> float:
+        """As `CostModel.iteration` of all of them."""
+        model = self._model
+        linear_s = model.prefill_token_s * (self._num_tokens + count)
+        return model.prefill_fixed_s + linear_s + (self._sum_s + model.chunk_s(before, count))
 
 
 def plain_cost(lengths: Sequence[int], num_filling: float) -> float:

@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-from alignedserve.cost import CostModel
+from alignedserve.cost import ChunkCosts, CostModel
 
 # Both corrections go so far towards what was measured of late.
 _WEIGHT = 0.1
@@ -32,7 +32,15 @@ class Estimate:
 
     def iteration(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> float:
         """As `CostModel.iteration`."""
-        return self._model.iteration(chunks, lengths) * self.pace + self.outside_s
+        return self.corrected(self._model.iteration(chunks, lengths))
+
+    def chunks_together(self) -> ChunkCosts:
+        """By the cost model alone: see `corrected`."""
+        return self._model.chunks_together()
+
+    def corrected(self, model_s: float) -> float:
+        """What the cost model says, as `iteration` says it."""
+        return model_s * self.pace + self.outside_s
 
     def took(self, predicted_s: float, seconds: float, outside_s: float = 0.0) -> None:
         """An iteration that `iteration` had foretold since the last one was reported, and what part of it was outside

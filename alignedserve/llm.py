@@ -123,21 +123,21 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """One conversation or several, through the model's chat template."""
+        """One conversation or several, through the model's chat template. Messages are data: special tokens in them are
+        text, unless LLM was told `allow_special_tokens_in_messages=True`. In prompts of `generate` they are tokens."""
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Messages]", [messages] if is_one else messages)
         tokenizer = self.get_tokenizer()
         prompts = []
         for conversation in conversations:
-            text = tokenizer.apply_chat_template(
+            chat = tokenizer.render_chat(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 tools=tools,
+                parses_special_tokens=self.config.allow_special_tokens_in_messages,
                 **(chat_template_kwargs or {}),
             )
-            prompts.append(
-                {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
-            )
+            prompts.append({"prompt": chat.text, "prompt_token_ids": tokenizer.rendered_ids(chat)})
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def _job(self, index: int, prompt: Prompt, params: SamplingParams) -> _Job:

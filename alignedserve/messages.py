@@ -2,7 +2,7 @@
 
 The router is the hub. Every other process opens one connection to it, says `Hello`, and from then on sends events and
 receives orders; an order is obeyed once, in the order of arrival. New things are sent whole once, then differences.
-Decoding checks every field's type (`msgspec`), in one place: `alignedserve/wire.py`.
+Decoding checks every field's type (`msgspec`), in one place: `alignedserve/wire`.
 
 Words: a request's `tokens` are its prompt and what it has generated; the KV of the first `num_cached` of them exists;
 `blocks` are ids of blocks in the pool's segment, in the order of the tokens.
@@ -31,15 +31,13 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Hello(Message):
-    """First message of every process to the router."""
+    """First message of every process to the router, once both have proved that they know the cluster's token."""
 
     # one of ROLES
     role: str
     instance_id: InstanceId
     epoch: Epoch
     pid: int
-    # proves that the sender belongs to this cluster
-    token: str
     # what has to be the same everywhere: model, dtype, block format, ... A difference is refused by name.
     fingerprint: dict[str, str]
     # of an instance: its limits, see InstanceLimits. Of a pool: its blocks.
@@ -144,6 +142,12 @@ class Abort(Message):
     """From a gateway: nobody waits for this request any more. From the router: forget it, whatever its state."""
 
     key: RequestKey
+
+
+class Echo(Message):
+    """From a gateway, and back as it is: what was sent before it has been taken."""
+
+    ticket: int
 
 
 # ---- router to gateway ----------------------------------------------------------------------------------------------
@@ -496,6 +500,7 @@ AnyMessage = (
     | Pong
     | Submit
     | Abort
+    | Echo
     | Tokens
     | Rejected
     | Reserve

@@ -5,38 +5,30 @@ They are many, and nobody in between looks at them: they travel packed, with the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
-
-from alignedserve.types import InvalidRequest
 
 # of one token: (log-probability, rank, {likeliest token: log-probability}, the likeliest first)
 TokenLogprobs = tuple[float, int, dict[int, float]]
 
-# What one request may ask for. Packed, each takes sixteen bytes at most: four megabytes of a message's sixty-four.
+# Packed, each takes sixteen bytes at most; so many are four megabytes of a message's sixty-four.
 MAX_PROMPT_LOGPROBS = 1 << 18
+# They are packed so many tokens at a time: taken out at once, all of a long prompt's would hold everything else up.
+STEP_TOKENS = 64
 
 _encoder = msgspec.msgpack.Encoder()
+_parts_decoder = msgspec.msgpack.Decoder(list[bytes])
 _decoder = msgspec.msgpack.Decoder(list[TokenLogprobs])
 
 
 def pack(found: Sequence[TokenLogprobs]) -> bytes:
     """Those of all of a prompt's tokens but the first, which nothing predicts."""
-    return _encoder.encode(found)
+    starts = range(0, len(found), STEP_TOKENS)
+    return _encoder.encode([_encoder.encode(found[start : start + STEP_TOKENS]) for start in starts])
 
 
-def unpack(packed: bytes) -> list[TokenLogprobs]:
-    return _decoder.decode(packed)
-
-
-def check_number(num_prompt_tokens: int, num_likeliest: int | None) -> None:
-    """Raises InvalidRequest for more than one request may ask for."""
-    if num_likeliest is None:
-        return
-    number = num_prompt_tokens * (num_likeliest + 1)
-    if number > MAX_PROMPT_LOGPROBS:
-        raise InvalidRequest(
-            f"prompt_logprobs={num_likeliest}: of {num_prompt_tokens} prompt tokens these are {number} "
-            f"log-probabilities, and at most {MAX_PROMPT_LOGPROBS} are given"
-        )
+def unpack(packed: bytes) -> Iterator[list[TokenLogprobs]]:
+    """A part of them at a time."""
+    for part in _parts_decoder.decode(packed):
+        yield _decoder.decode(part)

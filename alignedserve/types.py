@@ -12,6 +12,8 @@ PoolBlockId = NewType("PoolBlockId", int)
 RequestKey = NewType("RequestKey", int)
 # "prefill-0"
 InstanceId = NewType("InstanceId", str)
+# of these there is one each, and they connect to every router
+GATEWAY, LAUNCHER = InstanceId("gateway-0"), InstanceId("launcher-0")
 # one start of one process; later starts have greater ones
 Epoch = NewType("Epoch", int)
 
@@ -27,12 +29,15 @@ def is_text(value: object) -> bool:
     return True
 
 
+_GAP = " … "
+
+
 def shortened(text: str, max_chars: int) -> str:
-    """Its middle is left out: what is wrong with something is often said at the end."""
+    """At most so many: its middle is left out, since what is wrong with something is often said at the end."""
     if len(text) <= max_chars:
         return text
-    half = max_chars // 2
-    return f"{text[:half]} … {text[-half:]}"
+    half = (max_chars - len(_GAP)) // 2
+    return f"{text[:half]}{_GAP}{text[-half:]}"
 
 
 class InvalidRequest(ValueError):

@@ -137,7 +137,7 @@ async def _ask(
     }
     body = json.dumps(asked).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     begun_s = time.perf_counter()

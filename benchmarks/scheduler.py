@@ -121,7 +121,7 @@ class RunningRouter:
         self._keys = [RequestKey(number) for number in range(1, num_running + 1)]
         limits = InstanceLimits(100_000, BLOCK_SIZE, num_running, 2048, 16_384)
         for role in ("kvpool", "prefill", "decode", "gateway"):
-            hello = Hello(role, InstanceId(role), Epoch(1), 1, "", {}, limits)
+            hello = Hello(role, InstanceId(role), Epoch(1), 1, {}, limits)
             self._router.on(Connected(hello), 0.0)
         for number in range(1, 2 * num_running + 1):
             self._pool(RequestKey(number), LENGTHS["log-normal"](dice) % 16_000 + 1)

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from alignedserve.kv_format import BlockFormat
 from alignedserve.logs import LogConfig
@@ -16,7 +17,7 @@ from alignedserve.steady import settle
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, RouterLink, new_epoch, stop_on_sigterm
 from kvpool.pool import Pool
-from kvpool.segment import DIRECTORY, Segment, sweep
+from kvpool.segment import DIRECTORY, Segment, is_private, sweep
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +121,15 @@ def open_segment(config: PoolProcessConfig, epoch: Epoch) -> Segment:
 
 
 def segments(prefix: str) -> list[str]:
-    """Names of those that there are, the latest first."""
-    return sorted((path.name for path in DIRECTORY.glob(f"{prefix}-*")), reverse=True)
+    """Names of those that there are and are ours, the latest first."""
+    return sorted((path.name for path in DIRECTORY.glob(f"{prefix}-*") if _is_ours(path)), reverse=True)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return is_private(path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch) -> Hello:
@@ -131,7 +139,6 @@ def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch
         instance_id=config.instance_id,
         epoch=epoch,
         pid=os.getpid(),
-        token="",
         fingerprint=config.form.describe(),
         limits=limits,
         segment=segment.name,

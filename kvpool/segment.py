@@ -15,6 +15,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 import struct
 import time
 from dataclasses import asdict
@@ -76,8 +77,10 @@ class Segment:
     @classmethod
     def attach(cls, name: str, form: BlockFormat | None = None) -> Segment:
         """FileNotFoundError if there is none. `form`: what its blocks have to be; None: whatever they are."""
-        file = FileIO(path_of(name), "r+")
+        file = FileIO(os.open(path_of(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "r+")
         try:
+            if not is_private(os.fstat(file.fileno())):
+                raise ValueError(f"segment {name}: others can get at it, or it is another user's")
             fcntl.flock(file, fcntl.LOCK_SH)
             return cls._attach(name, form, file)
         except BaseException:
@@ -125,11 +128,21 @@ def sweep(min_age_s: float = 60.0) -> list[str]:
     return swept
 
 
+def is_private(found: os.stat_result) -> bool:
+    """As `create` makes them. Anybody can put a file of this name there, and have all KV in memory of his."""
+    is_file, others = stat.S_ISREG(found.st_mode), stat.S_IRWXG | stat.S_IRWXO
+    return is_file and found.st_uid == os.geteuid() and not found.st_mode & others
+
+
 def _is_left(path: Path, min_age_s: float) -> bool:
     try:
-        with path.open("rb") as file:
+        # anybody can put anything there: opening somebody's pipe would wait for him
+        with FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not is_private(found):
+                return False
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return time.time() - os.fstat(file.fileno()).st_ctime >= min_age_s
+            return time.time() - found.st_ctime >= min_age_s
     except OSError:
         # in use, somebody else's, or gone
         return False

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from alignedserve.cost import ChunkCosts
 from alignedserve.estimate import Estimate
 from alignedserve.types import RequestKey
 from prefill_worker.members import Member
@@ -29,6 +30,10 @@ class Cut:
     num_left: int
     # (tokens computed before, tokens to compute) of each
     chunks: dict[RequestKey, tuple[int, int]] = field(default_factory=dict)
+    _costs: ChunkCosts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._costs = self.estimate.chunks_together()
 
     @property
     def seconds(self) -> float:
@@ -51,13 +56,17 @@ class Cut:
             if count < member.num_pending and begun in queue:
                 member, count = begun, self._most(begun, bound_s, has_floor)
             if count:
-                self.chunks[member.key] = (member.num_computed, count)
-                self.num_left -= count
+                self._take(member, count)
             if count < member.num_pending:
                 return member if count else None
             queue.remove(member)
             has_floor = False
         return None
+
+    def _take(self, member: Member, count: int) -> None:
+        self.chunks[member.key] = (member.num_computed, count)
+        self._costs.add(member.num_computed, count)
+        self.num_left -= count
 
     def _most(self, member: Member, bound_s: float, has_floor: bool) -> int:
         """Tokens of it that fit, up to a block boundary or its end."""
@@ -79,7 +88,7 @@ class Cut:
         return count or (one_block if has_floor and not self.chunks else 0)
 
     def _seconds_with(self, before: int, count: int) -> float:
-        return self.estimate.iteration([*self.chunks.values(), (before, count)], [])
+        return self.estimate.corrected(self._costs.seconds_with(before, count))
 
 
 def cut_in_order(members: Sequence[Member], max_tokens: int) -> list[tuple[RequestKey, int]]:

@@ -51,6 +51,8 @@ class Prompts:
         # both in the order in which they came there; those that wait have no blocks
         self._waiting: Members = {}
         self._started: Members = {}
+        # of these, those with slots, by whether they are real time
+        self._num_slots = {True: 0, False: 0}
         # for others to look at
         self.waiting: Mapping[RequestKey, Member] = self._waiting
         self.started: Mapping[RequestKey, Member] = self._started
@@ -71,24 +73,24 @@ class Prompts:
         self._started[member.key] = self._waiting.pop(member.key)
         self._blocks.hold(member, self._blocks.needed(member.num_tokens))
         if member.work.num_cached:
-            member.state = State.LOADING
+            self._enter(member, State.LOADING)
         else:
             member.num_pending -= self._shares.take(member.work)
-            member.state = State.COMPUTING
+            self._enter(member, State.COMPUTING)
 
     def loaded(self, key: RequestKey) -> bool:
         member = self._started[key]
         if member.state is State.DYING:
             self._leave(key)
             return False
-        member.state = State.COMPUTING
+        self._enter(member, State.COMPUTING)
         return True
 
     def computed(self, key: RequestKey, count: int) -> None:
         member = self._started[key]
         member.num_pending -= count
         if member.num_pending == 0:
-            member.state = State.SAVING
+            self._enter(member, State.SAVING)
 
     def saved(self, key: RequestKey) -> None:
         state = self._started[key].state
@@ -97,7 +99,7 @@ class Prompts:
         self._leave(key)
 
     def give_up(self, member: Member) -> None:
-        member.state = State.GIVING_UP
+        self._enter(member, State.GIVING_UP)
 
     def gave_up(self, key: RequestKey) -> None:
         member = self._started[key]
@@ -111,11 +113,16 @@ class Prompts:
         """True if its blocks are held until a copy, or its part in an iteration, has ended."""
         self._waiting.pop(key, None)
         if key in self._started:
-            self._started[key].state = State.DYING
+            self._enter(self._started[key], State.DYING)
         return key in self._started
 
     def drop_waiting(self) -> None:
         self._waiting.clear()
+
+    def _enter(self, member: Member, state: State) -> None:
+        self._num_slots[member.is_rt] -= member.has_slot
+        member.state = state
+        self._num_slots[member.is_rt] += member.has_slot
 
     def _leave(self, key: RequestKey) -> None:
         self._blocks.free(self._started.pop(key))
@@ -131,11 +138,17 @@ class Prompts:
 
     @property
     def num_free_slots(self) -> int:
-        return self._max_num_seqs - sum(member.has_slot for member in self._started.values())
+        return self._max_num_seqs - sum(self._num_slots.values())
 
     @property
     def is_be_started(self) -> bool:
-        return any(member.has_slot and not member.is_rt for member in self._started.values())
+        return self._num_slots[False] > 0
+
+    def check_slots(self) -> None:
+        with_slots = [member.is_rt for member in self._started.values() if member.has_slot]
+        num_slots = {is_rt: with_slots.count(is_rt) for is_rt in (True, False)}
+        if num_slots != self._num_slots:
+            raise RuntimeError(f"slots are counted as {self._num_slots}, and are {num_slots}")
 
     @property
     def is_rt_copied(self) -> bool:

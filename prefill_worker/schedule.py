@@ -171,6 +171,7 @@ class PrefillSchedule:
     def check(self) -> None:
         """Every block is held once or free."""
         self._blocks.check(self._prompts.num_blocks + self._stages.num_blocks)
+        self._prompts.check_slots()
 
     def check_idle(self) -> None:
         self.check()

@@ -52,6 +52,8 @@ def refuse(
 
 def refuse_slo(request: Request, fleet: Fleet) -> Refusal | None:
     num_prompt = len(request.prompt)
+    if request.ttft_s is None and request.tbt_s is None:
+        return None
     for field, asked_s, least_s, what in (
         ("ttft", request.ttft_s, fleet.fastest_ttft_s(num_prompt), f"a prompt of {num_prompt} tokens takes"),
         ("tbt", request.tbt_s, fleet.fastest_tbt_s(num_prompt + 1), "a token takes"),

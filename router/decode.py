@@ -26,6 +26,8 @@ from router.policies import Assign
 # iterations, one of them is computed again later.
 STANDSTILL_S = 1.0
 STANDSTILL_ITERATIONS = 4
+# Of real time that waits for the express way, so many are looked at in one event.
+MAX_EXPRESS = 256
 
 
 class DecodeSide:
@@ -42,7 +44,7 @@ class DecodeSide:
             life.may_have_room = False
             self._ask_again()
         if life.is_mixed and life.pooled.real_time:
-            for assign in express(life.pooled.real_time, life.fleet.decodes):
+            for assign in express(life.pooled.soonest(MAX_EXPRESS), life.fleet.decodes):
                 life.counters.num_express += len(assign.entries)
                 self._take(assign, is_urgent=True)
         for ask in life.policy.decide(life.fleet, life.pooled, life.now):
@@ -98,7 +100,8 @@ class DecodeSide:
                 continue
             num_free -= num_blocks
             self._life.enter(entry, State.STAGED, stager.instance_id)
-            entry.staged_at, entry.staged_for, entry.is_in_batch = stager.instance_id, decode, is_batch
+            entry.is_in_batch = is_batch
+            self._life.staged(entry, stager.instance_id, decode)
             stager.staging[entry.key] = num_blocks
             self._promise(decode, entry, is_batch)
             works.append(entry.work())
@@ -186,7 +189,7 @@ class DecodeSide:
             self._life.enter(entry, State.RUNNING, sender)
             if entry.staged_at:
                 unstaged.setdefault(entry.staged_at, []).append(entry.key)
-                entry.staged_at = None
+                self._life.unstaged(entry)
         for stager, staged_keys in unstaged.items():
             self.unstaged(stager, staged_keys)
         if entries:

@@ -22,7 +22,7 @@ from router.config import RouterConfig
 from router.events import Event, Send
 from router.router import Router
 
-MAGIC = b"alignedserve event log 2\n"
+MAGIC = b"alignedserve event log 3\n"
 _NUMBER_BYTES = 4
 
 T = TypeVar("T")

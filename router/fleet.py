@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from alignedserve.messages import Coming, DecodeReport, Hello
 from alignedserve.types import InstanceId, RequestKey
 from router.beginnings import Beginnings
+from router.tally import Tally
 
 
 @dataclass(eq=False, slots=True)
@@ -25,17 +26,13 @@ class Process:
 @dataclass(eq=False, slots=True)
 class PrefillView(Process):
     # tokens of each request that it was given to compute and has not
-    pending: dict[RequestKey, int] = field(default_factory=dict)
+    pending: Tally = field(default_factory=Tally)
     # of those that it was given to stage, with blocks needed
     staging: dict[RequestKey, int] = field(default_factory=dict)
     beginnings: Beginnings = field(init=False)
 
     def __post_init__(self) -> None:
         self.beginnings = Beginnings(self.hello.limits.num_blocks * self.hello.limits.block_size)
-
-    @property
-    def num_pending(self) -> int:
-        return sum(self.pending.values())
 
     @property
     def num_free_staging_blocks(self) -> int:
@@ -146,6 +143,10 @@ class Fleet:
     def __init__(self) -> None:
         self._processes: dict[InstanceId, Process] = {}
         self.pool: Process | None = None
+        # those of them that compute, in the order in which they came, and how long the longest request may get there
+        self.prefills: list[PrefillView] = []
+        self.decodes: list[DecodeView] = []
+        self.max_model_len = 0
 
     def add(self, hello: Hello) -> Process:
         kinds: dict[str, type[Process]] = {"prefill": PrefillView, "decode": DecodeView}
@@ -154,32 +155,28 @@ class Fleet:
         if hello.role == "kvpool":
             self.pool = process
         self._processes[hello.instance_id] = process
+        self._sort()
         return process
 
     def remove(self, instance_id: InstanceId) -> Process | None:
         process = self._processes.pop(instance_id, None)
         if process is self.pool:
             self.pool = None
+        self._sort()
         return process
+
+    def _sort(self) -> None:
+        self.prefills = [process for process in self if isinstance(process, PrefillView)]
+        self.decodes = [process for process in self if isinstance(process, DecodeView)]
+        self.max_model_len = max(
+            (view.hello.limits.max_model_len for view in (*self.prefills, *self.decodes)), default=0
+        )
 
     def __contains__(self, instance_id: InstanceId) -> bool:
         return instance_id in self._processes
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._processes.values())
-
-    @property
-    def prefills(self) -> list[PrefillView]:
-        return [process for process in self if isinstance(process, PrefillView)]
-
-    @property
-    def decodes(self) -> list[DecodeView]:
-        return [process for process in self if isinstance(process, DecodeView)]
-
-    @property
-    def max_model_len(self) -> int:
-        """0 without instances."""
-        return max((view.hello.limits.max_model_len for view in (*self.prefills, *self.decodes)), default=0)
 
     def fastest_ttft_s(self, num_tokens: int) -> float:
         """Of a prompt that has the best instance for itself, by its cost model; 0: nobody knows."""

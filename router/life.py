@@ -14,6 +14,7 @@ from __future__ import annotations
 from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release
 from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.types import InstanceId, RequestKey
+from router.census import Census
 from router.clock import with_first_token
 from router.config import RouterConfig
 from router.counters import Counters
@@ -24,6 +25,7 @@ from router.memory import Memory
 from router.policies.base import BatchPolicy
 from router.pooled import Pooled
 from router.queue import PrefillQueue
+from router.tally import Tally
 from router.telling import Telling
 from router.urgency import urgency_of
 
@@ -40,11 +42,12 @@ class Life:
         self.memory = Memory(self.fleet, mix)
         self.counters = Counters()
         self.entries: dict[RequestKey, Entry] = {}
+        self.census = Census()
         self.queue = PrefillQueue(self.discipline)
         # best-effort prompts that were begun, and wait with what the pool has of them
         self.held: dict[RequestKey, Entry] = {}
-        # those whose blocks the pool was asked for, before prefill
-        self.reserving: dict[RequestKey, Entry] = {}
+        # tokens to compute of those whose blocks the pool was asked for, before prefill
+        self.reserving = Tally()
         self.pooled = Pooled()
         # something was released since victims were last asked room for
         self.may_have_room = False
@@ -77,12 +80,12 @@ class Life:
 
     def enter(self, entry: Entry, state: State, place: InstanceId | None = None) -> None:
         """The one place where states change, and the counts that hang on them."""
-        self.reserving.pop(entry.key, None)
+        self.reserving.discard(entry.key)
         self.pooled.discard(entry)
         self.queue.discard(entry)
         self.held.pop(entry.key, None)
         if prefill := self.fleet.prefill(entry.place):
-            prefill.pending.pop(entry.key, None)
+            prefill.pending.discard(entry.key)
         for name in (entry.place, entry.staged_for):
             if decode := self.fleet.decode(name):
                 decode.forget(entry.key)
@@ -95,16 +98,17 @@ class Life:
         else:
             self.memory.claim(entry)
         if state is State.RESERVING:
-            self.reserving[entry.key] = entry
+            self.reserving.put(entry.key, entry.num_missing, entry.is_rt)
         elif state is State.POOLED:
             self.pooled.add(entry)
         elif state is State.PREFILLING and (prefill := self.fleet.prefill(place)):
-            prefill.pending[entry.key] = entry.num_missing
+            prefill.pending.put(entry.key, entry.num_missing, entry.is_rt)
             self._announce(entry)
         elif state in RUNNING and (decode := self.fleet.decode(place)):
             decode.running[entry.key] = None
             if not entry.is_rt:
                 decode.be_running[entry.key] = None
+        self.census.see(entry)
 
     def _announce(self, entry: Entry) -> None:
         """Real time beside best effort: a decode instance will have its next iteration end soon enough for it."""
@@ -120,7 +124,7 @@ class Life:
         if entry.is_pooled:
             self.enter(entry, State.POOLED)
             self.commit(entry, is_candidate=self.policy.uses_index)
-            entry.staged_at = entry.staged_for = None
+            self.unstaged(entry)
         else:
             self.wait(entry)
 
@@ -131,7 +135,17 @@ class Life:
         num_output = self.memory.expected_output(entry)
         self.queue.push(entry, urgency_of(entry, self.discipline, self.fleet, num_output))
         self._keep_what_it_has(entry)
+        self.unstaged(entry)
+
+    def staged(self, entry: Entry, stager: InstanceId, decode: InstanceId) -> None:
+        """It has, or will have, a copy in a prefill instance's buffer."""
+        entry.staged_at, entry.staged_for = stager, decode
+        self.census.see(entry)
+
+    def unstaged(self, entry: Entry) -> None:
+        """Safe to repeat."""
         entry.staged_at = entry.staged_for = None
+        self.census.see(entry)
 
     def _keep_what_it_has(self, entry: Entry) -> None:
         """As a spare: those before it in the queue might wait for its room for ever. Only what was computed of a
@@ -189,6 +203,7 @@ class Life:
     def end(self, entry: Entry, gone_from: InstanceId | None = None) -> None:
         """Its client has its answer, or is gone."""
         entry.is_over = True
+        self.census.see(entry)
         self.telling.forget(entry.key)
         if entry.state is not State.LEAVING:
             self.recall(entry, gone_from)

@@ -7,38 +7,30 @@ the others RT waits for no BE at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from alignedserve.types import RequestKey
-from router.entry import Entry
 from router.fleet import PrefillView
 
-Entries = Mapping[RequestKey, Entry]
 # Tokens of the prompt whose KV an instance may have: so much less to do there.
 NumKnown = Callable[[PrefillView], int]
 
 
-def num_ahead(view: PrefillView, entries: Entries, is_rt: bool) -> int:
-    """Tokens of a class that it was given to compute and has not."""
-    return sum(count for key, count in view.pending.items() if entries[key].is_rt == is_rt)
-
-
 def for_any(views: Sequence[PrefillView], num_known: NumKnown) -> PrefillView:
-    return min(views, key=lambda view: view.num_pending - num_known(view))
+    return min(views, key=lambda view: view.pending.total - num_known(view))
 
 
-def for_real_time(views: Sequence[PrefillView], entries: Entries, num_known: NumKnown) -> PrefillView:
+def for_real_time(views: Sequence[PrefillView], num_known: NumKnown) -> PrefillView:
     def wait(view: PrefillView) -> tuple[int, int]:
-        num_be = num_ahead(view, entries, is_rt=False)
+        num_be = view.pending.sum(is_rt=False)
         one_iteration = min(num_be, view.hello.limits.max_num_batched_tokens)
-        return num_ahead(view, entries, is_rt=True) + one_iteration - num_known(view), num_be
+        return view.pending.sum(is_rt=True) + one_iteration - num_known(view), num_be
 
     return min(views, key=wait)
 
 
-def for_best_effort(views: Sequence[PrefillView], entries: Entries, num_iterations: int) -> PrefillView:
+def for_best_effort(views: Sequence[PrefillView], num_iterations: int) -> PrefillView:
     """The window is so many iterations of work. An instance that has room in it takes more before another begins."""
-    ahead = [num_ahead(view, entries, is_rt=False) for view in views]
+    ahead = [view.pending.sum(is_rt=False) for view in views]
 
     def place(number: int) -> tuple[bool, int]:
         window = num_iterations * views[number].hello.limits.max_num_batched_tokens

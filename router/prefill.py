@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 from alignedserve.messages import Prefill, PrefillReport, Reserve, Reserved
 from alignedserve.mix.lately import Lately
@@ -12,6 +13,7 @@ from router import beginnings, placing
 from router.entry import Entry, State
 from router.fleet import PrefillView
 from router.life import Life
+from router.queue import Room
 
 # While real time comes and goes, prompts of best effort are not computed further ahead than this, in requests that are
 # ready for each slot of the decode instances: where none of them is computed, real time waits for nobody.
@@ -19,6 +21,8 @@ STOCK = 1.0
 # What an instance may have of a prompt is no work for it. But this share of the prompt counts at least: it has room in
 # the pool from then on, and goes before whatever comes later.
 LEAST_WORK = 0.125
+# Of one event. The pool's answers are the next ones.
+MAX_STARTS = 16
 
 
 class PrefillSide:
@@ -31,25 +35,38 @@ class PrefillSide:
         life = self._life
         if not (life.queue and life.fleet.pool and life.fleet.prefills):
             return
-        for entry in life.queue.startable(*self._rooms(), life.now, self._may_start):
+        startable = life.queue.startable(*self._rooms(), life.now, self._may_start)
+        for entry in islice(startable, MAX_STARTS):
             life.enter(entry, State.RESERVING)
             life.send_pool(Reserve(entry.key, entry.num_tokens, entry.request.request_id))
 
-    def _rooms(self) -> tuple[int, int]:
+    def _rooms(self) -> tuple[Room, Room]:
         """In the windows of work ahead of all instances together, for either class."""
         life = self._life
-        num_ahead = {True: 0, False: 0}
-        for entry in life.reserving.values():
-            num_ahead[entry.is_rt] += entry.num_missing
-        for view in life.fleet.prefills:
-            for key, num_tokens in view.pending.items():
-                num_ahead[life.entries[key].is_rt] += num_tokens
-        limits = [view.hello.limits for view in life.fleet.prefills]
-        window = life.config.prefill_window * sum(each.max_num_batched_tokens for each in limits)
         if not life.discipline.has_deadlines:
-            room = window - sum(num_ahead.values())
+            room = self._window(1.0).less(*self._ahead(True)).less(*self._ahead(False))
             return room, room
-        return window - num_ahead[True], int(window * self._share_for_be()) - num_ahead[False]
+        return (
+            self._window(1.0).less(*self._ahead(True)),
+            self._window(self._share_for_be()).less(*self._ahead(False)),
+        )
+
+    def _window(self, share: float) -> Room:
+        """A share of so many iterations. However short prompts are, there are not more in them than instances run at
+        once."""
+        life = self._life
+        limits = [view.hello.limits for view in life.fleet.prefills]
+        num_iterations = life.config.prefill_window
+        return Room(
+            int(num_iterations * share * sum(each.max_num_batched_tokens for each in limits)),
+            math.ceil(num_iterations * share * sum(each.max_num_seqs for each in limits)),
+        )
+
+    def _ahead(self, is_rt: bool) -> tuple[int, int]:
+        """Tokens and requests that were started and are not computed."""
+        life = self._life
+        tallies = [life.reserving, *(view.pending for view in life.fleet.prefills)]
+        return sum(each.sum(is_rt) for each in tallies), sum(each.count(is_rt) for each in tallies)
 
     def _may_start(self, entry: Entry) -> bool:
         life = self._life
@@ -87,7 +104,8 @@ class PrefillSide:
             return
         view, num_known = self._choose(entry, views)
         life.enter(entry, State.PREFILLING, view.instance_id)
-        view.pending[entry.key] = max(entry.num_missing - num_known, int(LEAST_WORK * entry.num_missing), 1)
+        num_pending = max(entry.num_missing - num_known, int(LEAST_WORK * entry.num_missing), 1)
+        view.pending.put(entry.key, num_pending, entry.is_rt)
         life.send(view.instance_id, Prefill([entry.work()]))
 
     def _choose(self, entry: Entry, views: Sequence[PrefillView]) -> tuple[PrefillView, int]:
@@ -101,9 +119,9 @@ class PrefillSide:
 
         if life.discipline.has_deadlines and entry.is_rt:
             self._real_time.see(0.0, life.now)
-            view = placing.for_real_time(views, life.entries, num_known)
+            view = placing.for_real_time(views, num_known)
         elif life.discipline.has_deadlines and self._is_rt_known:
-            view = placing.for_best_effort(views, life.entries, life.config.prefill_window)
+            view = placing.for_best_effort(views, life.config.prefill_window)
         else:
             view = placing.for_any(views, num_known)
         found = view, num_known(view)
@@ -126,7 +144,7 @@ class PrefillSide:
         life.news(sender, report.news)
         for key, num_computed in report.progress:
             if entry := life.at(key, sender, State.PREFILLING):
-                view.pending[key] = max(entry.num_tokens - num_computed, 0)
+                view.pending.put(key, max(entry.num_tokens - num_computed, 0), entry.is_rt)
         for key, num_tokens in report.saved:
             if entry := life.at(key, sender, State.PREFILLING):
                 entry.num_cached = num_tokens

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from alignedserve.logs import LogConfig
 from alignedserve.mix import MixConfig
+from alignedserve.private_files import create, make_directory
 from alignedserve.steady import settle
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, new_epoch, stop_on_sigterm
@@ -25,7 +26,7 @@ class RouterProcessConfig:
     router: RouterConfig
     # the processes that should be there, and their roles
     expected: dict[InstanceId, str] = field(default_factory=dict)
-    # directory for logs of events, one for each epoch
+    # directory for logs of events, one for each epoch; what requests say is in them
     event_log: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
     mix: MixConfig = field(default_factory=MixConfig)
@@ -36,7 +37,7 @@ class RouterProcess:
         self._config = config
 
     def run(self) -> None:
-        """Until it is told to stop. Raises OSError when its port is taken."""
+        """Until it is told to stop. Raises OSError when somebody listens at its address."""
         self._config.log.start("router")
         settle()
         with ExitStack() as files:
@@ -47,7 +48,7 @@ class RouterProcess:
         log = self._event_log(epoch, files)
         router = Router(config.router, epoch, config.mix)
         server = RouterServer(router, epoch, config.address.token, config.expected, log)
-        await server.listen(config.address.host, config.address.port)
+        await server.listen_at(config.address)
         stop_on_sigterm(server.stop)
         await server.run()
 
@@ -55,6 +56,6 @@ class RouterProcess:
         if self._config.event_log is None:
             return None
         directory = Path(self._config.event_log)
-        directory.mkdir(parents=True, exist_ok=True)
-        file = files.enter_context((directory / f"router-{epoch}.events").open("wb", buffering=0))
+        make_directory(directory)
+        file = files.enter_context(create(directory / f"router-{epoch}.events"))
         return EventLog(file, self._config.router, epoch, self._config.mix)

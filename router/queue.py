@@ -14,7 +14,23 @@ from typing import NamedTuple
 from alignedserve.deadlines import DEMOTION_S
 from alignedserve.mix import Discipline
 from router.entry import Entry, State
+from router.tally import Tally
 from router.urgency import Urgency
+
+
+class Room(NamedTuple):
+    """For what is started."""
+
+    # of work
+    num_tokens: int
+    num_requests: int
+
+    def less(self, num_tokens: int, num_requests: int) -> Room:
+        return Room(self.num_tokens - num_tokens, self.num_requests - num_requests)
+
+    @property
+    def is_there(self) -> bool:
+        return self.num_tokens > 0 and self.num_requests > 0
 
 
 class Place(NamedTuple):
@@ -74,22 +90,21 @@ class PrefillQueue:
         self.discipline = discipline
         self._first_class = ClassQueue()
         self._best_effort = ClassQueue() if discipline.has_classes else self._first_class
-        # of each class: tokens to compute of each request
-        self._missing: dict[bool, dict[int, int]] = {True: {}, False: {}}
-        self._num_tokens = {True: 0, False: 0}
+        # tokens to compute
+        self._missing = Tally()
 
     def __len__(self) -> int:
-        return sum(map(len, self._missing.values()))
+        return len(self._missing)
 
     @property
     def num_tokens(self) -> int:
         """To compute of all of them."""
-        return sum(self._num_tokens.values())
+        return self._missing.total
 
     @property
     def of_real_time(self) -> tuple[int, int]:
         """How many requests, with how many tokens to compute."""
-        return len(self._missing[True]), self._num_tokens[True]
+        return self._missing.count(is_rt=True), self._missing.sum(is_rt=True)
 
     @property
     def num_demotions(self) -> int:
@@ -102,14 +117,13 @@ class PrefillQueue:
 
     def push(self, entry: Entry, urgency: Urgency) -> None:
         self.discard(entry)
-        self._missing[entry.is_rt][entry.key] = entry.num_missing
-        self._num_tokens[entry.is_rt] += entry.num_missing
+        self._missing.put(entry.key, entry.num_missing, entry.is_rt)
         self._queue_of(entry).push(entry, urgency)
 
     def discard(self, entry: Entry) -> None:
         """Safe to repeat."""
         self._queue_of(entry).discard(entry)
-        self._num_tokens[entry.is_rt] -= self._missing[entry.is_rt].pop(entry.key, 0)
+        self._missing.discard(entry.key)
 
     def refused(self, entry: Entry) -> None:
         """The pool has no room for it."""
@@ -119,9 +133,9 @@ class PrefillQueue:
         self._first_class.is_refused = self._best_effort.is_refused = False
 
     def startable(
-        self, rt_room: int, be_room: int, now: float, may_start: Callable[[Entry], bool]
+        self, rt_room: Room, be_room: Room, now: float, may_start: Callable[[Entry], bool]
     ) -> Iterator[Entry]:
-        """Requests to ask room for, as many as the rooms, in tokens of work, allow. Without deadlines they are one."""
+        """Requests to ask blocks for, as many as the rooms allow. Without deadlines they are one."""
         left = yield from self._take(self._first_class, rt_room, now, may_start)
         if self._best_effort is self._first_class:
             return
@@ -131,15 +145,15 @@ class PrefillQueue:
             yield from self._take(self._best_effort, left, now, may_start)
 
     def _take(
-        self, queue: ClassQueue, room: int, now: float, may_start: Callable[[Entry], bool]
-    ) -> Generator[Entry, None, int]:
-        while room > 0 and not queue.is_refused and (entry := queue.first(now)):
+        self, queue: ClassQueue, room: Room, now: float, may_start: Callable[[Entry], bool]
+    ) -> Generator[Entry, None, Room]:
+        while room.is_there and not queue.is_refused and (entry := queue.first(now)):
             if entry.state is not State.QUEUED:
                 raise RuntimeError(f"request {entry.key} waits for prefill, but is {entry.state.value}")
             if not may_start(entry):
                 break
             self.discard(entry)
-            room -= entry.num_missing
+            room = room.less(entry.num_missing, 1)
             yield entry
         return room
 

@@ -53,14 +53,14 @@ class Recovery:
             self._life.recall(entry, gone_from=instance_id)
         elif entry.staged_at == instance_id:
             # the decode instance that was to pull it will report that this failed
-            entry.staged_at = None
+            self._life.unstaged(entry)
 
     def _pool_closed(self) -> None:
         self._life.has_room_again()
         for view in self._life.fleet.decodes:
             view.batch_search, view.near_search = Search(), Search()
-        for entry in list(self._life.reserving.values()):
-            self._life.requeue(entry)
+        for key in list(self._life.reserving):
+            self._life.requeue(self._life.entries[key])
 
     def _pool_connected(self, hello: Hello) -> None:
         life = self._life

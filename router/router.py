@@ -78,8 +78,7 @@ class Router:
     @property
     def num_queued_tokens(self) -> int:
         """That wait to be computed."""
-        reserving = sum(entry.num_missing for entry in self.life.reserving.values())
-        return self.life.queue.num_tokens + reserving
+        return self.life.queue.num_tokens + self.life.reserving.total
 
     def _waiting_before(self, request: Request) -> tuple[int, int]:
         """Requests and tokens. However much best effort waits, it is no reason to refuse real time."""
@@ -87,8 +86,7 @@ class Router:
         if not (life.discipline.has_classes and request.tier == "rt"):
             return self.num_queued, self.num_queued_tokens
         num_queued, num_tokens = life.queue.of_real_time
-        reserving = [entry.num_missing for entry in life.reserving.values() if entry.is_rt]
-        return num_queued + len(reserving), num_tokens + sum(reserving)
+        return num_queued + life.reserving.count(is_rt=True), num_tokens + life.reserving.sum(is_rt=True)
 
     @property
     def is_idle(self) -> bool:
@@ -205,6 +203,8 @@ class Router:
         self.life.held.pop(entry.key, None)
         if entry.state is State.POOLED:
             self.life.requeue(entry)
+        elif entry.state is State.RESERVING:
+            self.life.reserving.put(entry.key, entry.num_missing, entry.is_rt)
 
     def _failed(self, sender: InstanceId, failed: Failed) -> None:
         if failed.what == "evict":

@@ -18,6 +18,7 @@ from alignedserve.messages import (
     Cluster,
     DecodeReport,
     Drain,
+    Echo,
     Failed,
     Gone,
     Hello,
@@ -28,8 +29,9 @@ from alignedserve.messages import (
     Stop,
     Submit,
 )
-from alignedserve.types import Epoch, InstanceId
-from alignedserve.wire import Hub, WireError
+from alignedserve.steady import collect_when_idle
+from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
+from alignedserve.wire import Hub, RouterAddress, WireError
 from router.eventlog import EventLog
 from router.events import Closed, Connected, Event, Received, Tick
 from router.fence import kill_user
@@ -41,11 +43,15 @@ logger = logging.getLogger(__name__)
 # Nothing in the core waits for less.
 TICK_S = 0.1
 
+# of no island, and connected to each
+OUTSIDE = {GATEWAY: "gateway", LAUNCHER: "launcher"}
+
+# Whatever else comes from one of these roles closes its connection.
 _MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
     "kvpool": (Reserved, Candidates, PoolUse),
     "prefill": (PrefillReport, Gone, Failed),
     "decode": (DecodeReport, Gone, Failed),
-    "gateway": (Submit, Abort, AskCluster),
+    "gateway": (Submit, Abort, Echo, AskCluster),
     "launcher": (AskCluster, Drain, Stop),
 }
 
@@ -59,12 +65,13 @@ class RouterServer:
         expected: dict[InstanceId, str] | None = None,
         event_log: EventLog | None = None,
     ) -> None:
-        """`expected`: the processes that should be there, and their roles."""
+        """`expected`: the processes that should be there, and their roles. Nobody else may connect but the gateway and
+        the launcher."""
         self._router = router
-        self._me = Hello("router", InstanceId("router"), epoch, os.getpid(), "", {}, InstanceLimits())
+        self._me = Hello("router", InstanceId("router"), epoch, os.getpid(), {}, InstanceLimits())
         self._expected = expected or {}
         self._log = event_log
-        self._hub = Hub(token, self, router.config.silence_s, self._silent)
+        self._hub = Hub(token, self, router.config.silence_s, self._silent, self._expected | OUTSIDE)
         self._segment = ""
         self._pool_use: PoolUse | None = None
         self._over: asyncio.Future[None] | None = None
@@ -74,14 +81,26 @@ class RouterServer:
         self._over = asyncio.get_running_loop().create_future()
         return await self._hub.listen(host, port)
 
+    async def listen_at(self, address: RouterAddress) -> None:
+        """Raises OSError when somebody listens there."""
+        if address.path is None:
+            await self.listen(address.host, address.port)
+            return
+        self._over = asyncio.get_running_loop().create_future()
+        await self._hub.listen_unix(address.path)
+
     async def run(self) -> None:
         """Until a launcher, or `stop`, says so. Raises what the core raises: its state is not to be trusted then."""
         assert self._over, "listen first"
-        ticking = asyncio.create_task(self._tick())
+        tasks = [
+            asyncio.create_task(self._tick()),
+            asyncio.create_task(collect_when_idle(lambda: self._router.is_idle)),
+        ]
         try:
             await self._over
         finally:
-            ticking.cancel()
+            for task in tasks:
+                task.cancel()
             self._hub.close()
 
     def stop(self) -> None:
@@ -115,6 +134,8 @@ class RouterServer:
                 self._pool_use = message
             case AskCluster(ticket=ticket):
                 self._hub.send(hello.instance_id, self._describe(ticket))
+            case Echo():
+                self._hub.send(hello.instance_id, message)
             case Drain():
                 self._tell_all("gateway", message)
             case Stop():

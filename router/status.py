@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from alignedserve.messages import Cluster, Hello, InstanceStats, Moved, Part, PoolUse
 from alignedserve.types import Epoch, InstanceId
-from router.entry import Entry
 from router.fleet import DecodeView, PrefillView
 from router.router import Router
 
@@ -24,16 +22,16 @@ def describe(
     ticket: int,
 ) -> Cluster:
     """`expected`: instance id -> role of those that should be there."""
-    entries = [entry for entry in router.life.entries.values() if not entry.is_over]
+    census = router.life.census
     present = [me, *(hello for hello in connected if hello.role != "launcher")]
-    parts = [_part(router, hello, entries, pool_use) for hello in present]
+    parts = [_part(router, hello, pool_use) for hello in present]
     here = {hello.instance_id for hello in present}
     parts += [_absent(router, role, name) for name, role in expected.items() if name not in here]
     return Cluster(
         ticket,
         sorted(parts, key=_order),
-        requests=_by_state(entries),
-        tiers={tier: _by_state(some) for tier, some in _by_tier(entries).items()},
+        requests=census.requests,
+        tiers=census.tiers,
         recoveries=dict(router.life.counters.recoveries),
         sharing=_sharing(router),
     )
@@ -49,18 +47,7 @@ def _sharing(router: Router) -> dict[str, int]:
     }
 
 
-def _by_tier(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    found: dict[str, list[Entry]] = {}
-    for entry in entries:
-        found.setdefault(entry.request.tier, []).append(entry)
-    return found
-
-
-def _by_state(entries: Iterable[Entry]) -> dict[str, int]:
-    return dict(Counter(entry.state.value for entry in entries))
-
-
-def _part(router: Router, hello: Hello, entries: list[Entry], pool_use: PoolUse | None) -> Part:
+def _part(router: Router, hello: Hello, pool_use: PoolUse | None) -> Part:
     name = hello.instance_id
     return Part(
         role=hello.role,
@@ -70,7 +57,7 @@ def _part(router: Router, hello: Hello, entries: list[Entry], pool_use: PoolUse 
         state=UP,
         num_blocks=hello.limits.num_blocks,
         num_free_blocks=_num_free_blocks(router, hello, pool_use),
-        requests=_by_state(entry for entry in entries if name in (entry.place, entry.staged_at)),
+        requests=router.life.census.at(name),
         stats=_stats(router, name, hello.limits.block_bytes),
     )
 

@@ -31,6 +31,7 @@ BASE = {
         "types",
         "config",
         "messages",
+        "handshake",
         "prefixes",
         "cost",
         "deadlines",
@@ -43,6 +44,7 @@ BASE = {
         "kv_format",
         "wire",
         "logs",
+        "private_files",
         "steady",
     )
 }

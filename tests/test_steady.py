@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 CODE = """
-import gc, resource
+import asyncio, gc, resource
 from pathlib import Path
+from alignedserve import steady
 from alignedserve.steady import settle
 
 def num_places():
@@ -21,6 +22,29 @@ assert before < 1024 <= num_places(), (before, num_places())
 assert len(list(Path("/proc/self/fd").iterdir())) == open_before
 assert gc.get_freeze_count() > 1000
 settle()
+
+# thousands of requests: all of them are not looked through while they come, and are when there is nothing to do
+num_all = gc.get_stats()[2]["collections"]
+requests = [[] for _ in range(100_000)]
+assert gc.get_stats()[2]["collections"] == num_all
+
+async def idle():
+    is_busy, looks = True, 0
+    def is_idle():
+        nonlocal looks
+        looks += 1
+        return not is_busy
+    steady.IDLE_LOOK_S = 0.0
+    collecting = asyncio.create_task(steady.collect_when_idle(is_idle))
+    while looks < 3:
+        await asyncio.sleep(0)
+    assert gc.get_stats()[2]["collections"] == num_all
+    is_busy = False
+    while gc.get_stats()[2]["collections"] == num_all:
+        await asyncio.sleep(0)
+    collecting.cancel()
+
+asyncio.run(idle())
 """
 
 

@@ -6,17 +6,26 @@ import asyncio
 import logging
 import multiprocessing
 import os
-import signal
 import socket
+import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alignedserve.handshake import (
+    DIGEST_BYTES,
+    NONCE_BYTES,
+    ClientHandshake,
+    HandshakeError,
+    ServerHandshake,
+    digest_of,
+)
 from alignedserve.messages import (
     Abort,
     AnyMessage,
@@ -36,11 +45,13 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, RequestKey
 from alignedserve.wire import FrameReader, Hub, RefusedByRouter, RouterAddress, RouterLink, WireError, frame
 from alignedserve.wire import hub as hub_module
+from alignedserve.wire import link as link_module
 from alignedserve.wire import peer as peer_module
 from alignedserve.wire.frames import MAX_FRAME_BYTES
 from alignedserve.wire.hub import NUM_PINGS
 
 TOKEN = "right"
+MEMBERS = {InstanceId("decode-0"): "decode", InstanceId("prefill-0"): "prefill"}
 KEY = RequestKey(2**63 - 1)
 PARAMS = SamplingParams(temperature=1.0, stop=["a", "b"], logit_bias={3: 1.5}, seed=7, max_tokens=None)
 SUBMIT = Submit(Request(KEY, [1, 2, 3], PARAMS, seed=2**64 - 1, arrival_s=1.5), delivered=[4])
@@ -56,7 +67,7 @@ def hello(
     name: str = "decode-0", epoch: int = 1, role: str = "decode", fingerprint: dict[str, str] | None = None
 ) -> Hello:
     limits = InstanceLimits()
-    return Hello(role, InstanceId(name), Epoch(epoch), os.getpid(), TOKEN, fingerprint or {}, limits)
+    return Hello(role, InstanceId(name), Epoch(epoch), os.getpid(), fingerprint or {}, limits)
 
 
 # ---- frames ----
@@ -162,9 +173,11 @@ class Told:
 
 
 @asynccontextmanager
-async def linked(port: int, hello: Hello, token: str = TOKEN) -> AsyncIterator[tuple[RouterLink, Told]]:
+async def linked(
+    port: int, hello: Hello, token: str = TOKEN, path: str | None = None
+) -> AsyncIterator[tuple[RouterLink, Told]]:
     told = Told()
-    link = RouterLink(RouterAddress("127.0.0.1", port, token), lambda: hello, told)
+    link = RouterLink(RouterAddress("127.0.0.1", port, token, path), lambda: hello, told)
     running = asyncio.create_task(link.run())
     yield link, told
     link.stop()
@@ -198,38 +211,27 @@ def test_events_and_orders_arrive_in_order_and_the_close_is_told() -> None:
     play(scenario)
 
 
-def test_the_token_does_not_get_past_the_hub() -> None:
-    async def scenario() -> None:
-        heard = Heard()
-        port = await heard.hub.listen("127.0.0.1", 0)
-        async with linked(port, hello()) as (_, told):
-            await told.until(("up", 1))
-            assert [each.token for each in heard.hub] == [""]
-        heard.hub.close()
-
-    play(scenario)
-
-
 @pytest.mark.parametrize(
-    ("newcomer", "token", "reason"),
+    ("newcomer", "reason"),
     [
-        (hello("decode-1"), "wrong", "decode-1: the token is not this cluster's"),
-        (hello("decode-1", role="king"), TOKEN, "role='king': must be one of kvpool, prefill, decode"),
-        (hello("decode-0", epoch=4), TOKEN, "decode-0: epoch 4 is over, 5 is connected"),
+        (hello("decode-1", role="king"), "role='king': must be one of kvpool, prefill, decode"),
+        (hello("decode-9"), "decode-9: there is no decode of this name here"),
+        (hello("prefill-0", role="launcher"), "prefill-0: there is no launcher of this name here"),
+        (hello("decode-0", epoch=4), "decode-0: epoch 4 is over, 5 is connected"),
         (
-            hello("prefill-0", fingerprint={"dtype": "bfloat16", "only here": "x"}),
-            TOKEN,
+            hello("prefill-0", role="prefill", fingerprint={"dtype": "bfloat16", "only here": "x"}),
             "prefill-0: dtype is bfloat16, but float32 at decode-0",
         ),
     ],
 )
-def test_who_does_not_belong_is_refused_with_the_reason(newcomer: Hello, token: str, reason: str) -> None:
+def test_who_does_not_belong_is_refused_with_the_reason(newcomer: Hello, reason: str) -> None:
     async def scenario() -> None:
         heard = Heard()
+        heard.hub = Hub(TOKEN, heard, members=MEMBERS)
         port = await heard.hub.listen("127.0.0.1", 0)
         async with linked(port, hello(epoch=5, fingerprint={"dtype": "float32"})) as (_, told):
             await told.until(("up", 1))
-            refused = RouterLink(RouterAddress("127.0.0.1", port, token), lambda: newcomer, Told())
+            refused = RouterLink(RouterAddress("127.0.0.1", port, TOKEN), lambda: newcomer, Told())
             with pytest.raises(RefusedByRouter, match=reason):
                 await refused.run()
             assert heard.events == [("connected", "decode-0", 5)]
@@ -265,9 +267,15 @@ def test_a_later_start_takes_the_place_of_an_earlier_one() -> None:
     play(scenario)
 
 
-async def say(port: int, *messages: AnyMessage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def say(
+    port: int, first: AnyMessage, *others: AnyMessage, token: str = TOKEN
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Behind a handshake."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"".join(map(frame, messages)))
+    handshake = ClientHandshake(token, lambda: frame(first))
+    writer.write(handshake.opening)
+    writer.write(handshake.take(await reader.readexactly(handshake.num_bytes)))
+    writer.write(b"".join(map(frame, others)))
     return reader, writer
 
 
@@ -307,7 +315,7 @@ def test_a_stranger_has_to_say_hello_first_and_soon(monkeypatch: pytest.MonkeyPa
         assert decoded(await reader.read()) == [Refused("the first message is a Abort, must be a Hello")]
         monkeypatch.setattr(hub_module, "HELLO_TIMEOUT_S", 0.05)
         silent, _ = await asyncio.open_connection("127.0.0.1", port)
-        assert await silent.read() == b""
+        assert await until_closed(silent) == b""
         assert heard.events == []
         heard.hub.close()
 
@@ -320,8 +328,9 @@ def test_who_does_not_read_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) ->
     async def scenario() -> None:
         heard = Heard()
         port = await heard.hub.listen("127.0.0.1", 0)
-        deaf = socket.create_connection(("127.0.0.1", port))
-        deaf.sendall(frame(hello()))
+        _, deaf = await say(port, hello())
+        # it has more than it takes in already
+        deaf.transport.pause_reading()  # type: ignore[attr-defined]
         await heard.until(("connected", "decode-0", 1))
         while heard.events[-1] != ("closed", "decode-0", 1):
             heard.hub.send(InstanceId("decode-0"), Release([KEY] * 10_000))
@@ -426,9 +435,12 @@ def test_stop_ends_a_link_and_an_error_of_its_handler_gets_out() -> None:
 
 
 def connect_and_hang(port: int) -> None:
-    with suppress(KeyboardInterrupt), socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(frame(hello("decode-7")))
-        signal.pause()
+    async def connect() -> None:
+        await say(port, hello("decode-7"))
+        await asyncio.Event().wait()
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(connect())
 
 
 def test_a_killed_process_is_noticed_at_once() -> None:
@@ -446,3 +458,221 @@ def test_a_killed_process_is_noticed_at_once() -> None:
         heard.hub.close()
 
     play(scenario)
+
+
+async def until_closed(reader: asyncio.StreamReader) -> bytes:
+    """What came until then."""
+    heard = b""
+    with suppress(ConnectionResetError):
+        while piece := await reader.read(1 << 16):
+            heard += piece
+    return heard
+
+
+# ---- strangers ----
+
+
+def test_a_handshake_is_good_for_one_token_one_direction_and_one_connection() -> None:
+    def begun(token: str = TOKEN) -> tuple[ClientHandshake, ServerHandshake, bytes]:
+        client, server = ClientHandshake(TOKEN, lambda: b"hello"), ServerHandshake(token)
+        return client, server, server.take(client.opening)
+
+    client, server, proven = begun()
+    answer = client.take(proven)
+    assert server.take(answer[: server.num_bytes]) == b"" and answer.endswith(b"hello")
+    assert not client.num_bytes and not server.num_bytes and server.digest == digest_of(b"hello")
+
+    other_client, other_server, other_proven = begun("wrong")
+    with pytest.raises(HandshakeError, match="does not know this cluster's token"):
+        other_client.take(other_proven)
+    for said in (
+        # what was good on another connection
+        answer[:64],
+        # the server's own proof, given back to it
+        proven,
+        # another introduction than the one that was proved
+        digest_of(b"other") + answer[DIGEST_BYTES:64],
+        bytes(64),
+    ):
+        _, server, _ = begun()
+        with pytest.raises(HandshakeError):
+            server.take(said)
+    assert other_server.num_bytes
+
+
+def test_who_listens_in_the_router_s_place_hears_a_random_number_and_can_order_nothing() -> None:
+    async def scenario() -> None:
+        heard_first = asyncio.Queue[bytes]()
+
+        async def impersonate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            # of a real router's bytes it knows what anyone can: their form
+            writer.write(bytes(NONCE_BYTES + DIGEST_BYTES))
+            writer.write(frame(Welcome(Epoch(9))) + frame(Stop()) + frame(Refused("go away")))
+            heard_first.put_nowait(await until_closed(reader))
+            writer.close()
+
+        impostor = await asyncio.start_server(impersonate, "127.0.0.1", 0)
+        port = impostor.sockets[0].getsockname()[1]
+        async with linked(port, hello()) as (_, told):
+            for _ in range(3):
+                assert len(await heard_first.get()) == NONCE_BYTES
+            assert told.events == []
+            impostor.close()
+            heard = Heard()
+            while True:
+                with suppress(OSError):
+                    await heard.hub.listen("127.0.0.1", port)
+                    break
+                await asyncio.sleep(0.01)
+            await told.until(("up", 1))
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_who_listens_and_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        calls = asyncio.Queue[bytes]()
+
+        async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            calls.put_nowait(await until_closed(reader))
+            writer.close()
+
+        silent = await asyncio.start_server(be_silent, "127.0.0.1", 0)
+        async with linked(silent.sockets[0].getsockname()[1], hello()) as (_, told):
+            for _ in range(2):
+                assert len(await calls.get()) == NONCE_BYTES
+            assert told.events == []
+        silent.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        bytes(NONCE_BYTES) + bytes(64),
+        # as much as a frame may have; nothing of it is kept
+        frame(SUBMIT) * 10_000,
+        (64 << 20).to_bytes(4, "big") + bytes(1 << 20),
+    ],
+)
+def test_a_stranger_gets_nothing_decoded_and_is_cut_off(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_decoding(body: memoryview) -> AnyMessage:
+        raise AssertionError("a stranger's bytes are decoded")
+
+    monkeypatch.setattr("alignedserve.wire.frames._decode", no_decoding)
+
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        answer = await until_closed(reader)
+        assert len(answer) <= NONCE_BYTES + DIGEST_BYTES and TOKEN.encode() not in answer
+        assert heard.events == []
+        writer.close()
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_strangers_are_bounded_and_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MAX_STRANGERS", 3)
+
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for reader, _ in strangers[:5]:
+            assert await until_closed(reader) == b""
+        assert len(heard.hub._strangers) == 3
+        async with linked(port, hello()) as (_, told):
+            await told.until(("up", 1))
+        for _, writer in strangers:
+            writer.close()
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_strangers_cannot_fill_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(bytes(NONCE_BYTES) + bytes(64))
+            await until_closed(reader)
+            writer.close()
+        heard.hub.close()
+
+    with caplog.at_level(logging.WARNING):
+        play(scenario)
+    assert len(caplog.records) <= 1
+
+
+def test_the_hello_must_be_the_one_that_was_proved() -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        handshake = ClientHandshake(TOKEN, lambda: frame(hello("decode-0")))
+        writer.write(handshake.opening)
+        answer = handshake.take(await reader.readexactly(handshake.num_bytes))
+        writer.write(answer[: 2 * DIGEST_BYTES] + frame(hello("decode-1")))
+        assert await until_closed(reader) == b""
+        assert heard.events == []
+        writer.close()
+        heard.hub.close()
+
+    play(scenario)
+
+
+def test_a_launcher_s_messages_are_small() -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        port = await heard.hub.listen("127.0.0.1", 0)
+        reader, writer = await say(port, hello("launcher-0", role="launcher"), Release([KEY] * 1000))
+        await heard.until(("connected", "launcher-0", 1), ("closed", "launcher-0", 1))
+        await until_closed(reader)
+        writer.close()
+        heard.hub.close()
+
+    play(scenario)
+
+
+# ---- Unix sockets ----
+
+
+def test_a_link_finds_the_next_router_at_the_same_socket_which_is_the_user_s_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "router.sock")
+
+    async def scenario() -> None:
+        # as kill -9 leaves it: there, and nobody listens
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+        first, second = Heard(epoch=1), Heard(epoch=2)
+        await first.hub.listen_unix(path)
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        async with linked(0, hello(), path=path) as (link, told):
+            await told.until(("up", 1))
+            with pytest.raises(OSError, match="Address already in use"):
+                await second.hub.listen_unix(path)
+            first.hub.close()
+            await told.until(("up", 1), "down")
+            await second.hub.listen_unix(path)
+            await told.until(("up", 1), "down", ("up", 2))
+            link.send(SUBMIT)
+            await second.until(("connected", "decode-0", 1), ("received", "decode-0", SUBMIT))
+        second.hub.close()
+
+    play(scenario)
+
+
+def test_an_address_does_not_show_its_token() -> None:
+    for address in (RouterAddress("127.0.0.1", 1, "hidden"), RouterAddress.unix("/a/b", "hidden")):
+        assert "hidden" not in repr(address) and "hidden" not in str(address)
+    assert str(RouterAddress.unix("/a/b", "")) == "/a/b"

@@ -1,29 +1,42 @@
-"""One job, worked on by the holder of its lease: from wherever it is to its end, unless it is stopped.
+"""One stage of one job, worked on by the holder of its lease, from wherever it is, unless it is stopped.
 
 What has been done is in the store alone, so that whoever goes on with it does so from there. A line's answer and the
-mark that it has one are the same thing there: a line may be run twice, and is answered once.
+mark that it has one are the same thing there: a line may be run twice, and is answered once. That it begins is marked
+there, too: one that brings down whoever runs it is not run for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from alignedserve.batch.config import BatchConfig
-from alignedserve.batch.job import AllAnswered, CancelAsked, Event, Invalid, TimeUp, Valid, Written, after
-from alignedserve.batch.lines import FileGone, lines_of
+from alignedserve.batch.config import MAX_LINES_WITH_BLANKS, BatchConfig
+from alignedserve.batch.job import AllAnswered, CancelAsked, Event, Invalid, TimeUp, Written, after
+from alignedserve.batch.lines import FileGone, Line, TooManyLines, lines_of
+from alignedserve.batch.parse import LineProblem, Parsed
 from alignedserve.batch.patience import patiently
-from alignedserve.batch.results import Answer, answered, too_late, write_results
+from alignedserve.batch.reader import LineReader
+from alignedserve.batch.results import (
+    Answer,
+    BatchLine,
+    answered,
+    fallen,
+    not_stored,
+    too_late,
+    write_results,
+)
 from alignedserve.batch.room import Room
-from alignedserve.batch.validate import BatchLine, Validator, batch_line
-from alignedserve.store import FileRecord, JobRecord, Lease, LineResult, Problem, Store
+from alignedserve.batch.turns import Turns
+from alignedserve.batch.validate import Validator
+from alignedserve.store import FileRecord, JobRecord, Lease, LineResult, Problem, Stage, Store, StoreFull
 
-# (endpoint, body, deadline on time.time()'s clock): the endpoint's answer. Never raises for a bad body.
-Ask = Callable[[str, dict[str, Any], float], Awaitable[Answer]]
+# (endpoint, body as JSON, deadline on time.time()'s clock, the job's owner): the endpoint's answer. Never raises for a
+# bad body.
+Ask = Callable[[str, bytes, float, str], Awaitable[Answer]]
 
 # try again, as often as need be
 _NOT_TAKEN = (429, 503)
@@ -37,27 +50,43 @@ class Shared:
     ask: Ask
     served_model: str
     config: BatchConfig
-    # for lines that run, and for jobs whose lines do
+    # for lines that run
     room: Room
-    jobs: asyncio.Semaphore
+    # of those who read files
+    turns: Turns
+    reader: LineReader
     # no line begins any more
     stopping: asyncio.Event
     # a line was not answered in time
     on_late: Callable[[], None]
 
 
+def stage_of(job: JobRecord) -> Stage:
+    if job.status == "validating":
+        return "validate"
+    return "run" if job.status == "in_progress" and time.time() < job.expires_at else "end"
+
+
 @dataclass(eq=False)
 class JobRun:
     shared: Shared
     lease: Lease
-    _answering: asyncio.Task[Event | None] | None = field(default=None, init=False)
+    stage: Stage
+    # lines that are about to begin
+    _coming: list[int] = field(default_factory=list, init=False)
+    _beginning: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    # with its file
+    _working: asyncio.Task[Event | None] | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Until the job is over, or everything is stopping. Raises LeaseLost, alone or in a group."""
+        """Until the job is in another stage or over, or everything is stopping. Raises LeaseLost, alone or in a
+        group."""
         store = self.shared.store
         while not self.shared.stopping.is_set():
             job = await patiently(store.job, self.lease.job_id)
-            if job is None or job.is_over:
+            if job is None:
+                raise LookupError(f"job {self.lease.job_id} has no record")
+            if job.is_over or stage_of(job) != self.stage:
                 return
             event, files = await self._next(job)
             if event is not None:
@@ -67,55 +96,58 @@ class JobRun:
 
     def cancel(self) -> None:
         """It is being cancelled, the store says: no more lines. Safe to repeat."""
-        if self._answering:
-            self._answering.cancel()
+        if self._working:
+            self._working.cancel()
 
     async def _next(self, job: JobRecord) -> tuple[Event | None, Sequence[FileRecord]]:
         match job.status:
             case "validating":
-                return await self._validate(job), []
+                return await self._of_its_file(self._validate, job), []
             case "in_progress":
-                return await self._answer_what_is_there(job), []
+                return await self._of_its_file(self._answer_in_time, job), []
             case _:
                 files = await write_results(self.shared.store, job)
                 return Written(files.output_id, files.errors_id), files.all
 
-    async def _validate(self, job: JobRecord) -> Valid | Invalid:
-        validator = Validator(job.endpoint, self.shared.served_model)
+    async def _of_its_file(
+        self, work: Callable[[JobRecord], Coroutine[Any, Any, Event | None]], job: JobRecord
+    ) -> Event | None:
+        """None: it was stopped, or cancelled. What would be tried again for ever is the end of the job."""
         try:
-            async for line in lines_of(self.shared.store, job.input_file_id):
-                validator.add(line)
-                if validator.is_enough:
-                    break
-        except FileGone:
-            return _without_file(job)
+            return await self._unless_cancelled(work(job))
+        except (FileGone, TooManyLines, ExceptionGroup) as error:
+            for kind, problem in _FATAL.items():
+                if isinstance(error, kind) or (isinstance(error, ExceptionGroup) and error.subgroup(kind)):
+                    return Invalid([problem(job)])
+            raise
+
+    async def _unless_cancelled(self, work: Coroutine[Any, Any, Event | None]) -> Event | None:
+        self._working = asyncio.create_task(work)
+        try:
+            await asyncio.wait({self._working})
+            return None if self._working.cancelled() else self._working.result()
+        finally:
+            self._working.cancel()
+            await asyncio.wait({self._working})
+            self._working = None
+
+    async def _validate(self, job: JobRecord) -> Event:
+        validator = Validator(job.endpoint, self.shared.served_model)
+        async for line in self._lines(job):
+            validator.add(line.number, await self._found(line))
+            if validator.is_enough:
+                break
         return validator.result()
 
-    async def _answer_what_is_there(self, job: JobRecord) -> Event | None:
+    async def _found(self, line: Line) -> Parsed | Problem:
         try:
-            return await self._answer(job)
-        except (FileGone, ExceptionGroup) as error:
-            is_gone = isinstance(error, FileGone) or error.subgroup(FileGone) is not None
-            if not is_gone:
-                raise
-            # else it would be tried again for ever
-            return _without_file(job)
-
-    async def _answer(self, job: JobRecord) -> Event | None:
-        """None: it was stopped, or cancelled."""
-        self._answering = asyncio.create_task(self._answer_in_time(job))
-        try:
-            await asyncio.wait({self._answering})
-            return None if self._answering.cancelled() else self._answering.result()
-        finally:
-            self._answering.cancel()
-            await asyncio.wait({self._answering})
-            self._answering = None
+            return await self.shared.reader.parsed(line)
+        except LineProblem as error:
+            return error.problem
 
     async def _answer_in_time(self, job: JobRecord) -> Event | None:
         try:
-            # the wait for a place counts, too
-            async with asyncio.timeout(max(0.0, job.expires_at - time.time())), self.shared.jobs:
+            async with asyncio.timeout(max(0.0, job.expires_at - time.time())):
                 await self._answer_all(job)
         except TimeoutError:
             await self._give_up_the_rest(job)
@@ -123,31 +155,56 @@ class JobRun:
         return None if self.shared.stopping.is_set() else AllAnswered()
 
     async def _answer_all(self, job: JobRecord) -> None:
-        done = set(await patiently(self.shared.store.lines_done, job.id))
+        done = await patiently(self.shared.store.lines_done, job.id)
+        falls = await patiently(self.shared.store.falls, job.id)
+        running: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
-            async for line in lines_of(self.shared.store, job.input_file_id):
+            async for line in self._lines(job):
                 if line.number in done:
                     continue
+                is_alone = falls.get(line.number, 0) >= self.shared.config.num_falls_alone
+                if is_alone and running:
+                    await asyncio.wait(running)
                 size = len(line.text or b"")
                 await self.shared.room.enter(size)
                 if self.shared.stopping.is_set():
                     self.shared.room.leave(size)
                     return
-                running = group.create_task(self._answer_one(job, batch_line(line)))
-                running.add_done_callback(partial(self._leave, size))
+                task = group.create_task(self._answer_one(job, line, falls.get(line.number, 0)))
+                running.add(task)
+                task.add_done_callback(running.discard)
+                task.add_done_callback(partial(self._leave, size))
+                if is_alone:
+                    await asyncio.wait({task})
 
     def _leave(self, size: int, _: asyncio.Task[None]) -> None:
         self.shared.room.leave(size)
 
-    async def _answer_one(self, job: JobRecord, line: BatchLine) -> None:
-        answer = await self._ask(job, line)
-        await self._put(line, answered(line, answer))
+    async def _answer_one(self, job: JobRecord, line: Line, num_falls: int) -> None:
+        found = await self._batch_line(line)
+        if num_falls >= self.shared.config.max_num_falls:
+            await self._put(job, found, fallen(found, num_falls))
+            return
+        await self._begin(line.number)
+        answer = await self._ask(job, found)
+        try:
+            await self._put(job, found, answered(found, answer))
+        except StoreFull:
+            await self._put(job, found, not_stored(found), is_bounded=False)
+
+    async def _begin(self, number: int) -> None:
+        """In the order in which they come: those that come while others are marked are marked together."""
+        self._coming.append(number)
+        async with self._beginning:
+            if number in self._coming:
+                lines, self._coming = self._coming, []
+                await patiently(self.shared.store.begin_lines, self.lease, lines)
 
     async def _ask(self, job: JobRecord, line: BatchLine) -> Answer:
         config = self.shared.config
         pause_s, num_failed = config.retry_s, 0
         while True:
-            answer = await self.shared.ask(job.endpoint, line.body, job.expires_at)
+            answer = await self.shared.ask(job.endpoint, line.body, job.expires_at, job.owner)
             num_failed += answer.status >= 500 and answer.status not in _NOT_TAKEN
             is_for_good = answer.status < 500 and answer.status not in _NOT_TAKEN
             if is_for_good or num_failed == config.max_num_tries:
@@ -156,19 +213,42 @@ class JobRun:
             pause_s = min(2 * pause_s, config.max_retry_s)
 
     async def _give_up_the_rest(self, job: JobRecord) -> None:
-        done = set(await patiently(self.shared.store.lines_done, job.id))
-        async for line in lines_of(self.shared.store, job.input_file_id):
+        done = await patiently(self.shared.store.lines_done, job.id)
+        async for line in self._lines(job):
             if line.number not in done:
-                found = batch_line(line)
-                await self._put(found, too_late(found))
+                found = await self._batch_line(line)
+                await self._put(job, found, too_late(found), is_bounded=False)
                 self.shared.on_late()
 
-    async def _put(self, line: BatchLine, result: LineResult) -> None:
-        await patiently(self.shared.store.put_result, self.lease, line.number, result)
+    def _lines(self, job: JobRecord) -> AsyncIterator[Line]:
+        return lines_of(self.shared.store, job.input_file_id, self.shared.turns)
+
+    async def _batch_line(self, line: Line) -> BatchLine:
+        """Of a file that has been found valid."""
+        found = await self.shared.reader.parsed(line)
+        assert line.text is not None
+        return BatchLine(line.number, found.custom_id, line.text[found.start : found.end])
+
+    async def _put(
+        self, job: JobRecord, line: BatchLine, result: LineResult, is_bounded: bool = True
+    ) -> None:
+        put = self.shared.store.put_result
+        await patiently(put, self.lease, job.owner, line.number, result, is_bounded)
 
 
-def _without_file(job: JobRecord) -> Invalid:
-    return Invalid([Problem("file_not_found", f"file {job.input_file_id} is gone")])
+def _without_file(job: JobRecord) -> Problem:
+    return Problem("file_not_found", f"file {job.input_file_id} is gone")
+
+
+def _too_many_lines(_: JobRecord) -> Problem:
+    message = f"the file has more than {MAX_LINES_WITH_BLANKS} lines, blank ones among them"
+    return Problem("too_many_lines", message)
+
+
+_FATAL: dict[type[Exception], Callable[[JobRecord], Problem]] = {
+    FileGone: _without_file,
+    TooManyLines: _too_many_lines,
+}
 
 
 async def cancel_job(store: Store, job: JobRecord) -> JobRecord:

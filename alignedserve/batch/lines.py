@@ -1,4 +1,4 @@
-"""A file's lines, from its chunks, with no more than a chunk and a line in memory."""
+"""A file's lines, from its chunks, with no more than a chunk and a line in memory, and a step of them at a time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from alignedserve.batch.config import MAX_LINE_BYTES
+from alignedserve.batch.config import MAX_LINE_BYTES, MAX_LINES_WITH_BLANKS, STEP_BYTES, STEP_LINES
 from alignedserve.batch.patience import patiently
+from alignedserve.batch.turns import Turns
 from alignedserve.store import FileId, Store
 
 
@@ -18,13 +19,21 @@ class Line:
     # without its end; None: longer than a line may be
     text: bytes | None
 
+    @property
+    def is_blank(self) -> bool:
+        return self.text == b""
+
 
 class FileGone(Exception):
     """The file was there, and is not any more."""
 
 
+class TooManyLines(Exception):
+    """The file has more lines than it may have, blank ones among them."""
+
+
 class LineSplitter:
-    """Bytes in, lines out; blank ones are counted, and left out."""
+    """Bytes in, lines out."""
 
     def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_line_bytes = max_line_bytes
@@ -38,22 +47,20 @@ class LineSplitter:
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             self._add(data[start:end])
-            yield from self.end()
+            yield self.end()
             start = end + 1
         self._add(data[start:])
 
-    def end(self) -> list[Line]:
-        """The line ends here: at a line's end, or at the file's. One at most."""
+    def end(self) -> Line:
+        """The line ends here: at a line's end, or at the file's."""
         self._number += 1
         if self._number == 1:
             # it says that what follows is UTF-8, and is no part of it
             self._open = self._open.removeprefix(BOM_UTF8)
-        text, is_too_long = bytes(self._open).strip(), self._is_too_long
+        text = None if self._is_too_long else bytes(self._open.strip())
         self._open.clear()
         self._is_too_long = False
-        if is_too_long:
-            return [Line(self._number, None)]
-        return [Line(self._number, text)] if text else []
+        return Line(self._number, text)
 
     def _add(self, piece: bytes) -> None:
         self._open += piece
@@ -62,8 +69,22 @@ class LineSplitter:
             self._open.clear()
 
 
-async def lines_of(store: Store, file_id: FileId) -> AsyncIterator[Line]:
-    """Raises FileGone."""
+async def lines_of(store: Store, file_id: FileId, turns: Turns) -> AsyncIterator[Line]:
+    """But for blank ones. What is done with a step's lines is part of the step. Raises FileGone and TooManyLines."""
+    num_lines = num_bytes = 0
+    async for line in _all_lines_of(store, file_id):
+        if line.number > MAX_LINES_WITH_BLANKS:
+            raise TooManyLines(file_id)
+        num_lines += 1
+        num_bytes += len(line.text or b"")
+        if num_lines >= STEP_LINES or num_bytes >= STEP_BYTES:
+            await turns.next()
+            num_lines = num_bytes = 0
+        if not line.is_blank:
+            yield line
+
+
+async def _all_lines_of(store: Store, file_id: FileId) -> AsyncIterator[Line]:
     file = await patiently(store.file, file_id)
     if file is None:
         raise FileGone(file_id)
@@ -74,5 +95,6 @@ async def lines_of(store: Store, file_id: FileId) -> AsyncIterator[Line]:
             raise FileGone(file_id)
         for line in splitter.feed(chunk):
             yield line
-    for line in splitter.end():
-        yield line
+    last = splitter.end()
+    if not last.is_blank:
+        yield last

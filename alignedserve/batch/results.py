@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from alignedserve.batch.config import CHUNK_BYTES
+from alignedserve.batch.config import CHUNK_BYTES, MAX_RESULT_BYTES
 from alignedserve.batch.patience import patiently
-from alignedserve.batch.validate import BatchLine
 from alignedserve.store import FileId, FileRecord, JobRecord, LineResult, Store
 from alignedserve.store.records import new_file_id
 
@@ -20,33 +20,64 @@ _STEP = 256
 
 
 @dataclass(frozen=True)
+class BatchLine:
+    number: int
+    custom_id: str
+    # JSON, an object, as it was sent
+    body: bytes
+
+
+@dataclass(frozen=True)
 class Answer:
     """What the endpoint says to a line's body."""
 
     status: int
-    body: dict[str, Any]
+    # of JSON
+    body: dict[str, Any] | msgspec.Raw
+    # as it is in the body; of a failure there is none
+    usage: Mapping[str, Any] = field(default_factory=dict)
 
 
 def answered(line: BatchLine, answer: Answer) -> LineResult:
-    usage = answer.body.get("usage") or {}
+    usage = answer.usage
     response = {
         "status_code": answer.status,
         "request_id": f"req_{secrets.token_hex(12)}",
         "body": answer.body,
     }
     is_error = answer.status >= 400
+    text = _text(line, response, None, is_error)
+    if len(text) > MAX_RESULT_BYTES:
+        return failed(line, "answer_too_large", f"The answer has more than {MAX_RESULT_BYTES} bytes.")
     return LineResult(
         is_error,
-        _text(line, response, None, is_error),
+        text,
         usage.get("prompt_tokens", 0),
         usage.get("completion_tokens", 0),
         (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
     )
 
 
+def failed(line: BatchLine, code: str, message: str) -> LineResult:
+    return LineResult(True, _text(line, None, {"code": code, "message": message}, is_error=True))
+
+
 def too_late(line: BatchLine) -> LineResult:
     message = "This request could not be executed before the completion window expired."
-    return LineResult(True, _text(line, None, {"code": "batch_expired", "message": message}, is_error=True))
+    return failed(line, "batch_expired", message)
+
+
+def fallen(line: BatchLine, count: int) -> LineResult:
+    message = (
+        f"This request was begun {count} times, and each time the server went down before it was answered."
+    )
+    return failed(line, "line_failed", message)
+
+
+def not_stored(line: BatchLine) -> LineResult:
+    return failed(
+        line, "storage_full", "The answer could not be stored: files and batches have their most bytes."
+    )
 
 
 def _text(
@@ -65,8 +96,9 @@ def _text(
 
 
 class _FileWriter:
-    def __init__(self, store: Store, filename: str) -> None:
+    def __init__(self, store: Store, owner: str, filename: str) -> None:
         self._store = store
+        self._owner = owner
         self._id = new_file_id()
         self._filename = filename
         self._buffer = bytearray()
@@ -75,23 +107,32 @@ class _FileWriter:
 
     async def add(self, text: bytes) -> None:
         self._buffer += text + b"\n"
-        if len(self._buffer) >= CHUNK_BYTES:
-            await self._flush()
+        while len(self._buffer) >= CHUNK_BYTES:
+            await self._flush(CHUNK_BYTES)
 
     async def close(self) -> FileRecord | None:
         """None: nothing was written."""
         if self._buffer:
-            await self._flush()
+            await self._flush(len(self._buffer))
         if not self._num_bytes:
             return None
-        now = int(time.time())
-        return FileRecord(self._id, self._filename, "batch_output", self._num_bytes, self._num_chunks, now)
+        return FileRecord(
+            self._id,
+            self._filename,
+            "batch_output",
+            self._num_bytes,
+            self._num_chunks,
+            int(time.time()),
+            owner=self._owner,
+        )
 
-    async def _flush(self) -> None:
-        await patiently(self._store.put_chunk, self._id, self._num_chunks, bytes(self._buffer))
+    async def _flush(self, size: int) -> None:
+        # not bounded: it is what was stored before, and that goes when this is there
+        put, chunk = self._store.put_chunk, bytes(self._buffer[:size])
+        await patiently(put, self._id, self._owner, self._num_chunks, chunk, is_bounded=False)
         self._num_chunks += 1
-        self._num_bytes += len(self._buffer)
-        self._buffer.clear()
+        self._num_bytes += size
+        del self._buffer[:size]
 
 
 @dataclass(frozen=True)
@@ -116,11 +157,15 @@ class ResultFiles:
 
 async def write_results(store: Store, job: JobRecord) -> ResultFiles:
     """All there are, in the order of the input."""
-    output = _FileWriter(store, f"{job.id}_output.jsonl")
-    errors = _FileWriter(store, f"{job.id}_error.jsonl")
+    output = _FileWriter(store, job.owner, f"{job.id}_output.jsonl")
+    errors = _FileWriter(store, job.owner, f"{job.id}_error.jsonl")
     lines = sorted(await patiently(store.lines_done, job.id))
-    for start in range(0, len(lines), _STEP):
-        for result in await patiently(store.results, job.id, lines[start : start + _STEP]):
+    start = 0
+    while start < len(lines):
+        found = await patiently(store.results, job.id, lines[start : start + _STEP])
+        for result in found:
             if result is not None:
                 await (errors if result.is_error else output).add(result.text)
+        # where the job has ended meanwhile there are none
+        start += len(found) or _STEP
     return ResultFiles(await output.close(), await errors.close())

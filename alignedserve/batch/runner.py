@@ -1,4 +1,8 @@
-"""A gateway's share of the batch jobs: it looks which there are, takes those that nobody holds, and works on them."""
+"""A gateway's share of the batch jobs: it looks which there are, takes as many as it has places for, and works on them.
+
+A job is taken for one stage (store/base.py), and each stage has places of its own: a file is looked at, and a job is
+cancelled, while others run for hours. Jobs that nobody has a place for cost nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.job_run import Ask, JobRun, Shared
+from alignedserve.batch.reader import LineReader
 from alignedserve.batch.room import Room
-from alignedserve.store import JobId, Lease, LeaseLost, Store, StoreAway
+from alignedserve.batch.turns import Turns
+from alignedserve.store import STAGES, JobId, Lease, LeaseLost, Stage, Store, StoreAway
 
 log = logging.getLogger(__name__)
 
@@ -23,40 +29,49 @@ class BatchRunner:
         store: Store,
         ask: Ask,
         served_model: str,
-        owner: str,
+        name: str,
         config: BatchConfig | None = None,
         on_late: Callable[[], None] = lambda: None,
     ) -> None:
-        """`owner`: for people to read; `on_late` hears of each line that was not answered in time."""
+        """`name`: of the gateway, for people to read; `on_late` hears of each line that was not answered in time."""
         config = config or BatchConfig()
         self._store = store
-        self._owner = owner
+        self._name = name
         self._config = config
+        self._places: Mapping[Stage, int] = {
+            "validate": config.max_num_validating,
+            "run": config.max_num_jobs,
+            "end": config.max_num_ending,
+        }
         self._shared = Shared(
             store,
             ask,
             served_model,
             config,
             Room(config.max_num_lines, config.max_bytes),
-            asyncio.Semaphore(config.max_num_jobs),
+            Turns(),
+            LineReader(),
             asyncio.Event(),
             on_late,
         )
-        self._runs: dict[JobId, JobRun] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
         self._patience_s = 0.0
+        self._is_upgraded = False
+        self._was_down = False
         # jobs that are not over, by status, as last seen
         self.num_open_jobs: Counter[str] = Counter()
 
     def wake(self) -> None:
-        """There is a new job."""
+        """There is a new job, or one to be brought to an end."""
         self._wake.set()
 
     def cancel(self, job_id: JobId) -> None:
         """The store says that it is being cancelled; elsewhere that is seen at the next look."""
-        if run := self._runs.get(job_id):
-            run.cancel()
+        for lease, (run, _) in self._held.items():
+            if lease.job_id == job_id:
+                run.cancel()
+        self.wake()
 
     def stop(self, patience_s: float) -> None:
         """No line begins any more; those that run get so long. What is not done then is done at the next start."""
@@ -70,14 +85,29 @@ class BatchRunner:
             while not self._shared.stopping.is_set():
                 self._wake.clear()
                 await self._look_if_possible()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._config.look_s)
-            if self._tasks:
-                await asyncio.wait(self._tasks, timeout=self._patience_s)
+                await self._until_woken()
+            await self._until_done()
         finally:
-            for task in self._tasks:
+            for _, task in self._held.values():
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks(), return_exceptions=True)
+            await self._shared.reader.aclose()
+
+    async def _until_woken(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.look_s):
+                await self._wake.wait()
+
+    async def _until_done(self) -> None:
+        """Those who finish lines meanwhile keep their leases."""
+        give_up_s = time.monotonic() + self._patience_s
+        while self._held and (left_s := give_up_s - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks(), timeout=min(left_s, self._config.look_s))
+            with contextlib.suppress(StoreAway):
+                await self._renew()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in self._held.values()]
 
     async def _look_if_possible(self) -> None:
         try:
@@ -86,55 +116,81 @@ class BatchRunner:
         except Exception:
             # ended by it, this gateway would take no job any more, and nobody would know
             log.exception("looking for jobs failed, and is tried again")
+        self._tell_of_store()
 
     async def _look(self) -> None:
-        jobs = await self._store.open_jobs()
-        self.num_open_jobs = Counter(job.status for job in jobs)
-        for job in jobs:
-            if job.id in self._runs:
+        if self._store.is_down:
+            await self._store.probe()
+        if not self._is_upgraded:
+            await self._store.upgrade()
+            self._is_upgraded = True
+        await self._renew()
+        self.num_open_jobs = await self._store.count_open()
+        if self.num_open_jobs:
+            for stage in STAGES:
+                await self._take(stage)
+        await self._tidy()
+
+    async def _take(self, stage: Stage) -> None:
+        num_held = sum(run.stage == stage for run, _ in self._held.values())
+        if free := max(0, self._places[stage] - num_held):
+            config = self._config
+            for lease in await self._store.take(stage, self._name, config.lease_s, time.time(), free):
+                self._begin(lease, stage)
+
+    def _begin(self, lease: Lease, stage: Stage) -> None:
+        run = JobRun(self._shared, lease, stage)
+        task = asyncio.create_task(self._work(lease, run))
+        self._held[lease] = run, task
+        task.add_done_callback(lambda _: self._over(lease))
+
+    def _over(self, lease: Lease) -> None:
+        del self._held[lease]
+        # it may be in its next stage, and there is a place
+        self.wake()
+
+    async def _work(self, lease: Lease, run: JobRun) -> None:
+        try:
+            await run.run()
+            await self._let_go(lease)
+        except asyncio.CancelledError:
+            await self._let_go(lease)
+            raise
+        except Exception as error:
+            # the lease lapses: what went wrong now is not tried again at once
+            if not _is_lost(error):
+                log.exception("job %s failed, and is tried again", lease.job_id)
+
+    async def _let_go(self, lease: Lease) -> None:
+        with contextlib.suppress(StoreAway):
+            await self._store.release(lease)
+
+    async def _renew(self) -> None:
+        """While the store is away nobody else can take them."""
+        leases = list(self._held)
+        states = await self._store.renew(leases, self._config.lease_s)
+        for lease, state in zip(leases, states, strict=True):
+            if lease not in self._held:
                 continue
-            if lease := await self._store.acquire(job.id, self._owner, self._config.lease_s):
-                task = asyncio.create_task(self._hold(lease))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        for file_id in await self._store.expired_files(time.time()):
+            run, task = self._held[lease]
+            if state == "lost":
+                task.cancel()
+            elif state == "cancelling":
+                run.cancel()
+
+    async def _tidy(self) -> None:
+        now = time.time()
+        await self._store.drop_lapsed(now)
+        for file_id in await self._store.expired_files(now):
             await self._store.delete_file(file_id)
 
-    async def _hold(self, lease: Lease) -> None:
-        """Works on the job, and renews the lease, until one of both ends."""
-        run = self._runs[lease.job_id] = JobRun(self._shared, lease)
-        work = asyncio.create_task(run.run())
-        try:
-            while not work.done():
-                await asyncio.wait({work}, timeout=self._config.look_s)
-                if not work.done() and not await self._renew(lease, run):
-                    break
-        finally:
-            work.cancel()
-            await asyncio.wait({work})
-            del self._runs[lease.job_id]
-            # else it lapses: what went wrong now is not tried again at once
-            if work.cancelled() or self._is_fine(work, lease):
-                with contextlib.suppress(StoreAway):
-                    await self._store.release(lease)
+    def _tell_of_store(self) -> None:
+        if self._store.is_down != self._was_down:
+            self._was_down = self._store.is_down
+            log.warning("the store is %s", "down: batch jobs wait for it" if self._was_down else "up again")
 
-    async def _renew(self, lease: Lease, run: JobRun) -> bool:
-        """False: it is lost. While the store is away nobody else can take it."""
-        with contextlib.suppress(StoreAway):
-            try:
-                await self._store.renew(lease, self._config.lease_s)
-            except LeaseLost:
-                return False
-            job = await self._store.job(lease.job_id)
-            if job and job.status == "cancelling":
-                run.cancel()
-        return True
 
-    @staticmethod
-    def _is_fine(work: asyncio.Task[None], lease: Lease) -> bool:
-        error = work.exception()
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        if error and not isinstance(error, LeaseLost):
-            log.error("job %s failed, and is tried again", lease.job_id, exc_info=error)
-        return error is None
+def _is_lost(error: BaseException) -> bool:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return isinstance(error, LeaseLost)

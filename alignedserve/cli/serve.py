@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,4 +68,14 @@ def command(model: str | None, **options: Any) -> None:
 
 
 def _say(line: str) -> None:
-    click.echo(line)
+    try:
+        click.echo(line)
+    except OSError:
+        # The terminal has closed, or who read this has gone. Nobody hears the rest; the files of --log-dir have it.
+        for number in (1, 2):
+            _forget_output(number)
+
+
+def _forget_output(number: int) -> None:
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), number)

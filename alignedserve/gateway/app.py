@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
-import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -15,21 +15,28 @@ from starlette.types import Receive, Scope, Send
 import alignedserve
 from alignedserve.gateway.answers import Answer, Json
 from alignedserve.gateway.bodies import ChatBody, CompletionBody
-from alignedserve.gateway.description import describe
+from alignedserve.gateway.callers import ANY_CALLER, Callers
+from alignedserve.gateway.description import describe, request_body
 from alignedserve.gateway.doors import Doors
 from alignedserve.gateway.errors import ApiError, add_error_handlers
 from alignedserve.gateway.gate import Gate
 from alignedserve.gateway.generation import Delta, Generation
 from alignedserve.gateway.health import cluster_body, health
-from alignedserve.gateway.intake import Intake
-from alignedserve.gateway.keys import Keys
+from alignedserve.gateway.intake import CHAT, COMPLETIONS, Intake
+from alignedserve.gateway.json_body import json_body
+from alignedserve.gateway.json_pieces import blocks_of, encode, json_response
+from alignedserve.gateway.keys import Keys, owner_of
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.page.routes import add_page
-from alignedserve.gateway.service import service_of
+from alignedserve.gateway.service import Slo, service_of
+from alignedserve.gateway.token_bodies import DetokenizeBody, TokenizeBody
 from alignedserve.gateway.tokens import tokens_router
+from alignedserve.store import Store
 
 Result = TypeVar("Result")
 
+# read by the endpoints themselves
+BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 # whole, or as a stream
 ANSWERED: dict[int | str, Any] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
@@ -40,39 +47,54 @@ def create_app(
     keys: Keys | None = None,
     routers: Sequence[APIRouter] = (),
     allowed_origins: Sequence[str] = (),
+    store: Store | None = None,
+    callers: Callers = ANY_CALLER,
 ) -> FastAPI:
-    """`routers`: what else is answered."""
+    """`routers`: what else is answered. `store`: of files and batches, where there are any."""
     model, islands, limits = intake.model, intake.islands, intake.limits
     doors, keys = doors or Doors(), keys or Keys()
-    app = FastAPI(title="AlignedServe", version=alignedserve.__version__, redirect_slashes=False)
+    # its pages of the description would load scripts from elsewhere
+    app = FastAPI(
+        title="AlignedServe",
+        version=alignedserve.__version__,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
     add_error_handlers(app)
 
     @app.get("/health", responses={503: {"description": "It can't answer, and why"}})
     async def health_route() -> Response:
-        status, body = await health(islands, doors)
+        status, body = await health(islands, doors, store)
         return JSONResponse(body, status)
 
     public = {health_route, *add_page(app)}
-    app.add_middleware(Gate, router=app.router, public=public, keys=keys, limits=limits, doors=doors)
+    app.add_middleware(
+        Gate, router=app.router, public=public, keys=keys, limits=limits, doors=doors, callers=callers
+    )
     if allowed_origins:
         # around the gate: what a browser asks beforehand comes without a key, and it must be able to read a refusal
         app.add_middleware(
             CORSMiddleware, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"]
         )
 
-    app.include_router(tokens_router(model))
+    app.include_router(tokens_router(intake.preparer))
 
-    @app.post("/v1/completions", responses=ANSWERED)
-    async def completions(body: CompletionBody, http: Request) -> Response:
-        service = service_of(body.service_tier, body.slo, http.headers, intake.slo)
-        generation, answer = await intake.completion(body, service)
-        return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
+    @app.post(COMPLETIONS, responses=ANSWERED, openapi_extra=request_body(CompletionBody))
+    async def completions(http: Request) -> Response:
+        return await generated(COMPLETIONS, http)
 
-    @app.post("/v1/chat/completions", responses=ANSWERED)
-    async def chat_completions(body: ChatBody, http: Request) -> Response:
-        service = service_of(body.service_tier, body.slo, http.headers, intake.slo)
-        generation, answer = await intake.chat(body, service)
-        return await _respond(http, generation, answer, bool(body.stream), body.includes_usage)
+    @app.post(CHAT, responses=ANSWERED, openapi_extra=request_body(ChatBody))
+    async def chat_completions(http: Request) -> Response:
+        return await generated(CHAT, http)
+
+    async def generated(endpoint: str, http: Request) -> Response:
+        owner = owner_of(http)
+        call = await intake.preparer.call(endpoint, await json_body(http), owner)
+        slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
+        service = service_of(call.service_tier, slo, http.headers, intake.slo)
+        generation, answer = await intake.take(call, service, owner)
+        return await _respond(http, generation, answer, call.is_stream, call.includes_usage)
 
     @app.get("/v1/models")
     async def models() -> Json:
@@ -89,7 +111,7 @@ def create_app(
 
     for router in routers:
         app.include_router(router)
-    app.openapi = describe(app)  # type: ignore[method-assign]
+    app.openapi = describe(app, BODIES)  # type: ignore[method-assign]
     return app
 
 
@@ -97,34 +119,35 @@ async def _respond(
     http: Request, generation: Generation, answer: Answer, is_stream: bool, includes_usage: bool
 ) -> Response:
     try:
-        generation.start()
-        deltas = generation.deltas()
         if is_stream:
             # the status goes out before the body: what is refused is refused now
-            first = await _unless_gone(http, anext(deltas))
+            deltas = generation.deltas()
+            first = await _unless_gone(http, _first(generation, deltas))
             events = _events(first, deltas, generation, answer, includes_usage)
             return _EventStream(events, generation.close)
-        found = await _unless_gone(http, _all(deltas))
-        return await generation.beside(lambda: JSONResponse(answer.whole(found, generation.usage)))
+        await _unless_gone(http, generation.collect(answer.add))
+        return await json_response(answer.whole(generation.usage))
     except BaseException:
         generation.close()
         raise
 
 
-async def _all(deltas: AsyncIterator[Delta]) -> list[Delta]:
-    return [delta async for delta in deltas]
+async def _first(generation: Generation, deltas: AsyncIterator[Delta]) -> Delta:
+    await generation.start()
+    return await anext(deltas)
 
 
 async def _events(
     first: Delta, rest: AsyncIterator[Delta], generation: Generation, answer: Answer, includes_usage: bool
-) -> AsyncIterator[bytes]:
+) -> AsyncIterator[bytes | memoryview]:
     usage: Json = {"usage": None} if includes_usage else {}
     try:
-        for chunk in await generation.beside(lambda: answer.chunks(first)):
-            yield _event(chunk | usage)
-        async for delta in rest:
-            for chunk in answer.chunks(delta):
-                yield _event(chunk | usage)
+        async for delta in _with_first(first, rest):
+            if opening := answer.opening(delta, usage):
+                for block in await blocks_of(chain([b"data: "], opening, [b"\n\n"])):
+                    yield block
+            if chunk := answer.chunk(delta, usage):
+                yield _event(chunk)
         if includes_usage:
             yield _event(answer.usage_chunk(generation.usage))
     except ApiError as error:
@@ -132,12 +155,18 @@ async def _events(
     yield b"data: [DONE]\n\n"
 
 
+async def _with_first(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[Delta]:
+    yield first
+    async for delta in rest:
+        yield delta
+
+
 def _event(body: Json) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    return b"data: " + encode(body) + b"\n\n"
 
 
 class _EventStream(StreamingResponse):
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes | memoryview], close: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._close = close
 

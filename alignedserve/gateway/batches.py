@@ -6,7 +6,8 @@ import re
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from alignedserve.batch.config import ENDPOINTS
@@ -15,8 +16,9 @@ from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.answers import Json
 from alignedserve.gateway.errors import ApiError
-from alignedserve.gateway.files import find_file, list_body
-from alignedserve.store import JobId, JobRecord, Store, Tally
+from alignedserve.gateway.files import find_file, list_response, viewer
+from alignedserve.gateway.keys import owner_of
+from alignedserve.store import JobId, JobRecord, Store, StoreFull, Tally, TooManyJobs
 from alignedserve.store.records import new_job_id
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
@@ -34,33 +36,43 @@ class BatchBody(BaseModel):
     metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
 
 
-def batch_routes(store: Store, runner: BatchRunner) -> APIRouter:
+def batch_routes(store: Store, runner: BatchRunner, is_shared: bool = False) -> APIRouter:
+    """`is_shared`: everyone sees all batches, whoever made them."""
     routes = APIRouter()
 
     @routes.post("/v1/batches")
-    async def create(body: BatchBody) -> Json:
-        job = await _new_job(store, body)
-        if not await store.add_job(job):
+    async def create(body: BatchBody, http: Request) -> Json:
+        job = await _new_job(store, body, owner_of(http), viewer(http, is_shared))
+        try:
+            is_added = await store.add_job(job)
+        except TooManyJobs as error:
+            raise ApiError(429, str(error), code="too_many_batches") from None
+        except StoreFull as error:
+            raise ApiError(413, str(error), code="storage_full") from None
+        if not is_added:
             raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
         runner.wake()
         return batch_body(job, Tally())
 
     @routes.get("/v1/batches")
-    async def list_batches(after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> Json:
-        page = await store.list_jobs(after and JobId(after), limit)  # type: ignore[arg-type]
+    async def list_batches(
+        http: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
+    ) -> Response:
+        page = await store.list_jobs(viewer(http, is_shared), after and JobId(after), limit)  # type: ignore[arg-type]
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such batch", param="after")
-        found = [await _find_job(store, each) for each in page.ids]
-        return list_body([batch_body(job, await store.tally(job.id)) for job in found], page.has_more)
+        found = [await store.job(JobId(each)) for each in page.ids]
+        bodies = [batch_body(job, await store.tally(job.id)) for job in found if job]
+        return list_response(bodies, page.has_more)
 
     @routes.get("/v1/batches/{batch_id}")
-    async def one_batch(batch_id: str) -> Json:
-        job = await _find_job(store, batch_id)
+    async def one_batch(batch_id: str, http: Request) -> Json:
+        job = await _find_job(store, batch_id, viewer(http, is_shared))
         return batch_body(job, await store.tally(job.id))
 
     @routes.post("/v1/batches/{batch_id}/cancel")
-    async def cancel(batch_id: str) -> Json:
-        job = await cancel_job(store, await _find_job(store, batch_id))
+    async def cancel(batch_id: str, http: Request) -> Json:
+        job = await cancel_job(store, await _find_job(store, batch_id, viewer(http, is_shared)))
         if job.status not in ("cancelling", "cancelled"):
             raise ApiError(400, f"Cannot cancel a batch with status '{job.status}'.", param="batch_id")
         runner.cancel(job.id)
@@ -69,7 +81,7 @@ def batch_routes(store: Store, runner: BatchRunner) -> APIRouter:
     return routes
 
 
-async def _new_job(store: Store, body: BatchBody) -> JobRecord:
+async def _new_job(store: Store, body: BatchBody, owner: str, viewer: str | None) -> JobRecord:
     if body.endpoint not in ENDPOINTS:
         message = f"endpoint={body.endpoint!r}: must be one of {', '.join(ENDPOINTS)}"
         raise ApiError(400, message, param="endpoint")
@@ -77,7 +89,7 @@ async def _new_job(store: Store, body: BatchBody) -> JobRecord:
         window_s = parse_window(body.completion_window)
     except ValueError as error:
         raise ApiError(400, str(error), param="completion_window") from None
-    file = await find_file(store, body.input_file_id, "input_file_id", status=400)
+    file = await find_file(store, body.input_file_id, viewer, "input_file_id", status=400)
     if file.purpose != "batch":
         message = f"input_file_id={file.id!r}: its purpose is {file.purpose!r}, and must be 'batch'"
         raise ApiError(400, message, param="input_file_id")
@@ -90,12 +102,14 @@ async def _new_job(store: Store, body: BatchBody) -> JobRecord:
         created_at=now,
         expires_at=now + window_s,
         metadata=body.metadata,
+        owner=owner,
     )
 
 
-async def _find_job(store: Store, batch_id: str) -> JobRecord:
+async def _find_job(store: Store, batch_id: str, viewer: str | None) -> JobRecord:
+    """Raises ApiError: whether there is none, or it is another one's, can't be told apart."""
     job = await store.job(JobId(batch_id)) if _ID.fullmatch(batch_id) else None
-    if job is None:
+    if job is None or viewer not in (None, job.owner):
         raise ApiError(404, f"batch_id={batch_id!r}: there is no such batch", param="batch_id")
     return job
 

@@ -33,7 +33,10 @@ COMPLETION_MAX_TOKENS = 16
 # of `cache_salt`: more than any digest or key has
 MAX_SALT_CHARS = 256
 
-TokenIds = Annotated[list[int], Field(min_length=1)]
+# the first thing that is wrong is said, and making errors of all of them takes time
+FIRST_ERROR: Any = Field(fail_fast=True)
+
+TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 # what a template gets from elsewhere, or what would be one
 _NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
 
@@ -51,11 +54,11 @@ def _checked_prompt(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
 Prompt = Annotated[
     str
     | TokenIds
-    | Annotated[list[str], Field(min_length=1)]
-    | Annotated[list[TokenIds], Field(min_length=1)],
+    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)],
     WrapValidator(_checked_prompt),
 ]
-Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
 
 
 class StreamOptions(BaseModel):
@@ -81,8 +84,8 @@ class _Body(BaseModel):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Annotated[list[str], FIRST_ERROR] | None = None
+    stop_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from alignedserve.gateway.errors import BrokenOff
 from alignedserve.logs import request_id
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,9 @@ class Calls:
                 except ClientDisconnect:
                     # in the middle of a body; 499 is what proxies call it in their logs
                     call.status = 499
+                except BrokenOff as error:
+                    logger.warning("broken off: %s", error)
+                    raise
                 except Exception:
                     # here it has the call's id; who is outside would say it again
                     logger.exception("failed")

@@ -1,150 +1,142 @@
 """Schemas, regexes and grammars, tried in a process of their own (text/grammar_process.py): one that takes too long, or
-too much memory, ends with it. Instances compile them again; what is refused here never gets there.
+too much memory, ends. Instances compile them again; what is refused here never gets there.
+
+There are two lanes. In the first each may take a little of the processor's time, which is enough for ordinary ones.
+What takes longer begins anew in the second, and may take all of the time that it has: ordinary ones don't wait for
+that. In both, the owner goes next that has used the lane least of late: an API key's holder, if there are keys.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import json
 import logging
-import os
-import signal
-import subprocess
-import sys
+import time
 from collections import OrderedDict
-from typing import Any
+from dataclasses import dataclass
 
 from alignedserve.engine.validate import Vocabulary
+from alignedserve.gateway.compiler_process import CompilerProcess, ProcessEnded
+from alignedserve.gateway.turns import NoTurn, Turns
 from alignedserve.structured_outputs import StructuredOutputsParams
-from alignedserve.text import grammar_process
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
 
+__all__ = ["Compiler", "NoTurn"]
+
 # Answers that are kept: a hash and a line of text each.
 MAX_KEPT = 4096
+# Of the processor's time, in the first lane. Schemas with some hundred properties take less.
+SHORT_S = 0.05
 # Who comes when others' grammars take their whole time, one after the other, does not wait for ever.
 TURN_S = 10.0
-# what is heard from a process that has ended
-_ENDED = (asyncio.IncompleteReadError, ConnectionError)
+# What took too long is not tried again for so long: on a machine with less to do it might not.
+SLOW_KEPT_S = 300.0
+# ends of a child whose time was up
+_TOO_SLOW = ("SIGALRM", "SIGPROF")
 
 logger = logging.getLogger(__name__)
 
 
-class NoTurn(Exception):
-    """Others' grammars are being compiled all the time."""
+@dataclass(frozen=True)
+class _Found:
+    # what is wrong with it; None: nothing
+    problem: str | None = None
+    # instead, it took too long
+    is_slow: bool = False
+    # then it is tried again
+    until_s: float = float("inf")
 
 
 class Compiler:
-    """Starts its process when it is first needed."""
-
     def __init__(self, tokenizer: Tokenizer | None, vocabulary: Vocabulary) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
-        # what was wrong with it; None: nothing
-        self._kept: OrderedDict[bytes, str | None] = OrderedDict()
-        self._asking: set[asyncio.Task[str | None]] = set()
+        has_grammars = tokenizer is not None and vocabulary.eos_token_ids
+        self._process = CompilerProcess(tokenizer, vocabulary) if tokenizer and has_grammars else None
+        self._short = Turns()
+        self._long = Turns()
+        self._kept: OrderedDict[bytes, _Found] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[_Found]] = {}
 
     async def prepare(self) -> None:
         """What takes time now, the first grammar need not wait for."""
-        async with self._turn:
-            try:
-                await self._started()
-            except _ENDED:
-                logger.warning(
-                    "grammars: the vocabulary could not be taken in, status %d", await self._status()
-                )
+        try:
+            if self._process is not None:
+                await self._process.started()
+        except ProcessEnded as error:
+            logger.warning("grammars: the vocabulary could not be taken in, %s", error)
 
-    async def check(self, wanted: StructuredOutputsParams, timeout_s: float) -> None:
-        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn."""
+    async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
+        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn. `owner`: of the request;
+        those without one are one."""
         key = hashlib.sha256(f"{wanted.kind} {wanted.text}".encode()).digest()
-        if key not in self._kept:
-            # whoever leaves meanwhile leaves it going on: an answer must not be taken for another one's
-            asking = asyncio.create_task(self._ask(wanted, timeout_s))
-            self._asking.add(asking)
-            asking.add_done_callback(self._over)
-            self._keep(key, await asyncio.shield(asking))
+        found = self._kept.get(key)
+        if found is None or found.until_s < time.monotonic():
+            # whoever leaves meanwhile leaves it going on: others may wait for it, too
+            found = await asyncio.shield(self._ask(key, wanted, timeout_s, owner))
+            self._keep(key, found)
         self._kept.move_to_end(key)
-        if (reason := self._kept[key]) is not None:
-            raise InvalidRequest(reason)
+        if found.is_slow:
+            raise TimeoutError
+        if found.problem is not None:
+            raise InvalidRequest(found.problem)
 
     async def aclose(self) -> None:
-        for asking in self._asking:
-            asking.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        asking = list(self._asking.values())
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
         if self._process is not None:
-            # it may be in the middle of something
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._status()
+            await self._process.aclose()
 
-    def _keep(self, key: bytes, reason: str | None) -> None:
-        self._kept[key] = reason
+    def _keep(self, key: bytes, found: _Found) -> None:
+        self._kept[key] = found
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
 
-    def _over(self, asking: asyncio.Task[str | None]) -> None:
-        self._asking.discard(asking)
+    def _ask(
+        self, key: bytes, wanted: StructuredOutputsParams, timeout_s: float, owner: str
+    ) -> asyncio.Task[_Found]:
+        if key not in self._asking:
+            self._asking[key] = asyncio.create_task(self._find(wanted, timeout_s, owner))
+            self._asking[key].add_done_callback(lambda asking: self._over(key, asking))
+        return self._asking[key]
+
+    def _over(self, key: bytes, asking: asyncio.Task[_Found]) -> None:
+        del self._asking[key]
         if not asking.cancelled():
             # heard by whoever waits, if anyone does
             asking.exception()
 
-    async def _ask(self, wanted: StructuredOutputsParams, timeout_s: float) -> str | None:
-        try:
-            await asyncio.wait_for(self._turn.acquire(), TURN_S)
-        except TimeoutError:
-            raise NoTurn from None
-        try:
-            process = await self._started()
-            if process is None:
-                return "structured_outputs: needs a tokenizer and an end of sequence, and this model has not both"
-            asked = {"kind": wanted.kind, "value": getattr(wanted, wanted.kind), "timeout_s": timeout_s}
-            return await _tell(process, asked)
-        except _ENDED:
-            if await self._status() == -signal.SIGALRM:
-                raise TimeoutError from None
-            return f"structured_outputs.{wanted.kind}: too large to be compiled"
-        finally:
-            self._turn.release()
-
-    async def _started(self) -> asyncio.subprocess.Process | None:
-        """None: with this model there are no grammars."""
-        if self._tokenizer is None or not self._vocabulary.eos_token_ids:
-            return None
+    async def _find(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str) -> _Found:
         if self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                grammar_process.__name__,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                # a ctrl-C in the terminal is not for it: it ends when its stdin does
-                start_new_session=True,
+            return _Found(
+                "structured_outputs: needs a tokenizer and an end of sequence, and this model has not both"
             )
-            await _tell(self._process, self._vocabulary_frame(self._tokenizer))
-        return self._process
+        # its start is nobody's turn
+        await self.prepare()
+        async with self._short.turn(owner, TURN_S):
+            found = await self._compiled(self._process, wanted, timeout_s, min(SHORT_S, timeout_s))
+        if not found.is_slow:
+            return found
+        async with self._long.turn(owner, TURN_S):
+            return await self._compiled(self._process, wanted, timeout_s, timeout_s)
 
-    def _vocabulary_frame(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        return {
-            "tokenizer": tokenizer.backend.to_str(),
-            "size": self._vocabulary.size,
-            "eos_token_ids": sorted(self._vocabulary.eos_token_ids),
-        }
-
-    async def _status(self) -> int:
-        """Of the process, which has ended. (To kill it once more could take its status from whoever waits for it.)"""
-        process, self._process = self._process, None
-        return 0 if process is None else await process.wait()
-
-
-async def _tell(process: asyncio.subprocess.Process, value: dict[str, Any]) -> str | None:
-    assert process.stdin and process.stdout
-    process.stdin.write(grammar_process.frame(value))
-    await process.stdin.drain()
-    size = int.from_bytes(await process.stdout.readexactly(4), "big")
-    answer: str | None = json.loads(await process.stdout.readexactly(size))
-    return answer
+    async def _compiled(
+        self, process: CompilerProcess, wanted: StructuredOutputsParams, timeout_s: float, cpu_s: float
+    ) -> _Found:
+        later_s = time.monotonic() + SLOW_KEPT_S
+        try:
+            answer = await process.compile(wanted, timeout_s, cpu_s)
+        except ProcessEnded:
+            try:
+                # whatever ended it, it was not this grammar: its children do the work
+                answer = await process.compile(wanted, timeout_s, cpu_s)
+            except ProcessEnded:
+                return _Found(
+                    "structured_outputs: not possible with this model's vocabulary", until_s=later_s
+                )
+        if "ended" not in answer:
+            return _Found(answer["problem"])
+        if answer["ended"] in _TOO_SLOW:
+            return _Found(is_slow=True, until_s=later_s)
+        return _Found(f"structured_outputs.{wanted.kind}: too large to be compiled")

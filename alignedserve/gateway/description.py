@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+_REFERENCE = "#/components/schemas/{model}"
 
 ERRORS = {
     "400": "What is wrong is named in `param` and in the message",
@@ -30,8 +34,14 @@ _ERROR = {
 }
 
 
-def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """In place of `app.openapi`."""
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Of an operation that reads its body itself."""
+    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> Callable[[], dict[str, Any]]:
+    """In place of `app.openapi`. `bodies`: those that `request_body` names."""
     plain = app.openapi
 
     def described() -> dict[str, Any]:
@@ -39,6 +49,7 @@ def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
         schemas = found.setdefault("components", {}).setdefault("schemas", {})
         if "Error" not in schemas:
             schemas["Error"] = _ERROR
+            schemas |= _schemas(bodies)
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
             for path in found["paths"].values():
@@ -47,6 +58,11 @@ def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
         return found
 
     return described
+
+
+def _schemas(bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    _, found = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
+    return cast(dict[str, Any], found["$defs"])
 
 
 def _responses(plain: dict[str, Any]) -> dict[str, Any]:

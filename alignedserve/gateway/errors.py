@@ -34,24 +34,37 @@ class ApiError(Exception):
         """`retry`: the same request may well be answered a moment later."""
         super().__init__(message)
         self.status = status
-        self.param = param
+        self.message = _sayable(message)
+        self.param = None if param is None else _sayable(param)
         self.code = code
         self.headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
 
     @property
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        param = None if self.param is None else _encodable(shortened(self.param, MAX_MESSAGE_CHARS))
-        message = _encodable(shortened(str(self), MAX_MESSAGE_CHARS))
-        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def _encodable(text: str) -> str:
-    """What a client sent and is told of may hold half of a surrogate pair."""
-    return text.encode("utf-8", "backslashreplace").decode()
+class BodyError(HTTPException):
+    """An error that is found while a body is read: FastAPI would call any other one a body that can't be parsed."""
+
+    def __init__(self, found: ApiError) -> None:
+        super().__init__(found.status, str(found))
+        self.found = found
+
+
+class BrokenOff(Exception):
+    """The rest of an answer whose beginning is on its way can't be had: the connection is closed, so that the client
+    sees it."""
+
+
+def _sayable(text: str) -> str:
+    """What a client sent and is told of may be long, and hold half of a surrogate pair."""
+    plain = shortened(text, MAX_MESSAGE_CHARS).encode("utf-8", "backslashreplace").decode()
+    return shortened(plain, MAX_MESSAGE_CHARS)
 
 
 def unavailable(message: str) -> ApiError:
@@ -109,11 +122,14 @@ def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiErr
 
 
 async def _store_away(_: Request, error: Exception) -> JSONResponse:
-    return unavailable(f"the store of files and batch jobs can't be reached: {error}").response()
+    # why is for the operator: it names places on this machine
+    return unavailable("files and batches: the store can't be reached now").response()
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if isinstance(error, BodyError):
+        return error.found.response()
     phrase = HTTPStatus(error.status_code).phrase
     place = f"{request.method} {request.url.path}: {phrase.lower()}"
     found = ApiError(error.status_code, place if error.detail == phrase else error.detail)

@@ -8,19 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from alignedserve.batch.config import CHUNK_BYTES
 from alignedserve.gateway.answers import Json
-from alignedserve.gateway.errors import ApiError
+from alignedserve.gateway.errors import ApiError, BrokenOff
+from alignedserve.gateway.keys import owner_of
 from alignedserve.gateway.multipart import Field, FileData, FileStart, form_events
-from alignedserve.store import FileId, FileRecord, Store, StoreAway
+from alignedserve.store import FileId, FileRecord, Store, StoreAway, StoreFull
 from alignedserve.store.records import new_file_id
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 # of a file that is asked to expire, after its creation
 _MIN_EXPIRES_S, _MAX_EXPIRES_S = 3600, 30 * 86400
+# of a listing, files that are read at a time
+_STEP = 500
 
 # of the description: the body is read as it comes, not by FastAPI
 _EXPIRES = {
@@ -37,12 +41,13 @@ _UPLOAD_FORM: Json = {
 UPLOAD: Json = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD_FORM}}}
 
 
-def file_routes(store: Store, max_file_bytes: int) -> APIRouter:
+def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> APIRouter:
+    """`is_shared`: everyone sees all files, whoever made them."""
     routes = APIRouter()
 
     @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
     async def upload(http: Request) -> Json:
-        upload = _Upload(store, max_file_bytes)
+        upload = _Upload(store, owner_of(http), max_file_bytes)
         try:
             async for event in form_events(http):
                 match event:
@@ -53,6 +58,9 @@ def file_routes(store: Store, max_file_bytes: int) -> APIRouter:
                     case FileData(data):
                         await upload.add(data)
             return file_body(await upload.commit())
+        except StoreFull as error:
+            await upload.drop()
+            raise ApiError(413, str(error), param="file", code="storage_full") from None
         except BaseException:
             # else what was uploaded lapses by itself
             with suppress(StoreAway):
@@ -61,26 +69,30 @@ def file_routes(store: Store, max_file_bytes: int) -> APIRouter:
 
     @routes.get("/v1/files")
     async def list_files(
+        http: Request,
         purpose: str | None = None,
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
         order: Literal["asc", "desc"] = "desc",
-    ) -> Json:
+    ) -> Response:
         if purpose not in (None, "batch", "batch_output"):
-            return list_body([], has_more=False)
-        page = await store.list_files(purpose, after and FileId(after), limit, order)  # type: ignore[arg-type]
+            return list_response([], has_more=False)
+        page = await store.list_files(viewer(http, is_shared), purpose, after and FileId(after), limit, order)  # type: ignore[arg-type]
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such file", param="after")
-        found = [await store.file(FileId(each)) for each in page.ids]
-        return list_body([file_body(file) for file in found if file], page.has_more)
+        found: list[Json] = []
+        for start in range(0, len(page.ids), _STEP):
+            ids = [FileId(each) for each in page.ids[start : start + _STEP]]
+            found += map(file_body, await store.files(ids))
+        return list_response(found, page.has_more)
 
     @routes.get("/v1/files/{file_id}")
-    async def one_file(file_id: str) -> Json:
-        return file_body(await find_file(store, file_id))
+    async def one_file(file_id: str, http: Request) -> Json:
+        return file_body(await find_file(store, file_id, viewer(http, is_shared)))
 
     @routes.get("/v1/files/{file_id}/content")
-    async def content(file_id: str) -> Response:
-        file = await find_file(store, file_id)
+    async def content(file_id: str, http: Request) -> Response:
+        file = await find_file(store, file_id, viewer(http, is_shared))
         return StreamingResponse(
             _content(store, file),
             media_type="application/octet-stream",
@@ -88,8 +100,8 @@ def file_routes(store: Store, max_file_bytes: int) -> APIRouter:
         )
 
     @routes.delete("/v1/files/{file_id}")
-    async def delete(file_id: str) -> Json:
-        file = await find_file(store, file_id)
+    async def delete(file_id: str, http: Request) -> Json:
+        file = await find_file(store, file_id, viewer(http, is_shared))
         if await store.delete_file(file.id) == "in_use":
             raise ApiError(400, f"file {file_id} is the input of a batch that is not over", param="file_id")
         return {"id": file_id, "object": "file", "deleted": True}
@@ -97,10 +109,17 @@ def file_routes(store: Store, max_file_bytes: int) -> APIRouter:
     return routes
 
 
-async def find_file(store: Store, file_id: str, param: str = "file_id", status: int = 404) -> FileRecord:
-    """Raises ApiError."""
+def viewer(http: Request, is_shared: bool) -> str | None:
+    """Whose files and batches a request sees; None: everyone's."""
+    return None if is_shared else owner_of(http)
+
+
+async def find_file(
+    store: Store, file_id: str, viewer: str | None, param: str = "file_id", status: int = 404
+) -> FileRecord:
+    """Raises ApiError: whether there is none, or it is another one's, can't be told apart."""
     file = await store.file(FileId(file_id)) if _ID.fullmatch(file_id) else None
-    if file is None:
+    if file is None or viewer not in (None, file.owner):
         raise ApiError(status, f"{param}={file_id!r}: there is no such file", param=param)
     return file
 
@@ -119,30 +138,36 @@ def file_body(file: FileRecord) -> Json:
     }
 
 
-def list_body(data: list[Json], has_more: bool) -> Json:
-    return {
+def list_response(data: list[Json], has_more: bool) -> Response:
+    """There may be ten thousand: FastAPI would look at each of them, and everyone else would wait."""
+    body = {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
         "has_more": has_more,
     }
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def _content(store: Store, file: FileRecord) -> AsyncIterator[bytes]:
+    """Raises BrokenOff: its length was announced."""
     for number in range(file.num_chunks):
-        chunk = await store.chunk(file.id, number)
+        try:
+            chunk = await store.chunk(file.id, number)
+        except StoreAway as error:
+            raise BrokenOff(f"the store of files can't be reached: {error}") from None
         if chunk is None:
-            # the client sees that it ends too early: its length was announced
-            return
+            raise BrokenOff("the file was deleted meanwhile")
         yield chunk
 
 
 class _Upload:
     """What has come of a file so far: whole chunks are in the store, the rest waits here."""
 
-    def __init__(self, store: Store, max_bytes: int) -> None:
+    def __init__(self, store: Store, owner: str, max_bytes: int) -> None:
         self._store = store
+        self._owner = owner
         self._max_bytes = max_bytes
         self._id = new_file_id()
         self._fields: dict[str, str] = {}
@@ -184,7 +209,14 @@ class _Upload:
             await self._put(len(self._buffer))
         now = int(time.time())
         file = FileRecord(
-            self._id, self._filename, "batch", self._num_bytes, self._num_chunks, now, self._expires_at(now)
+            self._id,
+            self._filename,
+            "batch",
+            self._num_bytes,
+            self._num_chunks,
+            now,
+            self._expires_at(now),
+            self._owner,
         )
         await self._store.commit_file(file)
         return file
@@ -193,7 +225,7 @@ class _Upload:
         await self._store.drop_chunks(self._id)
 
     async def _put(self, size: int) -> None:
-        await self._store.put_chunk(self._id, self._num_chunks, bytes(self._buffer[:size]))
+        await self._store.put_chunk(self._id, self._owner, self._num_chunks, bytes(self._buffer[:size]))
         del self._buffer[:size]
         self._num_chunks += 1
 

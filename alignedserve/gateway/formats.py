@@ -48,7 +48,7 @@ class StructuredOutputs(BaseModel):
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 from alignedserve.gateway.errors import ApiError, unavailable
 from alignedserve.gateway.island import News
@@ -24,7 +24,8 @@ from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
 from alignedserve.types import RequestKey
 
-Made = TypeVar("Made")
+# Choices that are opened in one turn of the event loop.
+NUM_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -88,23 +89,33 @@ class Generation:
     def __post_init__(self) -> None:
         self.usage = Usage(sum(map(len, self.prompts)))
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Raises ApiError when there is no router."""
+        wanted = list(self._wanted())
+        async with self.islands.opening(self.service.tier) as turn:
+            for number, each in enumerate(wanted):
+                # of real time, the first ones wait for nobody
+                if number % NUM_AT_ONCE == 0 and (number or self.service.tier != "rt"):
+                    await turn()
+                self._open(*each)
+
+    def _wanted(self) -> Iterator[tuple[list[int], SamplingParams, int, Prediction | None]]:
         one = replace(self.params, n=1)
         predictions = self.predictions or [None] * len(self.prompts)
         for prompt, prediction in zip(self.prompts, predictions, strict=True):
             seed = self.seeds.randint(0, MAX_SEED) if self.params.seed is None else self.params.seed
             for n in range(self.params.n):
-                self._open(prompt, one, child_seed(seed, n), prediction)
+                yield prompt, one, child_seed(seed, n), prediction
 
     def close(self) -> None:
         """Aborts what has not ended. Safe to repeat."""
-        for choice in self._choices:
-            self.islands.close(choice.key)
+        self.islands.close_all([choice.key for choice in self._choices])
 
-    async def beside(self, make: Callable[[], Made]) -> Made:
-        """What is made of its deltas. A prompt's log-probabilities are much to write down; streams go on meanwhile."""
-        return make() if self.params.prompt_logprobs is None else await asyncio.to_thread(make)
+    async def collect(self, add: Callable[[Delta], None]) -> None:
+        """From the start to the end of all choices. Raises ApiError."""
+        await self.start()
+        async for delta in self.deltas():
+            add(delta)
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Until all choices have ended. Raises ApiError when one of them can't go on."""

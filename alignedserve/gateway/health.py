@@ -9,13 +9,15 @@ from alignedserve.gateway.doors import Doors
 from alignedserve.gateway.errors import ApiError
 from alignedserve.gateway.islands import Islands, requests_of
 from alignedserve.messages import Cluster, Part
+from alignedserve.store import Store
 
 # without one of each, an island answers nothing
 NEEDED = ("kvpool", "prefill", "decode")
+_STORE_REASON = "files and batches answer 503, and batches wait: their store can't be reached, or can't write"
 
 
-async def health(islands: Islands, doors: Doors) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body. One island that can answer is enough."""
+async def health(islands: Islands, doors: Doors, store: Store | None) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body. One island that can answer is enough: without the store, what runs in real time goes on."""
     if doors.are_closed:
         return 503, {"status": "unavailable", "reason": "this server is stopping"}
     try:
@@ -26,7 +28,10 @@ async def health(islands: Islands, doors: Doors) -> tuple[int, dict[str, Any]]:
     if all(missing):
         return 503, {"status": "unavailable", "reason": f"no {' and no '.join(missing[0])} process is up"}
     down = [part.instance_id for cluster in clusters for part in cluster.parts if part.state != "up"]
-    return 200, {"status": "degraded", "down": down} if down else {"status": "ok"}
+    found: dict[str, Any] = {"down": down} if down else {}
+    if store and store.is_down:
+        found |= {"store": "down", "reason": _STORE_REASON}
+    return 200, {"status": "degraded" if found else "ok"} | found
 
 
 def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from alignedserve.gateway.answers import ChatAnswer, CompletionAnswer
-from alignedserve.gateway.bodies import ChatBody, CompletionBody
+from alignedserve.gateway.answers import Answer, ChatAnswer, CompletionAnswer
 from alignedserve.gateway.compiler import Compiler
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.prepare import Prepared, ids_of
+from alignedserve.gateway.preparer import Preparer
 from alignedserve.gateway.service import Service, SloConfig
 from alignedserve.gateway.structure import check_structure
-from alignedserve.gateway.tooling import Tooling, tooling_of
-from alignedserve.gateway.tools import readable
+from alignedserve.gateway.tool_readers import reader_of
 from alignedserve.lengths.config import NONE, LengthConfig
-from alignedserve.sampling_params import SamplingParams
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# Token ids that are unpacked at a time: in a millisecond.
+_STEP_IDS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -30,94 +33,68 @@ class Intake:
     model: ServedModel
     islands: Islands
     compiler: Compiler
+    preparer: Preparer
     limits: Limits = field(default_factory=Limits)
     slo: SloConfig = field(default_factory=SloConfig)
     lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
     # of requests that bring none
     seeds: Random = field(default_factory=Random)
 
-    async def completion(self, body: CompletionBody, service: Service) -> tuple[Generation, CompletionAnswer]:
-        with body.naming():
-            params = await self._params(body, len(body.prompts))
-            prompts = [await self.model.prompt_ids(prompt) for prompt in body.prompts]
-            gives_output = not body.is_only_echo
-            generation = await self._generation(
-                body, prompts, params, service, body.structure_name, gives_output
-            )
-        answer = CompletionAnswer(
-            self.model,
-            int(time.time()),
-            body.logprobs,
-            service.name,
-            prompts=prompts,
-            num_prompt_logprobs=body.prompt_logprobs,
-            num_made=params.n,
-            num_given=body.n or 1,
-            echoes=[self.model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
-        )
-        return generation, answer
-
-    async def chat(self, body: ChatBody, service: Service) -> tuple[Generation, ChatAnswer]:
-        with body.naming():
-            tooling = tooling_of(body, self.model)
-            params = await self._params(body, 1, tooling)
-            variables = body.template_variables | tooling.variables
-            prompts = [await self.model.chat_ids(readable(body.messages), variables)]
-            name = _structure_name(body, params, tooling)
-            generation = await self._generation(body, prompts, params, service, name)
-        answer = ChatAnswer(
-            self.model,
-            int(time.time()),
-            params.logprobs,
-            service.name,
-            prompts=prompts,
-            num_prompt_logprobs=body.prompt_logprobs,
-            new_reader=tooling.new_reader,
-        )
-        return generation, answer
-
-    async def _params(
-        self, body: CompletionBody | ChatBody, num_prompts: int, tooling: Tooling | None = None
-    ) -> SamplingParams:
-        tooling = tooling or Tooling()
-        self.model.check_name(body.model)
-        params = body.sampling_params()
-        if params.structured_outputs is None:
-            params.structured_outputs = tooling.structure
-        if tooling.shows_special_tokens:
-            params.skip_special_tokens = False
-        self.limits.check(num_prompts, params)
-        await check_structure(self.compiler, self.limits, params, _structure_name(body, params, tooling))
-        return params
-
-    async def _generation(
-        self,
-        body: CompletionBody | ChatBody,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        service: Service,
-        structure_name: str,
-        gives_output: bool = True,
-    ) -> Generation:
-        for prompt in prompts:
-            self.limits.check_prompt(len(prompt), params)
-            self.model.check(prompt, params)
-        predictions = await self.lengths.predict(prompts, params, service.tier)
-        return Generation(
+    async def take(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, Answer]:
+        """`owner`: who asks, see Keys."""
+        await check_structure(self.compiler, self.limits, call.params, call.structure_name, owner)
+        prompts = [await _unpacked(packed) for packed in call.prompts]
+        predictions = await self.lengths.predict(prompts, call.params, service.tier)
+        generation = Generation(
             self.islands,
             self.model,
             prompts,
-            params,
+            call.params,
             service,
-            structure_name,
-            gives_output,
+            call.structure_name,
+            call.gives_output,
             predictions,
             self.seeds,
-            body.cache_salt or "",
+            _salt(owner, call.cache_salt),
+        )
+        return generation, self._answer(call, service, prompts)
+
+    def _answer(self, call: Prepared, service: Service, prompts: list[list[int]]) -> Answer:
+        now = int(time.time())
+        if call.is_chat:
+            return ChatAnswer(
+                self.model,
+                now,
+                call.num_logprobs,
+                service.name,
+                prompts=prompts,
+                num_prompt_logprobs=call.num_prompt_logprobs,
+                new_reader=reader_of(call.reader, call.tool_name) if call.reader else None,
+            )
+        return CompletionAnswer(
+            self.model,
+            now,
+            call.num_logprobs,
+            service.name,
+            prompts=prompts,
+            num_prompt_logprobs=call.num_prompt_logprobs,
+            num_made=call.params.n,
+            num_given=call.num_given,
+            echoes=call.echoes,
         )
 
 
-def _structure_name(body: CompletionBody | ChatBody, params: SamplingParams, tooling: Tooling) -> str:
-    """The parameter that says what the output has to look like."""
-    is_of_tools = tooling.structure is not None and params.structured_outputs is tooling.structure
-    return "tools" if is_of_tools else body.structure_name
+def _salt(owner: str, asked: str) -> str:
+    """How soon an answer comes tells whether its prompt was asked before: owners are not told of each other's."""
+    return f"{owner} {asked}" if owner else asked
+
+
+async def _unpacked(packed: bytes) -> list[int]:
+    ids: list[int] = []
+    step = 4 * _STEP_IDS
+    for start in range(0, len(packed), step):
+        if start:
+            # streams go on in between
+            await asyncio.sleep(0)
+        ids += ids_of(packed[start : start + step])
+    return ids

@@ -7,6 +7,7 @@ request that it will not take at that moment (its queue is full) was taken once,
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import time
@@ -16,13 +17,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from alignedserve.gateway.errors import unavailable
+from alignedserve.gateway.pacing import Pacing
 from alignedserve.gateway.watch import Watch
 from alignedserve.messages import (
-    Abort,
     AnyMessage,
     AskCluster,
     Cluster,
     Drain,
+    Echo,
     Hello,
     InstanceLimits,
     NewTokens,
@@ -67,8 +69,11 @@ class Island:
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_lost`: its router is gone; what is open may be taken elsewhere. `on_drain`: see Drain."""
-        hello = Hello("gateway", me, new_epoch(), os.getpid(), "", dict(fingerprint), InstanceLimits())
+        hello = Hello("gateway", me, new_epoch(), os.getpid(), dict(fingerprint), InstanceLimits())
         self._link = RouterLink(address, lambda: hello, self)
+        self._pacing = Pacing(self._link.send, self._later)
+        # pulsed when there may be room for best effort, or none any more
+        self._changed = asyncio.Event()
         self._on_lost = on_lost
         self._on_drain = on_drain
         self._open: dict[RequestKey, Open] = {}
@@ -91,6 +96,15 @@ class Island:
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._open
 
+    @property
+    def has_room(self) -> bool:
+        """Best effort may be opened: it leaves soon, or fails."""
+        return self.is_given_up or (self.is_up and self._pacing.has_room)
+
+    async def until_changed(self) -> None:
+        """That is, until `has_room` may be another."""
+        await self._changed.wait()
+
     async def run(self) -> None:
         """Until the router says so."""
         self._start_giving_up()
@@ -111,8 +125,12 @@ class Island:
 
     def adopt(self, entry: Open) -> None:
         self._open[entry.request.key] = entry
-        if self.is_up:
+        if not self.is_up:
+            return
+        if entry.request.tier == "rt":
             self._submit(entry)
+        else:
+            self._submit_in_turn(entry)
 
     def take_all(self) -> list[Open]:
         """They are somebody else's now."""
@@ -122,9 +140,9 @@ class Island:
     def close(self, key: RequestKey, reason: str) -> None:
         """Nobody waits for it any more. Safe to repeat."""
         if entry := self._open.pop(key, None):
-            self._link.send(Abort(key))
-            entry.watch.ended(reason, is_told=not self.is_up)
-            if self.is_up:
+            is_known = self.is_up and self._pacing.abort(key)
+            entry.watch.ended(reason, is_told=not is_known)
+            if is_known:
                 self._leaving[key] = entry.watch
 
     async def cluster(self) -> Cluster:
@@ -147,13 +165,16 @@ class Island:
         self.is_given_up = False
         if self._giving_up:
             self._giving_up.cancel()
-        for entry in self._open.values():
-            self._submit(entry)
+        for entry in sorted(self._open.values(), key=lambda entry: entry.request.tier != "rt"):
+            self._submit_in_turn(entry)
+        self._pulse()
 
     def on_down(self) -> None:
+        self._pacing.forget()
         self._let_go()
         self._on_lost(self)
         self._start_giving_up()
+        self._pulse()
 
     def on_message(self, message: AnyMessage) -> None:
         match message:
@@ -168,12 +189,17 @@ class Island:
                     self._news(news, now)
             case Rejected():
                 self._rejected(message)
+            case Echo():
+                self._pacing.answered(message)
             case Drain():
                 self._on_drain()
             case Cluster(ticket=ticket) if ticket in self._asked and not self._asked[ticket].done():
                 self._asked[ticket].set_result(message)
 
     # ---- requests ----
+
+    def _submit_in_turn(self, entry: Open) -> None:
+        self._pacing.submit(entry.request.key, functools.partial(self._submit, entry))
 
     def _submit(self, entry: Open) -> None:
         entry.watch.submitted(is_again=entry.num_submitted > 0)
@@ -223,7 +249,7 @@ class Island:
 
     def _submit_again(self, entry: Open) -> None:
         if self._open.get(entry.request.key) is entry and self.is_up:
-            self._submit(entry)
+            self._submit_in_turn(entry)
 
     # ---- a router that stays away ----
 
@@ -241,8 +267,20 @@ class Island:
         self.is_given_up = True
         if self._giving_up:
             self._giving_up.cancel()
+        self._pulse()
         for entry in self.take_all():
             entry.watch.ended("error")
             entry.tell(
                 NewTokens(entry.request.key, len(entry.delivered), [], finish_reason="error", error=reason)
             )
+
+    def _later(self, seconds: float, then: Callable[[], None]) -> None:
+        def now() -> None:
+            then()
+            self._pulse()
+
+        asyncio.get_running_loop().call_later(seconds, now)
+
+    def _pulse(self) -> None:
+        self._changed.set()
+        self._changed.clear()

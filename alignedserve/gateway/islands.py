@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry import Telemetry
@@ -12,6 +13,9 @@ from alignedserve.lengths.prediction import Prediction
 from alignedserve.messages import Cluster, Request
 from alignedserve.types import InstanceId, RequestKey
 from alignedserve.wire import RouterAddress
+
+# Requests, in a turn of the event loop.
+NUM_CLOSED_AT_ONCE = 32
 
 
 class Islands:
@@ -26,14 +30,36 @@ class Islands:
         """`on_drain`: the launcher says that nothing new is to be taken."""
         self._telemetry = telemetry
         self._islands = [Island(router, me, fingerprint, self._rescue, on_drain) for router in routers]
+        # held by the best-effort call that opens its requests
+        self._best_effort = asyncio.Lock()
+        self._closing: deque[RequestKey] = deque()
 
     async def run(self) -> None:
         """Until all routers have said so."""
         await asyncio.gather(*(island.run() for island in self._islands))
 
+    @property
+    def num_open(self) -> int:
+        return sum(island.num_open for island in self._islands)
+
     def stop(self) -> None:
         for island in self._islands:
             island.stop()
+
+    @contextlib.asynccontextmanager
+    async def opening(self, tier: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """While a call opens its requests: what it awaits before each few of them. Others have their turn then. Best
+        effort goes on when the router has taken what was opened before, one call after the other."""
+        if tier == "rt":
+            yield lambda: asyncio.sleep(0)
+            return
+        async with self._best_effort:
+            yield self._until_room
+
+    async def _until_room(self) -> None:
+        await asyncio.sleep(0)
+        while not (island := self._best(self._islands)).has_room:
+            await island.until_changed()
 
     def open(
         self, request: Request, tell: Callable[[News], None], prediction: Prediction | None = None
@@ -45,6 +71,22 @@ class Islands:
         """Nobody waits for it any more: the client has gone, or (`stop`) has all it wants. Safe to repeat."""
         for island in self._islands:
             island.close(key, reason)
+
+    def close_all(self, keys: Sequence[RequestKey]) -> None:
+        """The same, some at a time, so that nobody else waits for thousands."""
+        if not self._closing and len(keys) <= NUM_CLOSED_AT_ONCE:
+            for key in keys:
+                self.close(key)
+        elif keys:
+            if not self._closing:
+                asyncio.get_running_loop().call_soon(self._close_some)
+            self._closing.extend(keys)
+
+    def _close_some(self) -> None:
+        for _ in range(min(NUM_CLOSED_AT_ONCE, len(self._closing))):
+            self.close(self._closing.popleft())
+        if self._closing:
+            asyncio.get_running_loop().call_soon(self._close_some)
 
     async def cluster(self) -> dict[int, Cluster]:
         """Of each island that answers, by its number. Raises ApiError when none does."""

@@ -1,57 +1,75 @@
-"""API keys: known here by their hashes only, and compared in constant time."""
+"""API keys: known here by their hashes only, and compared in constant time. And whose is what they make: the key's, or
+that of a group of keys.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# who asks where no keys are needed
-ANYONE = "anyone"
+from fastapi import Request
+
+# whoever asks where no keys are needed, and what that makes
+ANYONE = ""
+
+# it is a part of names in the store
+_GROUP = re.compile(r"[!-~]{1,64}")
 
 
 class Keys:
-    def __init__(self, digests: Sequence[bytes] = ()) -> None:
-        """Without any, everyone may do everything."""
-        self._digests = tuple(digests)
+    def __init__(self, owners: Mapping[bytes, str] | None = None) -> None:
+        """`owners`: see owners_of. Without any, everyone may do everything."""
+        self._owners = dict(owners or {})
 
-    def holder(self, authorization: str | None) -> str | None:
-        """Who sent an Authorization header; None: nobody that is known."""
-        if not self._digests:
+    def owner(self, authorization: str | None) -> str | None:
+        """Of what is made with the key in an Authorization header; None: it is not known."""
+        if not self._owners:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
         given = digest_of(key.strip())
         # all of them, whichever fits: how long it takes says nothing
-        fits = [hmac.compare_digest(given, known) for known in self._digests]
-        if scheme.lower() != "bearer" or not any(fits):
-            return None
-        return given.hex()[:12]
+        fits = [owner for digest, owner in self._owners.items() if hmac.compare_digest(given, digest)]
+        return fits[0] if fits and scheme.lower() == "bearer" else None
+
+
+def owner_of(http: Request) -> str:
+    """Of what is made by a request: the gate has asked for its key."""
+    owner: str = http.state.owner
+    return owner
 
 
 def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def digests_of(keys: Iterable[str], file: str | None) -> tuple[bytes, ...]:
-    """Of those given, and those in the file: one a line; empty lines and those that begin with # don't count. Raises
-    ValueError."""
-    found = list(keys)
-    if file is not None:
-        found += _read(file)
-    for key in found:
+def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
+    """By the digests of the keys that are given, and of those in the file: one a line, and after it the name of its
+    group, if it is in one; empty lines and those that begin with # don't count. Raises ValueError."""
+    found: dict[bytes, str] = {}
+    for key, group in [*((key, None) for key in keys), *(_read(file) if file is not None else [])]:
         if not key or any(not "!" <= letter <= "~" for letter in key):
             raise ValueError("api_key: a key must be of printable ASCII letters, without spaces")
-    return tuple(dict.fromkeys(map(digest_of, found)))
+        if group is not None and not _GROUP.fullmatch(group):
+            raise ValueError(
+                "api_key_file: after a key there may be the name of its group: 1 to 64 ASCII letters"
+            )
+        digest = digest_of(key)
+        owner = f"key:{digest.hex()[:16]}" if group is None else f"group:{group}"
+        if found.setdefault(digest, owner) != owner:
+            raise ValueError("api_key_file: a key is in two groups, or once in one and once in none")
+    return found
 
 
-def _read(file: str) -> list[str]:
+def _read(file: str) -> list[tuple[str, str | None]]:
     try:
         lines = [line.strip() for line in Path(file).read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"api_key_file={file!r}: can't be read: {error}") from error
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
+    words = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
+    if not words:
         # or the server would be open to everyone, by mistake
         raise ValueError(f"api_key_file={file!r}: holds no key")
-    return keys
+    return [(key, group[0] if group else None) for key, *group in words]

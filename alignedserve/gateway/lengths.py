@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -19,7 +20,7 @@ from alignedserve.gateway.watch import Watch
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.lengths.encoder import make_encoder
 from alignedserve.lengths.prediction import Prediction
-from alignedserve.lengths.predictor import Predictor
+from alignedserve.lengths.predictor import Predictor, teaches
 from alignedserve.lengths.state import CorruptState, dump, load
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.store import Store, StoreAway
@@ -28,13 +29,19 @@ logger = logging.getLogger(__name__)
 
 # A call waits so long for all of its predictions.
 PATIENCE_S = {"rt": 0.02, "be": 1.0}
-# More answers than these do not wait to be learned.
+# Answers that are with the thread to be learned. Of more than these, as a call with many choices has them, one at a
+# time is, and then the thread rests: predictions go before, and the event loop needs the interpreter too.
+MAX_LEARNING = 8
+LEARNING_REST_S = 0.01
+# More do not wait to be learned.
 MAX_UNLEARNED = 1024
 RETRY_S = 1.0
 # At the end; what is learned after the last save is no great loss.
 LAST_SAVE_S = 2.0
 
 Result = TypeVar("Result")
+# what was predicted, tokens that it had, and why it ended
+Answer = tuple[Prediction, int, str]
 
 
 class Lengths:
@@ -47,6 +54,7 @@ class Lengths:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lengths")
         self._best_effort = asyncio.Semaphore(1)
         self._learning: set[asyncio.Future[None]] = set()
+        self._unlearned: deque[Answer] = deque()
         self._num_unsaved = 0
 
     def prepare(self, model: ServedModel) -> None:
@@ -68,6 +76,7 @@ class Lengths:
         try:
             yield
         finally:
+            self._unlearned.clear()
             if self._learning:
                 await asyncio.wait(self._learning)
             if keeping:
@@ -100,18 +109,31 @@ class Lengths:
 
     def ended(self, watch: Watch) -> None:
         """Its answer is learned, some time later."""
-        prediction = watch.prediction
-        if self._predictor is None or prediction is None or len(self._learning) >= MAX_UNLEARNED:
+        if self._predictor is None or watch.prediction is None:
             return
-        reason = watch.end_reason or ""
-        learning = asyncio.ensure_future(
-            self._in_thread(self._predictor.learn, prediction, watch.num_tokens, reason)
-        )
+        answer = watch.prediction, watch.num_tokens, watch.end_reason or ""
+        if not teaches(*answer):
+            return
+        if not self._unlearned and len(self._learning) < MAX_LEARNING:
+            self._learn(answer)
+        elif len(self._unlearned) < MAX_UNLEARNED:
+            self._unlearned.append(answer)
+
+    def _learn(self, answer: Answer) -> None:
+        if self._predictor is None:
+            return
+        learning = asyncio.ensure_future(self._in_thread(self._predictor.learn, *answer))
         self._learning.add(learning)
         learning.add_done_callback(self._learned)
 
+    def _learn_next(self) -> None:
+        if self._unlearned and not self._learning:
+            self._learn(self._unlearned.popleft())
+
     def _learned(self, learning: asyncio.Future[None]) -> None:
         self._learning.discard(learning)
+        if self._unlearned:
+            asyncio.get_running_loop().call_later(LEARNING_REST_S, self._learn_next)
         if learning.cancelled():
             return
         if error := learning.exception():

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import os
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
-from alignedserve.prompt_logprobs import check_number
+from alignedserve.prompt_logprobs import MAX_PROMPT_LOGPROBS
 from alignedserve.sampling_params import MAX_LOGPROBS, SamplingParams
+from alignedserve.store import StoreLimits
 from alignedserve.types import InvalidRequest
+
+# for those who say nothing: the memory may be another container's
+_MAX_STORED_BYTES = 4 << 30
+# Those of a whole answer are kept until it is whole, some eighty bytes each: forty megabytes. In a stream they are not.
+MAX_OUTPUT_LOGPROBS = 1 << 19
 
 
 @dataclass(frozen=True)
 class Limits:
     max_body_bytes: Annotated[int, "of a request's body; more: 413"] = 8 << 20
+    max_total_body_bytes: Annotated[
+        int, "of all requests' bodies in memory, one API key's half of it at most; more: 503"
+    ] = 256 << 20
     max_file_bytes: Annotated[int, "of an uploaded file; more: 413"] = 200_000_000
     max_prompt_tokens: Annotated[int | None, "of one prompt [default: what the model has room for]"] = None
+    max_call_tokens: Annotated[int, "of all prompts of one call, each as often as it has choices"] = 4 << 20
     max_choices: Annotated[int, "of one call: its prompts times n (or best_of)"] = 256
     max_logprobs: Annotated[int, "likeliest tokens that may be asked for"] = MAX_LOGPROBS
     max_stop_strings: Annotated[int, "of one call"] = 16
@@ -25,12 +37,46 @@ class Limits:
     max_requests_per_key: Annotated[
         int, "that an API key, or all clients where none is needed, may have open at once; more: 429"
     ] = 4096
+    max_open_batches: Annotated[int, "that are not over, of all keys together; more: 429"] = 1000
+    max_open_batches_per_key: Annotated[int, "the same of an API key, or of its group; more: 429"] = 200
+    max_stored_bytes: Annotated[
+        int | None,
+        "of files, results and batches, which are in Redis's memory; more: 413 "
+        "[default: a quarter of this machine's memory, 4 GiB at most]",
+    ] = None
+    max_stored_bytes_per_key: Annotated[
+        int | None,
+        "the same of an API key, or of its group [default: half of that, where there are several]",
+    ] = None
+    max_connections: Annotated[int, "open at once; when there are more, the one idle longest is closed"] = (
+        8192
+    )
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and value <= 0:
                 raise ValueError(f"{field.name}={value}: must be greater than 0")
+        if self.max_total_body_bytes < 2 * self.max_body_bytes:
+            raise ValueError(
+                f"max_total_body_bytes={self.max_total_body_bytes}: must be at least twice "
+                f"max_body_bytes={self.max_body_bytes}, as one API key may have half of it"
+            )
+
+    def check_counts(self, stop_token_ids: Sized | None, logit_bias: Sized | None) -> None:
+        """Before each of them is looked at. Raises InvalidRequest that names the limit."""
+        for name, ids in (("stop_token_ids", stop_token_ids), ("logit_bias", logit_bias)):
+            if ids and len(ids) > self.max_token_ids:
+                raise InvalidRequest(f"{name}: {len(ids)} tokens; at most {self.max_token_ids} are allowed")
+
+    def of_store(self, num_owners: int) -> StoreLimits:
+        num_bytes = self.max_stored_bytes
+        if num_bytes is None:
+            num_bytes = min(_num_memory_bytes() // 4, _MAX_STORED_BYTES)
+        of_owner = self.max_stored_bytes_per_key
+        if of_owner is None and num_owners > 1:
+            of_owner = num_bytes // 2
+        return StoreLimits(num_bytes, of_owner, self.max_open_batches, self.max_open_batches_per_key)
 
     def check(self, num_prompts: int, params: SamplingParams) -> None:
         """Raises InvalidRequest that names the limit."""
@@ -48,16 +94,50 @@ class Limits:
             raise InvalidRequest(
                 f"stop: {len(params.stop_strings)} strings; at most {self.max_stop_strings} are allowed"
             )
-        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
-            if ids and len(ids) > self.max_token_ids:
-                raise InvalidRequest(f"{name}: {len(ids)} tokens; at most {self.max_token_ids} are allowed")
         longest = max(map(len, params.stop_strings), default=0)
         if longest > self.max_stop_chars:
             raise InvalidRequest(
                 f"stop: a string of {longest} characters; at most {self.max_stop_chars} are allowed"
             )
 
-    def check_prompt(self, num_tokens: int, params: SamplingParams) -> None:
-        check_number(num_tokens, params.prompt_logprobs)
-        if self.max_prompt_tokens is not None and num_tokens > self.max_prompt_tokens:
-            raise InvalidRequest(f"prompt: {num_tokens} tokens; at most {self.max_prompt_tokens} are allowed")
+    def check_prompts(self, lengths: Sequence[int], params: SamplingParams) -> None:
+        """`lengths`: in tokens, of all prompts of a call."""
+        longest, num_tokens = max(lengths), params.n * sum(lengths)
+        if self.max_prompt_tokens is not None and longest > self.max_prompt_tokens:
+            raise InvalidRequest(f"prompt: {longest} tokens; at most {self.max_prompt_tokens} are allowed")
+        if num_tokens > self.max_call_tokens:
+            raise InvalidRequest(
+                f"prompt: {num_tokens} tokens (all prompts, n times); at most {self.max_call_tokens} are allowed"
+            )
+        if params.prompt_logprobs is None:
+            return
+        number = num_tokens * (params.prompt_logprobs + 1)
+        if number > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"prompt_logprobs={params.prompt_logprobs}: of {num_tokens} prompt tokens (all prompts, n times) "
+                f"these are {number} log-probabilities, and at most {MAX_PROMPT_LOGPROBS} are given"
+            )
+
+    def with_room_for_logprobs(
+        self, lengths: Sequence[int], params: SamplingParams, num_kept: int | None, max_model_len: int
+    ) -> SamplingParams:
+        """`num_kept`: likeliest tokens whose log-probabilities are kept until the answer is whole. A call that says
+        nothing of max_tokens gets what there is room for; raises InvalidRequest for one that asks for more."""
+        if num_kept is None:
+            return params
+        rooms = (max_model_len - length for length in lengths)
+        num_tokens = params.n * sum(min(room, params.max_tokens or room) for room in rooms)
+        number = num_tokens * (num_kept + 1)
+        if number <= MAX_OUTPUT_LOGPROBS:
+            return params
+        longest = MAX_OUTPUT_LOGPROBS // (params.n * len(lengths) * (num_kept + 1))
+        if params.max_tokens is not None or longest < max(1, params.min_tokens):
+            raise InvalidRequest(
+                f"logprobs={num_kept}: of up to {num_tokens} tokens (of all choices) these are {number} "
+                f"log-probabilities, and at most {MAX_OUTPUT_LOGPROBS} are given without stream=true"
+            )
+        return replace(params, max_tokens=longest)
+
+
+def _num_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from pydantic import ValidationError
+import msgspec
 
 from alignedserve.batch.results import Answer as LineAnswer
-from alignedserve.gateway.answers import Answer, Json
-from alignedserve.gateway.bodies import ChatBody, CompletionBody
-from alignedserve.gateway.errors import ApiError, invalid, misshapen
-from alignedserve.gateway.generation import Generation
+from alignedserve.gateway.errors import ApiError, invalid
 from alignedserve.gateway.intake import Intake
+from alignedserve.gateway.json_pieces import blocks_of
 from alignedserve.gateway.service import Service
 from alignedserve.types import InvalidRequest
 
@@ -21,39 +18,26 @@ class LineAnswers:
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
 
-    async def ask(self, endpoint: str, body: Json, expires_at: float) -> LineAnswer:
-        """`expires_at`: when the job does, by time.time()."""
+    async def ask(self, endpoint: str, body: bytes, expires_at: float, owner: str) -> LineAnswer:
+        """`body`: JSON, an object. `expires_at`: when the job does, by time.time(). `owner`: of the job."""
         deadline_s = time.monotonic() + expires_at - time.time()
         try:
-            return LineAnswer(200, await self._answer(endpoint, body, deadline_s))
-        except ValidationError as error:
-            first = error.errors()[0]
-            failure = misshapen(first, first["loc"])
+            return await self._answer(endpoint, body, deadline_s, owner)
         except InvalidRequest as error:
             failure = invalid(error)
         except ApiError as error:
             failure = error
         return LineAnswer(failure.status, failure.body)
 
-    async def _answer(self, endpoint: str, body: dict[str, Any], deadline_s: float) -> Json:
-        generation, answer = await self._take(endpoint, body, Service("flex", "be", deadline_s=deadline_s))
+    async def _answer(self, endpoint: str, body: bytes, deadline_s: float, owner: str) -> LineAnswer:
+        call = await self._intake.preparer.call(endpoint, body, owner)
+        if call.is_stream:
+            raise InvalidRequest("stream=True: not possible in a batch")
+        service = Service("flex", "be", deadline_s=deadline_s)
+        generation, answer = await self._intake.take(call, service, owner)
         try:
-            generation.start()
-            found = [delta async for delta in generation.deltas()]
-            return await generation.beside(lambda: answer.whole(found, generation.usage))
+            await generation.collect(answer.add)
+            blocks = await blocks_of(answer.whole(generation.usage))
+            return LineAnswer(200, msgspec.Raw(b"".join(blocks)), generation.usage.body)
         finally:
             generation.close()
-
-    async def _take(self, endpoint: str, raw: Json, service: Service) -> tuple[Generation, Answer]:
-        if endpoint == "/v1/chat/completions":
-            chat = ChatBody.model_validate(raw)
-            _check_stream(chat)
-            return await self._intake.chat(chat, service)
-        completion = CompletionBody.model_validate(raw)
-        _check_stream(completion)
-        return await self._intake.completion(completion, service)
-
-
-def _check_stream(body: ChatBody | CompletionBody) -> None:
-    if body.stream:
-        raise InvalidRequest("stream=True: not possible in a batch")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import alignedserve
@@ -20,11 +19,6 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
 
-# Tokenising fewer characters takes less than a millisecond; more are a thread's work, and streams go on meanwhile.
-LONG_TEXT = 2000
-# likewise for what a template has to go through
-MANY_MESSAGES = 200
-
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -33,6 +27,8 @@ class ServedModel:
     tokenizer: Tokenizer | None
     vocabulary: Vocabulary
     max_model_len: int
+    # those in a chat's messages become tokens, too
+    parses_special_tokens: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -50,19 +46,26 @@ class ServedModel:
         if directory is not None and not config.skip_tokenizer_init:
             tokenizer = Tokenizer.from_directory(directory, where=name)
         vocabulary = vocabulary_of(found.config)
-        return cls(name, tokenizer, vocabulary, choose_max_model_len(config, found.config))
+        max_model_len = choose_max_model_len(config, found.config)
+        return cls(name, tokenizer, vocabulary, max_model_len, config.allow_special_tokens_in_messages)
 
     def check_name(self, asked: str | None) -> None:
         if asked is not None and asked != self.name:
             message = f"model={asked!r}: does not exist; this server has {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def prompt_ids(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
+    def warm_up(self) -> None:
+        """What takes long with a large vocabulary is found out now."""
+        if self.tokenizer:
+            _ = self.tokenizer.detokenizer_tables, self._longest_token
+
+    def prompt_ids(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
-        return await self._encode("prompt", prompt, add_special_tokens)
+        encode = self._need_tokenizer("prompt").encode
+        return self._encode("prompt", prompt, lambda: encode(prompt, add_special_tokens))
 
-    async def chat_ids(
+    def chat_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
@@ -70,12 +73,13 @@ class ServedModel:
     ) -> list[int]:
         """The template writes its special tokens itself; `add_special_tokens` adds the tokenizer's to them."""
         tokenizer = self._need_tokenizer("messages")
-        render = partial(tokenizer.apply_chat_template, messages, **variables)
+        parses = self.parses_special_tokens
         try:
-            text = render() if len(messages) < MANY_MESSAGES else await asyncio.to_thread(render)
+            # a variable of this name would be a TypeError
+            chat = tokenizer.render_chat(messages, parses_special_tokens=parses, **variables)
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
-        return await self._encode("messages", text, add_special_tokens)
+        return self._encode("messages", chat.text, lambda: tokenizer.rendered_ids(chat, add_special_tokens))
 
     @property
     def tool_template(self) -> str:
@@ -97,12 +101,6 @@ class ServedModel:
         check_ids(name, token_ids, self.vocabulary)
         return self._need_tokenizer(name).decode(token_ids, skip_special_tokens=False)
 
-    async def long_text_of(self, name: str, token_ids: Sequence[int]) -> str:
-        """As text_of, of however many."""
-        if len(token_ids) < LONG_TEXT:
-            return self.text_of(name, token_ids)
-        return await asyncio.to_thread(self.text_of, name, token_ids)
-
     def check(self, prompt: list[int], params: SamplingParams) -> None:
         if len(prompt) >= self.max_model_len:
             message = (
@@ -117,23 +115,15 @@ class ServedModel:
     def token_text(self, token_id: int) -> str:
         if self.tokenizer is None:
             return ""
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return self.tokenizer.detokenizer_tables.texts[token_id]
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if self.tokenizer is None else self.tokenizer.detokenizer_tables.token_bytes(token_id)
 
-    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        if len(token_ids) < LONG_TEXT:
-            return list(map(self.token_text, token_ids))
-        return await asyncio.to_thread(lambda: list(map(self.token_text, token_ids)))
-
-    async def _encode(self, name: str, text: str, add_special_tokens: bool) -> list[int]:
-        tokenizer = self._need_tokenizer(name)
+    def _encode(self, name: str, text: str, encode: Callable[[], list[int]]) -> list[int]:
         self._check_length(name, text)
         try:
-            if len(text) < LONG_TEXT:
-                return tokenizer.encode(text, add_special_tokens)
-            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+            return encode()
         except ValueError as error:
             raise ApiError(400, f"{name}: {error}", param=name) from error
 

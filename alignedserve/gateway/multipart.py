@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -13,6 +14,12 @@ from alignedserve.gateway.errors import ApiError
 
 # Of all that is not a file's content, together.
 MAX_FIELD_BYTES = 64 << 10
+# Of the header that says the boundary: to read it takes the square of its length.
+MAX_TYPE_CHARS = 1024
+# OpenAI's form has four.
+MAX_PARTS = 16
+# What the parser is given at a time: it takes up to 0.5 us a byte where content looks like a boundary.
+PIECE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,19 @@ Event = Field | FileStart | FileData
 
 async def form_events(http: Request) -> AsyncIterator[Event]:
     """Raises ApiError when the body is not such a form."""
-    kind, options = parse_options_header(http.headers.get("content-type"))
+    content_type = http.headers.get("content-type", "")
+    if len(content_type) > MAX_TYPE_CHARS:
+        raise ApiError(400, f"the body must be multipart/form-data, said in {MAX_TYPE_CHARS} characters")
+    kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise ApiError(400, "the body must be multipart/form-data")
     form = _Form(options[b"boundary"])
     async for data in http.stream():
-        for event in form.feed(data):
-            yield event
+        for begin in range(0, len(data), PIECE_BYTES):
+            for event in form.feed(data[begin : begin + PIECE_BYTES]):
+                yield event
+            # others have their turn
+            await asyncio.sleep(0)
     form.end()
 
 
@@ -59,6 +72,7 @@ class _Form:
         self._name: str | None = None
         self._value = b""
         self._num_field_bytes = 0
+        self._num_parts = 0
         self._is_over = False
         try:
             self._parser = MultipartParser(
@@ -92,6 +106,9 @@ class _Form:
     # ---- what the parser hears ----
 
     def _part_begin(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise _misshapen(f"it has more than {MAX_PARTS} parts")
         self._disposition = self._value = b""
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:

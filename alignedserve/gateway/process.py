@@ -17,7 +17,9 @@ from alignedserve.batch.runner import BatchRunner
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.batches import batch_routes
+from alignedserve.gateway.callers import Callers, callers_of
 from alignedserve.gateway.compiler import Compiler
+from alignedserve.gateway.connections import allow_descriptors
 from alignedserve.gateway.doors import Doors
 from alignedserve.gateway.exposition import metrics_route
 from alignedserve.gateway.files import file_routes
@@ -28,12 +30,13 @@ from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.server import Server
+from alignedserve.gateway.preparer import Preparer
+from alignedserve.gateway.server import MAX_WAITING, Server
 from alignedserve.gateway.service import SloConfig
 from alignedserve.gateway.telemetry import Telemetry, Traces
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.logs import LogConfig
-from alignedserve.steady import settle
+from alignedserve.steady import collect_when_idle, settle
 from alignedserve.store import Store
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
@@ -52,10 +55,14 @@ class GatewayConfig:
     # what has to be the same everywhere
     fingerprint: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    # of the API keys, see keys.py; none: open to everyone
-    key_digests: tuple[bytes, ...] = ()
+    # by the digests of API keys, see keys.py; none: open to everyone
+    key_owners: Mapping[bytes, str] = field(default_factory=dict)
+    # everyone sees all files and batches, whoever made them
+    shared_files: bool = False
     # whose pages may call it from a browser; "*": anyone's
     allowed_origins: tuple[str, ...] = ()
+    # names that it is known by, besides its addresses; "*": any
+    allowed_hosts: tuple[str, ...] = ()
     # requests that run when the server is told to stop get so long to finish
     shutdown_timeout_s: float = 30.0
     # where files and batch jobs are kept; without it there are none
@@ -88,6 +95,7 @@ class GatewayProcess:
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
         self._lengths.prepare(model)
         settle()
+        allow_descriptors(self._config.limits.max_connections)
         with listen(self._config.host, self._config.port) as sock:
             asyncio.run(self.serve(model, sock, is_prepared=True))
 
@@ -96,26 +104,34 @@ class GatewayProcess:
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
-        intake = Intake(model, self._islands, compiler, limits, slo, self._lengths, seeds)
+        preparer = Preparer(model, limits)
+        intake = Intake(model, self._islands, compiler, preparer, limits, slo, self._lengths, seeds)
         async with (
             contextlib.aclosing(compiler),
+            contextlib.aclosing(preparer),
             self._store() as store,
             self._lengths.running(model.name, store),
             self._batches(intake, store) as routers,
         ):
             if is_prepared:
-                await compiler.prepare()
+                await asyncio.gather(compiler.prepare(), preparer.start())
             routers.append(metrics_route(self.telemetry.metrics, self._islands, self._count_jobs))
-            keys, origins = Keys(self._config.key_digests), self._config.allowed_origins
-            app = create_app(intake, self.doors, keys, routers, origins)
+            keys, origins = Keys(self._config.key_owners), self._config.allowed_origins
+            app = create_app(intake, self.doors, keys, routers, origins, store, self._callers(sock))
             await self._serve(app, sock)
+
+    def _callers(self, sock: socket.socket) -> Callers:
+        config = self._config
+        listened_on = (config.host, sock.getsockname()[0])
+        return callers_of(listened_on, config.allowed_hosts, config.allowed_origins, bool(config.key_owners))
 
     @contextlib.asynccontextmanager
     async def _store(self) -> AsyncIterator[Store | None]:
         if not self._config.store_url:
             yield None
             return
-        store = RedisStore(self._config.store_url)
+        num_owners = len(set(self._config.key_owners.values()))
+        store = RedisStore(self._config.store_url, self._config.limits.of_store(num_owners))
         try:
             yield store
         finally:
@@ -127,19 +143,20 @@ class GatewayProcess:
         if store is None:
             yield []
             return
-        owner = f"{self._config.instance_id}-{os.getpid()}"
+        name = f"{self._config.instance_id}-{os.getpid()}"
         runner = BatchRunner(
             store,
             LineAnswers(intake).ask,
             intake.model.name,
-            owner,
+            name,
             self._config.batches,
             self.telemetry.metrics.line_was_late,
         )
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
         try:
-            yield [file_routes(store, self._config.limits.max_file_bytes), batch_routes(store, runner)]
+            max_bytes, is_shared = self._config.limits.max_file_bytes, self._config.shared_files
+            yield [file_routes(store, max_bytes, is_shared), batch_routes(store, runner, is_shared)]
         finally:
             runner.stop(0)
             await running
@@ -148,14 +165,16 @@ class GatewayProcess:
         return self._runner[0].num_open_jobs if self._runner else {}
 
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
-        server = Server(app, self.telemetry.traces.around)
+        server = Server(app, self.telemetry.traces.around, self._config.limits.max_connections)
         stop_on_sigterm(self._signalled)
         serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._islands.run())
+        collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
         # whichever ends takes the other with it
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
         self.stop()
         server.should_exit = True
+        collecting.cancel()
         if self._draining:
             self._draining.cancel()
         await asyncio.gather(serving, linked)
@@ -202,7 +221,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Raises OSError, which names the address, when it can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=MAX_WAITING)
     except OSError as error:
         raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from None
     # Connections inherit it; asyncio sets it only where it made the listener. Without it a token waits for the client's

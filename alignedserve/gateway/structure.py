@@ -9,16 +9,22 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
 
 
-async def check_structure(compiler: Compiler, limits: Limits, params: SamplingParams, name: str) -> None:
-    """`name`: of the parameter it came in. Raises ApiError that says what is wrong with it."""
+def check_size(limits: Limits, params: SamplingParams, name: str) -> None:
+    """`name`: of the parameter it came in. Raises ApiError."""
+    num_bytes = len(params.structured_outputs.text) if params.structured_outputs else 0
+    if num_bytes > limits.max_grammar_bytes:
+        raise _refused(name, f"{num_bytes} bytes; at most {limits.max_grammar_bytes} are allowed")
+
+
+async def check_structure(
+    compiler: Compiler, limits: Limits, params: SamplingParams, name: str, owner: str
+) -> None:
+    """`name`: of the parameter it came in. `owner`: who asks. Raises ApiError that says what is wrong with it."""
     wanted = params.structured_outputs
     if wanted is None:
         return
-    num_bytes = len(wanted.text)
-    if num_bytes > limits.max_grammar_bytes:
-        raise _refused(name, f"{num_bytes} bytes; at most {limits.max_grammar_bytes} are allowed")
     try:
-        await compiler.check(wanted, limits.grammar_timeout_s)
+        await compiler.check(wanted, limits.grammar_timeout_s, owner)
     except NoTurn:
         raise unavailable(f"{name}: others' schemas and grammars are being compiled") from None
     except TimeoutError:

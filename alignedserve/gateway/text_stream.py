@@ -17,7 +17,6 @@ class TextStream:
         self._text = StopStrings(tokenizer, params) if tokenizer else None
         self._keeps_stop_token = params.include_stop_str_in_output
         self._num_tokens = 0
-        self._num_shown = 0
 
     def append(self, token_id: int, finish_reason: str | None) -> str:
         """What can be shown now. `finish_reason`: why the engine ended it with this token, if it did."""
@@ -29,14 +28,7 @@ class TextStream:
         elif self._keeps_stop_token:
             # after no tokens no stop string counts
             self._text.append(token_id, num_tokens=0)
-        if self.stop_string is not None:
-            return self._show(len(self._text.text))
-        if finish_reason is not None:
+        if finish_reason is not None and self.stop_string is None:
             self._text.flush()
-            return self._show(len(self._text.text))
-        return self._show(self._text.num_final)
-
-    def _show(self, end: int) -> str:
-        assert self._text
-        start, self._num_shown = self._num_shown, max(end, self._num_shown)
-        return self._text.text[start:end]
+        is_over = finish_reason is not None or self.stop_string is not None
+        return self._text.take_all() if is_over else self._text.take()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
-from alignedserve.prompt_logprobs import TokenLogprobs
+from alignedserve.prompt_logprobs import TokenLogprobs, unpack
 
 Json = dict[str, Any]
 # of a token
 TextOf = Callable[[int], str]
+
+
+# Of what can't be, as vLLM says it: JSON has no infinity.
+LEAST_LOGPROB = -9999.0
 
 
 def completion_logprobs(
@@ -25,13 +29,35 @@ def completion_logprobs(
     texts = [text_of(token_id) for token_id in token_ids]
     return {
         "tokens": texts,
-        "token_logprobs": [each and each[0] for each in found],
+        "token_logprobs": [each and finite(each[0]) for each in found],
         "top_logprobs": [
-            each and _likeliest(each, num_likeliest, text_of) | {text: each[0]}
+            each and _likeliest(each, num_likeliest, text_of) | {text: finite(each[0])}
             for text, each in zip(texts, found, strict=True)
         ],
         "text_offset": offsets,
     }
+
+
+def echoed_logprobs(
+    prompt: Sequence[int],
+    packed: bytes,
+    num_likeliest: int,
+    bytes_of: Callable[[int], bytes],
+    text_of: TextOf,
+) -> Iterator[Json]:
+    """The same of a prompt, some tokens at a time."""
+    offsets = TextOffsets(bytes_of)
+    offset, place = 0, 0
+    parts: Iterator[list[TokenLogprobs | None]] = chain([[None]], map(list, unpack(packed)))
+    for found in parts:
+        tokens = prompt[place : place + len(found)]
+        begins = offsets.append(tokens, offset)
+        yield completion_logprobs(tokens, found, num_likeliest, begins, text_of)
+        offset, place = offsets.end, place + len(found)
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
 
 
 class TextOffsets:
@@ -40,6 +66,8 @@ class TextOffsets:
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # of the text of what was appended last
+        self.end = 0
 
     def append(self, token_ids: Sequence[int], offset: int) -> list[int]:
         """`offset`: where the text of the first of them begins."""
@@ -47,19 +75,22 @@ class TextOffsets:
         for token_id in token_ids:
             offsets.append(offset)
             offset += len(self._decoder.decode(self._bytes_of(token_id)))
+        self.end = offset
         return offsets
 
 
 def _likeliest(found: TokenLogprobs, num: int, text_of: TextOf) -> dict[str, float]:
-    return {text_of(token_id): logprob for token_id, logprob in islice(found[2].items(), num)}
+    return {text_of(token_id): finite(logprob) for token_id, logprob in islice(found[2].items(), num)}
 
 
 def prompt_positions(
-    token_ids: Sequence[int], found: Sequence[TokenLogprobs], num_likeliest: int, text_of: TextOf
-) -> list[Json | None]:
+    token_ids: Sequence[int], packed: bytes, num_likeliest: int, text_of: TextOf
+) -> Iterator[Json | None]:
     """vLLM's: of each prompt token itself and the likeliest in its place, by id; None of the first."""
-    pairs = zip(token_ids[1:], found, strict=True)
-    return [None, *(_position(token_id, each, num_likeliest, text_of) for token_id, each in pairs)]
+    yield None
+    pairs = zip(token_ids[1:], chain.from_iterable(unpack(packed)), strict=True)
+    for token_id, found in pairs:
+        yield _position(token_id, found, num_likeliest, text_of)
 
 
 def _position(token_id: int, found: TokenLogprobs, num_likeliest: int, text_of: TextOf) -> Json:
@@ -68,6 +99,6 @@ def _position(token_id: int, found: TokenLogprobs, num_likeliest: int, text_of: 
     for position, (other, its_logprob) in enumerate(islice(likeliest.items(), num_likeliest), 1):
         named.setdefault(other, (its_logprob, position))
     return {
-        str(each): {"logprob": its_logprob, "rank": its_rank, "decoded_token": text_of(each)}
+        str(each): {"logprob": finite(its_logprob), "rank": its_rank, "decoded_token": text_of(each)}
         for each, (its_logprob, its_rank) in named.items()
     }

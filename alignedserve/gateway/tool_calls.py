@@ -12,6 +12,8 @@ HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+# A head has no more characters than this. So a text that goes on without one is not looked at again and again.
+MAX_HEAD_CHARS = 1024
 
 
 @dataclass
@@ -50,6 +52,33 @@ class Read:
                 self.pieces.append(piece)
 
 
+class CollectedCalls:
+    """All of a choice, from what was read of it bit by bit."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        # names, and the parts of their arguments
+        self._calls: list[tuple[str, list[str]]] = []
+
+    def add(self, read: Read) -> int:
+        """The number of calls so far."""
+        self._content.append(read.content)
+        for piece in read.pieces:
+            if piece.name is not None:
+                self._calls.append((piece.name, []))
+            self._calls[-1][1].append(piece.arguments)
+        return len(self._calls)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Names and arguments."""
+        return [(name, "".join(parts)) for name, parts in self._calls]
+
+
 class Nesting:
     """Where a JSON object ends. A `<` that is in no string ends it too: there is none in JSON."""
 
@@ -58,16 +87,17 @@ class Nesting:
         self._is_string = False
         self._is_escaped = False
 
-    def cut(self, text: str) -> tuple[str, Nesting | None, str]:
-        """Of `text` what belongs to it; itself, unless it ended; what follows."""
-        for place, letter in enumerate(text):
+    def end(self, text: str, start: int) -> int | None:
+        """Of `text` from `start` on, where what belongs to it ends; None: it goes on."""
+        for place in range(start, len(text)):
+            letter = text[place]
             if self._is_string:
                 self._in_string(letter)
             elif letter == "<":
-                return text[:place], None, text[place:]
+                return place
             elif self._ends_with(letter):
-                return text[: place + 1], None, text[place + 1 :]
-        return text, self, ""
+                return place + 1
+        return None
 
     def _in_string(self, letter: str) -> None:
         if self._is_escaped:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from alignedserve.gateway.bodies import ChatBody
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.tool_families import family_of
-from alignedserve.gateway.tool_readers import HERMES_OPEN, JsonReader, NamedReader, Reader
+from alignedserve.gateway.tool_readers import HERMES_OPEN, JsonReader, NamedReader
 from alignedserve.gateway.tools import ChosenTool
 from alignedserve.structured_outputs import StructuredOutputsParams
 
@@ -18,8 +17,9 @@ from alignedserve.structured_outputs import StructuredOutputsParams
 class Tooling:
     # of the template
     variables: dict[str, Any] = field(default_factory=dict)
-    # finds calls in the text
-    new_reader: Callable[[], Reader] | None = None
+    # what finds calls in the text: a kind of reader (tool_readers.py), and the tool where only one can be called
+    reader: str | None = None
+    tool_name: str = ""
     # where the model may call or not, and the client asks for no other format
     structure: StructuredOutputsParams | None = None
     # a tag around calls is a token that would be left out of the text
@@ -34,11 +34,10 @@ def tooling_of(body: ChatBody, model: ServedModel) -> Tooling:
     template = model.tool_template
     variables = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]}
     if isinstance(body.tool_choice, ChosenTool):
-        name = body.tool_choice.function.name
-        return Tooling(variables, lambda: NamedReader(name))
+        return Tooling(variables, NamedReader.kind, body.tool_choice.function.name)
     if body.tool_choice == "required":
-        return Tooling(variables, JsonReader)
+        return Tooling(variables, JsonReader.kind)
     is_special = model.is_special(HERMES_OPEN)
     family = family_of(template, is_special)
     structure = family.structure(tools, body.parallel_tool_calls is False)
-    return Tooling(variables, family.reader, structure, is_special)
+    return Tooling(variables, family.reader.kind, "", structure, is_special)

@@ -47,7 +47,7 @@ class ChosenTool(BaseModel):
     function: ChosenFunction
 
 
-Tools = Annotated[list[Tool], Field(min_length=1)]
+Tools = Annotated[list[Tool], Field(min_length=1, fail_fast=True)]
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
 

@@ -116,7 +116,6 @@ class InstanceProcess(ABC):
             instance_id=self._config.instance_id,
             epoch=epoch,
             pid=os.getpid(),
-            token="",
             fingerprint=self._fingerprint(worker) | {"link": self._config.transfers.link},
             limits=worker.limits,
             link=address,

@@ -30,9 +30,17 @@ class ServeConfig:
         tuple[str, ...],
         "clients must send one of these; repeat for several (others see them in ps: use a file)",
     ] = field(default=(), repr=False)
-    api_key_file: Annotated[str | None, "file of API keys, one a line"] = None
+    api_key_file: Annotated[str | None, "file of API keys, one a line, and after it, if any, its group"] = (
+        None
+    )
+    shared_files: Annotated[bool, "each API key sees all files and batches, whoever made them"] = False
     allowed_origins: Annotated[
         tuple[str, ...], "whose pages may call it from a browser (CORS), or *: any; repeat for several"
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        "names that it is known by, besides its addresses, or *: any; repeat for several "
+        "[default: with API keys any]",
     ] = ()
     allow_no_auth: Annotated[bool, "listen beyond this machine without API keys"] = False
     shutdown_timeout: Annotated[float, "seconds that running requests get to finish when it is stopped"] = (
@@ -88,6 +96,11 @@ class ServeConfig:
             if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise ValueError(
                     f"allowed_origins={origin!r}: must be *, or scheme, host and port, like https://example.org"
+                )
+        for host in self.allowed_hosts:
+            if not re.fullmatch(r"\*|[A-Za-z0-9._-]+|\[?[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]?", host):
+                raise ValueError(
+                    f"allowed_hosts={host!r}: must be *, or a name or an address, without a port"
                 )
         if self.served_model_name == "":
             raise ValueError("served_model_name='': must not be empty")

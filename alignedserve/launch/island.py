@@ -10,7 +10,7 @@ from alignedserve.launch.actors import RayActor
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import IslandPlan, PartPlan
 from alignedserve.messages import AnyMessage, Cluster, Drain, Hello, InstanceLimits, Part, Stop, Welcome
-from alignedserve.types import InstanceId
+from alignedserve.types import LAUNCHER, InstanceId
 from alignedserve.wire import RouterLink, new_epoch
 
 # After being told to stop, processes get so long to do so by themselves.
@@ -61,7 +61,7 @@ class IslandKeeper:
     def on_up(self, welcome: Welcome) -> None:
         if self._is_draining:
             self._link.send(Drain())
-        self._router.seen(self._name, f"epoch {welcome.router_epoch}, port {self.plan.router.port}")
+        self._router.seen(self._name, f"epoch {welcome.router_epoch}, at {self.plan.router}")
 
     def on_down(self) -> None:
         self._router.unseen(self._name, is_dead=True)
@@ -78,7 +78,7 @@ class IslandKeeper:
                     keeper.unseen(self._name, is_dead=True)
 
     def _hello(self) -> Hello:
-        return Hello("launcher", InstanceId("launcher-0"), self._epoch, os.getpid(), "", {}, InstanceLimits())
+        return Hello("launcher", LAUNCHER, self._epoch, os.getpid(), {}, InstanceLimits())
 
 
 def _detail(part: Part) -> str:

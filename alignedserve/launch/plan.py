@@ -10,7 +10,7 @@ from typing import Any
 from alignedserve.batch.config import BatchConfig
 from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
-from alignedserve.gateway.keys import digests_of
+from alignedserve.gateway.keys import owners_of
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.process import GatewayConfig
 from alignedserve.gateway.service import SloConfig
@@ -21,7 +21,7 @@ from alignedserve.lengths.config import LengthConfig
 from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.models.locate import Location
 from alignedserve.transport.choose import choose_link
-from alignedserve.types import InstanceId
+from alignedserve.types import GATEWAY, InstanceId
 from alignedserve.wire import RouterAddress
 from kvpool.process import PoolProcessConfig
 from router.config import RouterConfig
@@ -95,7 +95,7 @@ def check(asked: Request) -> None:
         raise ValueError(f"device={asked.engine.device!r}: must be one of {', '.join(DEVICES)}")
     make_policy(asked.router)
     _slo(asked.serve)
-    digests_of(asked.serve.api_key, asked.serve.api_key_file)
+    owners_of(asked.serve.api_key, asked.serve.api_key_file)
     choose_max_model_len(asked.engine, asked.model.config)
 
 
@@ -164,9 +164,8 @@ def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:
 
 def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> PartPlan:
     engine = _local(asked)
-    name = InstanceId("gateway-0")
     config = GatewayConfig(
-        instance_id=name,
+        instance_id=GATEWAY,
         routers=tuple(island.router for island in islands),
         host=asked.serve.host,
         port=asked.serve.port,
@@ -174,8 +173,10 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         served_model_name=served_name(asked),
         fingerprint={"model": engine.model},
         limits=asked.limits,
-        key_digests=digests_of(asked.serve.api_key, asked.serve.api_key_file),
+        key_owners=owners_of(asked.serve.api_key, asked.serve.api_key_file),
+        shared_files=asked.serve.shared_files,
         allowed_origins=asked.serve.allowed_origins,
+        allowed_hosts=asked.serve.allowed_hosts,
         shutdown_timeout_s=asked.serve.shutdown_timeout,
         store_url=store_url,
         batches=BatchConfig(asked.serve.batch_max_num_lines),
@@ -188,7 +189,7 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         otlp_endpoint=asked.serve.otlp_endpoint,
         slo=_slo(asked.serve),
     )
-    return PartPlan("gateway", name, config)
+    return PartPlan("gateway", GATEWAY, config)
 
 
 def _slo(serve: ServeConfig) -> SloConfig:

@@ -4,6 +4,12 @@ What Ray 2.60 was seen to do, and why it is told otherwise:
 - it listens on all interfaces, `_node_ip_address="127.0.0.1"` notwithstanding, unless clusters are off: the variable
   is named after the systems where they are off by default;
 - RAY_AUTH_TOKEN keeps it from writing a token to the home directory;
+- anybody may write in its directory, whatever the umask is: so that is inside one of ours;
+- its ports, of which each of our processes has one, take messages of 512 MB whole before they look for the token, and
+  whoever gets the port of a part of Ray's that died is sent the token. With TLS, which it has on request, both ends
+  need the key of this system: nobody else gets that far;
+- its autoscaler, which has nothing to do here, serves metrics without a token, at a port that can be moved only: to
+  where there is none;
 - `num_cpus` workers are started ahead, which saves most of an actor's start and restart: one for each part;
 - it says at length, and again, that a worker died, which is said here in a line;
 - its memory monitor kills workers when the machine is 95 % full, whoever filled it;
@@ -22,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from alignedserve.launch.certificate import make_certificate
 from alignedserve.launch.leftovers import descendants, end
 
 # The least that Ray takes. Nothing of ours goes through it.
@@ -33,10 +40,11 @@ _UNSAID = (
 
 @contextmanager
 def local_ray(directory: Path, num_parts: int, num_threads: int) -> Iterator[Any]:
-    """The ray module, of a Ray that ends with the block and leaves no process.
+    """The ray module, of a Ray that ends with the block and leaves no process. `directory`: the user's alone.
 
     `num_threads`: of an instance on a CPU, where the environment does not say.
     """
+    tls = make_certificate(directory)
     os.environ.update(
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN=secrets.token_hex(32),
@@ -44,8 +52,15 @@ def local_ray(directory: Path, num_parts: int, num_threads: int) -> Iterator[Any
         RAY_USAGE_STATS_ENABLED="0",
         RAY_memory_monitor_refresh_ms="0",
         RAY_worker_niceness="0",
+        RAY_USE_TLS="1",
+        RAY_TLS_SERVER_CERT=str(tls.certificate),
+        RAY_TLS_SERVER_KEY=str(tls.key),
+        RAY_TLS_CA_CERT=str(tls.certificate),
+        AUTOSCALER_METRIC_PORT="-1",
         RAY_DEDUP_LOGS_SKIP_REGEX=_UNSAID,
     )
+    # what strangers do to its ports would be said on the terminal, line after line
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     before = set(descendants(os.getpid()))
     try:
@@ -54,7 +69,7 @@ def local_ray(directory: Path, num_parts: int, num_threads: int) -> Iterator[Any
             num_cpus=num_parts,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(directory),
+            _temp_dir=str(directory / "ray"),
         )
         yield ray
     finally:
@@ -73,6 +88,11 @@ def joined_ray(address: str) -> Iterator[Any]:
         _shutdown()
 
 
+def directory_of(ray: Any) -> Path:
+    """Where Ray keeps its files on this machine."""
+    return Path(ray._private.worker._global_node.get_session_dir_path())
+
+
 def _join(address: str) -> Any:
     from ray.exceptions import RayError
 
@@ -86,7 +106,13 @@ def _init(**options: Any) -> Any:
     # here: its native part reads the environment when it is imported
     import ray
 
-    ray.init(logging_level=logging.ERROR, **options)
+    # Its processes inherit that: a terminal that closes is for this process, which ends them when all requests have.
+    # (So Ray does it with SIGINT.) A signal that comes meanwhile is there afterwards.
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        ray.init(logging_level=logging.ERROR, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
     return ray
 
 

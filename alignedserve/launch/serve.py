@@ -20,6 +20,7 @@ from alignedserve.launch.sites import nodes_of, this_machine
 from alignedserve.launch.store import store_site
 from alignedserve.mix import MixConfig
 from alignedserve.models.locate import locate_model
+from alignedserve.private_files import make_directory
 from kvpool.segment import NAME_PREFIX
 from router.config import RouterConfig
 
@@ -46,18 +47,24 @@ def serve(
         say("stopped")
 
 
+# A terminal that closes sends SIGHUP, and so may its shell: the first one is like SIGTERM, others are no wish to hurry.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Signals:
-    """SIGINT and SIGTERM, from the first line to the last. During the start they raise; that may be lost in somebody's
-    code on the way, also native code, but not that one has come. Then the supervisor is told. At the end, while Ray and
-    the store are put away, they are too late to change anything."""
+    """Those that end a program, from the first line to the last. During the start they raise; that may be lost in
+    somebody's code on the way, also native code, but not that one has come. Then the supervisor is told. At the end,
+    while Ray and the store are put away, they are too late to change anything."""
 
     def __init__(self) -> None:
         self._has_come = False
         self._tell: Callable[[], object] | None = None
 
     def hear(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._came)
+        for number in ENDING:
+            # what nohup starts is not to hear of terminals
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._came)
 
     def tell(self, told: Callable[[], object]) -> None:
         """In the event loop, of each from here on, and if one has come before, of that."""
@@ -69,10 +76,12 @@ class Signals:
 
     def ignore(self) -> None:
         """To the very end of the process: Python gives handlers of its own back before that, but not this."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
 
     def _came(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and self._has_come:
+            return
         self._has_come = True
         if self._tell is None:
             raise KeyboardInterrupt
@@ -93,6 +102,7 @@ def _serve(
     model = locate_model(engine.model, engine.load_format, engine.revision)
     asked = Request(engine, router, config, model, limits, mix)
     check(asked)
+    _check_event_log(config)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
     with store_site(config, prefix) as store, _sites(asked, prefix, say) as sites:
         # Ray has put a handler of its own in place
@@ -136,6 +146,15 @@ def _logging_too(config: ServeConfig, say: Callable[[str], None]) -> Callable[[s
         logger.info(line)
 
     return say_and_log
+
+
+def _check_event_log(config: ServeConfig) -> None:
+    """Where it is this machine's. Raises ValueError."""
+    if config.event_log is not None and config.address is None:
+        try:
+            make_directory(config.event_log)
+        except OSError as error:
+            raise ValueError(f"event_log={config.event_log!r}: {error.strerror}") from None
 
 
 def _sites(asked: Request, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[list[Site]]:

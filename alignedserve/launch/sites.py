@@ -12,10 +12,12 @@ from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.leftovers import removing
 from alignedserve.launch.plan import Site, free_shm_bytes
 from alignedserve.launch.ports import free_port
-from alignedserve.launch.ray_cluster import joined_ray, local_ray
+from alignedserve.launch.ray_cluster import directory_of, joined_ray, local_ray
+from alignedserve.private_files import can_others_write
 from alignedserve.wire import RouterAddress
 
-LOOPBACK = "127.0.0.1"
+# in a directory of this system's own
+_ROUTER_SOCKET = "router.sock"
 _NODES_POLL_S = 1.0
 
 
@@ -27,7 +29,7 @@ def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[
     with removing(prefix) as left, local_ray(left.directory, num_instances + 3, num_threads) as ray:
         left.note_processes()
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
-        address = RouterAddress(LOOPBACK, free_port(LOOPBACK), token)
+        address = RouterAddress.unix(str(left.directory / _ROUTER_SOCKET), token)
         yield [Site("localhost", None, num_gpus, free_shm_bytes(), address)]
 
 
@@ -41,6 +43,10 @@ def nodes_of(
     address: str, config: ServeConfig, needs_gpus: bool, token: str, say: Callable[[str], None]
 ) -> Iterator[list[Site]]:
     with joined_ray(address) as ray:
+        if can_others_write(directory := directory_of(ray)):
+            say(
+                f"other users of this machine can write in Ray's directory, {directory}: start Ray with RAY_TMPDIR"
+            )
         nodes = _usable_nodes(ray, needs_gpus)
         while len(nodes) < (config.num_islands or 1):
             say(f"{len(nodes)} of {config.num_islands or 1} nodes are there")

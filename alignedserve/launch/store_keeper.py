@@ -4,23 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from alignedserve.launch.keeper import PartFailed
+from alignedserve.launch.keeper import HANG_S, PartFailed
 from alignedserve.launch.store import StoreSite, end_process, until_answering
 from alignedserve.store.server import PrivateServer
 
 # Between attempts to start it again: at first, and at most. Real-time traffic goes on without it.
-_RETRY_S, _MAX_RETRY_S = 0.1, 10.0
+RETRY_S, MAX_RETRY_S = 0.1, 10.0
+# One that has been up for so long is well. On a full disk it comes up each time, and ends at the first write.
+STEADY_S = 60.0
+# Between questions whether it answers, and as long as each of them may wait.
+_ASK_S = 1.0
+# until it answers anything after its start: that it is loading, at least
+_START_S = 60.0
+
+
+@dataclass
+class Pauses:
+    """Between the end of one run and the start of the next one: longer each time, until one goes well."""
+
+    _next_s: float = RETRY_S
+
+    def after(self, up_s: float) -> float:
+        """`up_s`: how long the run that has ended was up."""
+        if up_s >= STEADY_S:
+            self._next_s = RETRY_S
+        pause_s = self._next_s
+        self._next_s = min(2 * pause_s, MAX_RETRY_S)
+        return pause_s
 
 
 class StoreKeeper:
-    def __init__(self, site: StoreSite, say: Callable[[str], None]) -> None:
+    def __init__(self, site: StoreSite, say: Callable[[str], None], silence_s: float = HANG_S) -> None:
+        """One that answers nothing for `silence_s` is killed."""
         self._site = site
         self._say = say
+        self._silence_s = silence_s
         self._is_up = asyncio.Event()
         self._stop = asyncio.Event()
+        # why it does not start, as it was said last
+        self._said = ""
 
     async def until_up(self) -> None:
         await self._is_up.wait()
@@ -34,39 +61,65 @@ class StoreKeeper:
             self._is_up.set()
             await self._stop.wait()
             return
-        pause_s = _RETRY_S
+        pauses = Pauses()
         while not self._stop.is_set():
-            if await self._run_once(self._site.server):
-                pause_s = _RETRY_S
+            up_s = await self._run_once(self._site.server)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), pause_s)
-            pause_s = min(2 * pause_s, _MAX_RETRY_S)
+                async with asyncio.timeout(pauses.after(up_s)):
+                    await self._stop.wait()
 
-    async def _run_once(self, server: PrivateServer) -> bool:
-        """Whether it came up."""
+    async def _run_once(self, server: PrivateServer) -> float:
+        """Seconds that it was up."""
         start_s = time.monotonic()
         process = await server.start()
         self._site.note(process.pid)
         ended = asyncio.create_task(process.wait())
         stopping = asyncio.create_task(self._stop.wait())
         answering = asyncio.create_task(until_answering(server.url))
+        silent = asyncio.create_task(self._kill_when_silent(server, process, answering))
         try:
             await asyncio.wait({ended, stopping, answering}, return_when=asyncio.FIRST_COMPLETED)
-            was_up = answering.done()
+            was_up, up_since_s = answering.done(), time.monotonic()
             if was_up:
-                self._say(f"redis is up after {time.monotonic() - start_s:.1f} s: pid {process.pid}")
+                self._say(f"redis is up after {up_since_s - start_s:.1f} s: pid {process.pid}")
                 self._is_up.set()
+                self._said = ""
                 await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done() and not stopping.done():
-                self._ended(server, was_up)
-            return was_up
+                self._ended(server.why_ended(process.pid, ended.result()), was_up)
+            return time.monotonic() - up_since_s if was_up else 0.0
         finally:
-            answering.cancel()
-            stopping.cancel()
+            for task in (answering, stopping, silent):
+                task.cancel()
             await end_process(process, ended)
 
-    def _ended(self, server: PrivateServer, was_up: bool) -> None:
+    def _ended(self, why: str, was_up: bool) -> None:
         if was_up:
-            self._say("redis is down; starting it again")
+            self._say(f"redis is down; starting it again ({why})")
         elif not self._is_up.is_set():
-            raise PartFailed(f"redis does not start: {server.last_words()}")
+            raise PartFailed(f"redis does not start: {why}")
+        elif why != self._said:
+            self._said = why
+            self._say(f"redis does not start again, and is tried further: {why}")
+
+    async def _kill_when_silent(
+        self, server: PrivateServer, process: asyncio.subprocess.Process, answering: asyncio.Task[None]
+    ) -> None:
+        """Questions are counted, and not time: while this process itself stands still, nothing is asked."""
+        num_missed, was_heard = 0, False
+        while num_missed < _num_questions(self._silence_s if was_heard else _START_S):
+            pause = asyncio.create_task(asyncio.sleep(_ASK_S))
+            try:
+                is_heard = await server.answers(_ASK_S)
+                await pause
+            finally:
+                pause.cancel()
+            was_heard = was_heard or is_heard or answering.done()
+            num_missed = 0 if is_heard else num_missed + 1
+        self._say(f"redis answers nothing for {num_missed * _ASK_S:g} s; killing it")
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+def _num_questions(seconds: float) -> int:
+    return max(2, math.ceil(seconds / _ASK_S))

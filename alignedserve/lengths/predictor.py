@@ -40,11 +40,10 @@ class Predictor:
         return self._answer(query_of(vector, len(prompt), params, tier, self.max_model_len))
 
     def learn(self, prediction: Prediction, length: int, reason: str) -> None:
-        """`reason`: why it ended. What was broken off, and what could not end by itself, teaches nothing."""
-        query = prediction.query
-        if reason not in ("stop", "length") or length < 1 or not query.is_natural:
+        """`reason`: why it ended. Nothing changes if that teaches nothing."""
+        if not teaches(prediction, length, reason):
             return
-        is_cut = reason == "length"
+        query, is_cut = prediction.query, reason == "length"
         self.trust.learn(prediction.similarity, prediction.guesses, length)
         self.neighbours.remember(query.vector, length, is_cut)
         mean = self.means.setdefault(query.tier, Mean())
@@ -75,6 +74,11 @@ class Predictor:
         if mean := self.means.get(query.tier):
             guesses["class"] = query.clamp(mean.value)
         return guesses
+
+
+def teaches(prediction: Prediction, length: int, reason: str) -> bool:
+    """What was broken off, and what could not end by itself, does not."""
+    return reason in ("stop", "length") and length >= 1 and prediction.query.is_natural
 
 
 def mean_length(near: Sequence[Neighbour], most: int) -> float:

@@ -88,7 +88,6 @@ class SimProcess:
             instance_id=self.instance_id,
             epoch=self.epoch,
             pid=0,
-            token="",
             fingerprint={},
             limits=limits,
         )

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from alignedserve.store.base import Lease, LeaseLost, Store, StoreAway
+from alignedserve.store.base import (
+    STAGES,
+    Lease,
+    LeaseLost,
+    LeaseState,
+    Stage,
+    Store,
+    StoreAway,
+    StoreFull,
+    StoreLimits,
+    TooManyJobs,
+)
 from alignedserve.store.records import (
     FileId,
     FileRecord,
@@ -16,17 +27,23 @@ from alignedserve.store.records import (
 )
 
 __all__ = [
+    "STAGES",
     "FileId",
     "FileRecord",
     "JobId",
     "JobRecord",
     "Lease",
     "LeaseLost",
+    "LeaseState",
     "LineResult",
     "Problem",
     "Purpose",
+    "Stage",
     "Status",
     "Store",
     "StoreAway",
+    "StoreFull",
+    "StoreLimits",
     "Tally",
+    "TooManyJobs",
 ]

@@ -37,6 +37,8 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     num_chunks: int
     created_at: int
     expires_at: int | None = None
+    # whose it is (gateway/keys.py); "": where no keys are needed
+    owner: str = ""
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,6 +60,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: int
     expires_at: int
     metadata: dict[str, str] | None = None
+    owner: str = ""
     # of its way so far (alignedserve/batch/job.py)
     status: Status = "validating"
     in_progress_at: int | None = None
@@ -91,6 +94,8 @@ class Tally(msgspec.Struct, frozen=True):
     num_output_tokens: int = 0
     # of the input, those whose KV was there, of earlier prompts
     num_cached_tokens: int = 0
+    # that are stored until the job is over
+    num_result_bytes: int = 0
 
 
 class LineResult(msgspec.Struct, frozen=True):

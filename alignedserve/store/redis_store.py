@@ -1,181 +1,162 @@
-"""The store on Redis, or what speaks its protocol.
+"""The store on Redis.
 
 Keys, all under one prefix: `file:ID` a record, `data:ID` a hash of its chunks by number, `uses:ID` the open jobs that
-read it; `job:ID` a record, `lease:ID` a token that lapses, `results:ID` a hash by line number, `tally:ID` a hash of
-counts; `state:NAME` bytes. Listings are sorted sets of ids: `files`, `files:PURPOSE`, `jobs` by age, `open` and
-`expiring` by deadline.
+read it; `uploads` the files that are not committed by when they lapse, `uploaders` a hash of their owners; `job:ID` a
+record, `holder:ID` the token of the one who took it last, `lease:ID` the same until it lapses, `running:ID` its lines
+that have begun and have no result, `falls:ID` a hash of counts by line number, `results:ID` a hash by line number,
+`tally:ID` a hash of counts; `bytes` and `bytes@OWNER` what is stored; `state:NAME` bytes; `format` which of all this
+there is.
+
+Listings are sorted sets of ids: `files`, `files:PURPOSE` and `jobs` by age, `open` by deadline, and of each one an
+owner's part with `@OWNER` at its end; `open:STATUS` and `expiring` by deadline.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import re
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import msgspec
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
 
 from alignedserve.store import scripts
-from alignedserve.store.base import UNCOMMITTED_S, Lease, LeaseLost, Order, Page, Store, StoreAway
+from alignedserve.store.base import (
+    UNCOMMITTED_S,
+    Lease,
+    LeaseLost,
+    LeaseState,
+    Order,
+    Page,
+    Stage,
+    Store,
+    StoreFull,
+    StoreLimits,
+    TooManyJobs,
+)
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
+from alignedserve.store.redis_connection import RedisConnection, asks
+from alignedserve.store.scripts import PREFIX
 
-PREFIX = "alignedserve:"
-MAX_CONNECTIONS = 32
-# Longer than a write to a busy disk takes; one that hangs is as good as away.
-TIMEOUT_S = 10.0
-CONNECT_TIMEOUT_S = 2.0
+OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
+# what is deleted at a time, while others wait
+_NUM_AT_A_TIME = 64
+# lines asked for at a time: the answer is taken apart in one go
+_NUM_LINES = 1024
+# of results that are fetched together
+_RESULT_BYTES = 4 << 20
 
-# Answers of a Redis that is there, and takes no writes, or nothing: its disk is full, its replicas are gone, ...
-_NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b")
-
-PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output")
-
-Args = ParamSpec("Args")
-Result = TypeVar("Result")
-
-
-def _away(
-    method: Callable[Concatenate[RedisStore, Args], Coroutine[Any, Any, Result]],
-) -> Callable[Concatenate[RedisStore, Args], Coroutine[Any, Any, Result]]:
-    """Redis's ways of not being there, BusyLoadingError and AuthenticationError among them, as the store's.
-
-    In a task of its own, which goes on when the caller is cancelled: redis-py 8.1 swallows cancellations.
-    """
-
-    @functools.wraps(method)
-    async def asking(store: RedisStore, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
-        call = asyncio.create_task(method(store, *args, **kwargs))
-        store.calls.add(call)
-        call.add_done_callback(store.over)
-        try:
-            return await asyncio.shield(call)
-        except (ConnectionError, TimeoutError, ReadOnlyError, OutOfMemoryError, OSError) as error:
-            raise StoreAway(str(error) or type(error).__name__) from error
-        except ResponseError as error:
-            if not _NOT_NOW.search(str(error)):
-                raise
-            raise StoreAway(str(error)) from error
-
-    return asking
+_STATUSES: dict[Stage, tuple[str, ...]] = {
+    "validate": ("validating",),
+    "run": ("in_progress",),
+    "end": ("cancelling", "finalizing"),
+}
+_LEASE_STATES: tuple[LeaseState, ...] = ("lost", "held", "cancelling")
 
 
-class RedisStore(Store):
-    def __init__(self, url: str) -> None:
+class RedisStore(RedisConnection, Store):
+    def __init__(self, url: str, limits: StoreLimits | None = None) -> None:
         """Raises ValueError for what is no URL of a Redis."""
-        pool: Any = BlockingConnectionPool.from_url(
-            url,
-            max_connections=MAX_CONNECTIONS,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            # once: a connection from before Redis's restart is found to be dead when it is used
-            retry=Retry(NoBackoff(), 1),
-        )
-        self._redis: Any = Redis(connection_pool=pool)
-        self._scripts: dict[str, Any] = {}
-        # that go on, perhaps with nobody waiting for them
-        self.calls: set[asyncio.Task[Any]] = set()
+        super().__init__(url)
+        self._limits = limits or StoreLimits()
 
-    async def close(self) -> None:
-        await asyncio.gather(*self.calls, return_exceptions=True)
-        await self._redis.aclose()
-        await self._redis.connection_pool.disconnect()
-
-    def over(self, call: asyncio.Task[Any]) -> None:
-        """Whoever was cancelled meanwhile does not hear what became of it any more, and nobody else needs to."""
-        self.calls.discard(call)
-        if not call.cancelled():
-            call.exception()
-
-    @_away
+    @asks
     async def ping(self) -> None:
         await self._redis.ping()
 
     # ---- files ----
 
-    @_away
-    async def put_chunk(self, file_id: FileId, number: int, data: bytes) -> None:
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(_key("data", file_id), number, data)
-            pipe.expire(_key("data", file_id), UNCOMMITTED_S)
-            await pipe.execute()
+    @asks
+    async def put_chunk(
+        self, file_id: FileId, owner: str, number: int, data: bytes, is_bounded: bool = True
+    ) -> None:
+        lapses_at = int(time.time()) + UNCOMMITTED_S
+        limits = self._byte_limits(is_bounded)
+        self._check(await self.run(scripts.PUT_CHUNK, file_id, owner, number, data, lapses_at, *limits))
 
-    @_away
+    @asks
     async def commit_file(self, file: FileRecord) -> None:
-        keys = [*_file_keys(file), _key("expiring")]
-        score = await self._next_score()
-        expires = "" if file.expires_at is None else file.expires_at
-        args = [_encode(file), file.id, score, file.num_chunks, expires]
-        if not await self._run(scripts.COMMIT_FILE, keys, args):
+        args = [*_file_args(file), file.num_chunks, _or_none(file.expires_at)]
+        if not await self.run(scripts.COMMIT_FILE, *args):
             raise ValueError(f"file {file.id}: not all of its {file.num_chunks} chunks are there")
 
-    @_away
+    @asks
     async def drop_chunks(self, file_id: FileId) -> None:
-        await self._run(scripts.DROP_CHUNKS, [_key("file", file_id), _key("data", file_id)], [])
+        await self.run(scripts.DROP_CHUNKS, file_id)
 
-    @_away
+    @asks
+    async def drop_lapsed(self, now: float) -> None:
+        await self.run(scripts.DROP_LAPSED, now, _NUM_AT_A_TIME)
+
+    @asks
     async def file(self, file_id: FileId) -> FileRecord | None:
         found = await self._redis.get(_key("file", file_id))
         return None if found is None else _decode(found, FileRecord)
 
-    @_away
+    @asks
+    async def files(self, file_ids: Sequence[FileId]) -> list[FileRecord]:
+        found = await self._redis.mget([_key("file", each) for each in file_ids]) if file_ids else []
+        return [_decode(each, FileRecord) for each in found if each is not None]
+
+    @asks
     async def chunk(self, file_id: FileId, number: int) -> bytes | None:
         return cast(bytes | None, await self._redis.hget(_key("data", file_id), number))
 
-    @_away
+    @asks
     async def delete_file(self, file_id: FileId) -> Literal["deleted", "absent", "in_use"]:
-        keys = [_key(kind, file_id) for kind in ("file", "data", "uses")]
-        keys += [_key("files"), _key("expiring"), *(_key("files", purpose) for purpose in PURPOSES)]
-        done = await self._run(scripts.DELETE_FILE, keys, [file_id])
+        found = await self._redis.get(_key("file", file_id))
+        if found is None:
+            return "absent"
+        file = _decode(found, FileRecord)
+        done = await self.run(scripts.DELETE_FILE, file.id, file.owner, file.purpose)
         return cast(Literal["deleted", "absent", "in_use"], done.decode())
 
-    @_away
+    @asks
     async def list_files(
-        self, purpose: Purpose | None, after: FileId | None, limit: int, order: Order
+        self, owner: str | None, purpose: Purpose | None, after: FileId | None, limit: int, order: Order
     ) -> Page | None:
-        listing = _key("files") if purpose is None else _key("files", purpose)
-        return await self._page(listing, after, limit, order == "desc")
+        name = "files" if purpose is None else f"files:{purpose}"
+        return await self._page(_listing(name, owner), after, limit, order == "desc")
 
-    @_away
+    @asks
     async def expired_files(self, now: float) -> list[FileId]:
-        found = await self._redis.zrange(_key("expiring"), "-inf", now, byscore=True)
+        found = await self._redis.zrange(
+            _key("expiring"), "-inf", now, byscore=True, offset=0, num=_NUM_AT_A_TIME
+        )
         return [FileId(each.decode()) for each in found]
 
     # ---- jobs ----
 
-    @_away
+    @asks
     async def add_job(self, job: JobRecord) -> bool:
-        keys = [_key("job", job.id), _key("jobs"), _key("open")]
-        keys += [_key("file", job.input_file_id), _key("uses", job.input_file_id)]
-        args = [_encode(job), job.id, await self._next_score(), job.expires_at]
-        return bool(await self._run(scripts.ADD_JOB, keys, args))
+        limits = self._limits
+        open_limits = _or_none(limits.max_open_jobs), _or_none(limits.max_open_jobs_of_owner)
+        args = [_encode(job), job.id, job.owner, job.input_file_id, job.expires_at]
+        args += [*open_limits, *self._byte_limits(), limits.max_jobs_of_owner]
+        return bool(self._check(await self.run(scripts.ADD_JOB, *args)))
 
-    @_away
+    @asks
     async def job(self, job_id: JobId) -> JobRecord | None:
         found = await self._redis.get(_key("job", job_id))
         return None if found is None else _decode(found, JobRecord)
 
-    @_away
+    @asks
     async def tally(self, job_id: JobId) -> Tally:
         found = await self._redis.hgetall(_key("tally", job_id))
         return Tally(**{name.decode(): int(count) for name, count in found.items()})
 
-    @_away
-    async def list_jobs(self, after: JobId | None, limit: int) -> Page | None:
-        return await self._page(_key("jobs"), after, limit, newest_first=True)
+    @asks
+    async def list_jobs(self, owner: str | None, after: JobId | None, limit: int) -> Page | None:
+        return await self._page(_listing("jobs", owner), after, limit, newest_first=True)
 
-    @_away
-    async def open_jobs(self) -> list[JobRecord]:
-        ids = await self._redis.zrange(_key("open"), 0, -1)
-        if not ids:
-            return []
-        found = await self._redis.mget([_key("job", each.decode()) for each in ids])
-        return [_decode(each, JobRecord) for each in found if each is not None]
+    @asks
+    async def count_open(self) -> Counter[str]:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for status in OPEN_STATUSES:
+                pipe.zcard(_key("open", status))
+            found = await pipe.execute()
+        return Counter({status: count for status, count in zip(OPEN_STATUSES, found, strict=True) if count})
 
     async def replace_job(self, old: JobRecord, new: JobRecord, lease: Lease | None) -> bool:
         return await self._replace(old, new, lease, [])
@@ -187,68 +168,136 @@ class RedisStore(Store):
 
     # ---- what was learned ----
 
-    @_away
+    @asks
     async def put_state(self, name: str, data: bytes) -> None:
         await self._redis.set(_key("state", name), data)
 
-    @_away
+    @asks
     async def state(self, name: str) -> bytes | None:
         return cast(bytes | None, await self._redis.get(_key("state", name)))
 
     # ---- leases ----
 
-    @_away
-    async def acquire(self, job_id: JobId, owner: str, seconds: float) -> Lease | None:
-        token = f"{await self._next_score()}:{owner}"
-        taken = await self._redis.set(_key("lease", job_id), token, nx=True, px=_milliseconds(seconds))
-        return Lease(job_id, token) if taken else None
+    @asks
+    async def take(self, stage: Stage, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
+        # of all leases no two have the same: one that nothing is taken with is no loss
+        wanted: list[tuple[str, float | str]] = [(status, "+inf") for status in _STATUSES[stage]]
+        if stage == "end":
+            wanted.append(("in_progress", now))
+        leases: list[Lease] = []
+        for status, due_by in wanted:
+            left = count - len(leases)
+            if not left or not await self._redis.zcount(_key("open", status), "-inf", due_by):
+                continue
+            token = f"{await self._redis.incr(_key('sequence'))}:{holder}"
+            found = await self.run(scripts.TAKE, status, due_by, token, _milliseconds(seconds), left)
+            leases += [Lease(JobId(each.decode()), token) for each in found]
+        return leases
 
-    @_away
-    async def renew(self, lease: Lease, seconds: float) -> None:
-        key = _key("lease", lease.job_id)
-        _held(lease, await self._run(scripts.RENEW, [key], [lease.token, _milliseconds(seconds)]))
+    @asks
+    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]:
+        if not leases:
+            return []
+        words = [word for lease in leases for word in (lease.job_id, lease.token)]
+        found = await self.run(scripts.RENEW, _milliseconds(seconds), *words)
+        return [_LEASE_STATES[each] for each in found]
 
-    @_away
+    @asks
     async def release(self, lease: Lease) -> None:
-        await self._run(scripts.RELEASE, [_key("lease", lease.job_id)], [lease.token])
+        await self.run(scripts.RELEASE, lease.token, lease.job_id)
 
     # ---- results ----
 
-    @_away
-    async def put_result(self, lease: Lease, line: int, result: LineResult) -> None:
-        keys = [_key(kind, lease.job_id) for kind in ("lease", "results", "tally")]
+    @asks
+    async def begin_lines(self, lease: Lease, lines: Sequence[int]) -> None:
+        self._check(await self.run(scripts.BEGIN_LINES, lease.token, lease.job_id, *lines), lease)
+
+    @asks
+    async def falls(self, job_id: JobId) -> dict[int, int]:
+        found = await self._redis.hgetall(_key("falls", job_id))
+        return {int(line): int(count) for line, count in found.items()}
+
+    @asks
+    async def put_result(
+        self, lease: Lease, owner: str, line: int, result: LineResult, is_bounded: bool = True
+    ) -> None:
         count = "num_failed" if result.is_error else "num_completed"
         tokens = [result.num_input_tokens, result.num_output_tokens, result.num_cached_tokens]
-        args = [lease.token, line, _encode(result), count, *tokens]
-        _held(lease, await self._run(scripts.PUT_RESULT, keys, args))
+        args = [lease.token, lease.job_id, line, _encode(result), count, *tokens, owner]
+        done = await self.run(scripts.PUT_RESULT, *args, *self._byte_limits(is_bounded))
+        self._check(done, lease)
 
-    @_away
-    async def lines_done(self, job_id: JobId) -> list[int]:
-        return [int(number) for number in await self._redis.hkeys(_key("results", job_id))]
+    async def lines_done(self, job_id: JobId) -> set[int]:
+        done: set[int] = set()
+        first = 1
+        while True:
+            num_done, *lines = await self._lines_done(job_id, first)
+            done.update(lines)
+            if len(done) >= num_done:
+                return done
+            first += _NUM_LINES
 
-    @_away
+    @asks
+    async def _lines_done(self, job_id: JobId, first: int) -> list[int]:
+        found: list[int] = await self.run(scripts.LINES_DONE, job_id, first, first + _NUM_LINES - 1)
+        return found
+
+    @asks
     async def results(self, job_id: JobId, lines: Sequence[int]) -> list[LineResult | None]:
-        found = await self._redis.hmget(_key("results", job_id), lines)
+        found = await self.run(scripts.RESULTS, job_id, _RESULT_BYTES, *lines) if lines else []
         return [None if each is None else _decode(each, LineResult) for each in found]
+
+    # ---- a store from before there were owners ----
+
+    async def upgrade(self) -> None:
+        """What it holds is nobody's, and counted. Safe to repeat, and beside all else."""
+        if await self._format():
+            return
+        for file_id in await self._all("files"):
+            await self._adopt_file(FileId(file_id))
+        for job_id in await self._all("jobs"):
+            await self._adopt_job(JobId(job_id))
+        await self._set_format()
+
+    @asks
+    async def _format(self) -> bytes | None:
+        return cast(bytes | None, await self._redis.get(_key("format")))
+
+    @asks
+    async def _set_format(self) -> None:
+        await self._redis.set(_key("format"), 2)
+
+    @asks
+    async def _all(self, listing: str) -> list[str]:
+        return [each.decode() for each in await self._redis.zrange(_key(listing), 0, -1)]
+
+    async def _adopt_file(self, file_id: FileId) -> None:
+        # one that can't be read is nobody's affair
+        with contextlib.suppress(msgspec.DecodeError):
+            if file := await self.file(file_id):
+                await self._run_script(scripts.ADOPT_FILE, file.id, file.owner, file.purpose)
+
+    async def _adopt_job(self, job_id: JobId) -> None:
+        with contextlib.suppress(msgspec.DecodeError):
+            if job := await self.job(job_id):
+                args = [job.id, job.owner, job.status, int(job.is_over), job.expires_at]
+                await self._run_script(scripts.ADOPT_JOB, *args)
+
+    @asks
+    async def _run_script(self, script: str, *args: Any) -> None:
+        await self.run(script, *args)
 
     # ---- how it is done ----
 
-    @_away
+    @asks
     async def _replace(
         self, old: JobRecord, new: JobRecord, lease: Lease | None, files: Sequence[FileRecord]
     ) -> bool:
-        keys = [_key("lease", new.id), _key("job", new.id), _key("open")]
-        keys += [_key("results", new.id), _key("uses", new.input_file_id)]
-        token = lease.token if lease else ""
-        score = await self._next_score() if files else 0
-        args: list[Any] = [token, _encode(old), _encode(new), new.id, int(new.is_over), score]
+        args: list[Any] = [lease.token if lease else "", new.id, _encode(old), _encode(new), new.owner]
+        args += [new.status, int(new.is_over), new.expires_at, new.input_file_id]
         for file in files:
-            keys += _file_keys(file)
-            args += [_encode(file), file.id]
-        done = await self._run(scripts.REPLACE_JOB, keys, args)
-        if lease:
-            _held(lease, done)
-        return bool(done)
+            args += _file_args(file)
+        return bool(self._check(await self.run(scripts.REPLACE_JOB, *args), lease))
 
     async def _page(self, listing: str, after: str | None, limit: int, newest_first: bool) -> Page | None:
         start = 0
@@ -260,18 +309,31 @@ class RedisStore(Store):
         found = await self._redis.zrange(listing, start, start + limit, desc=newest_first)
         return Page([each.decode() for each in found[:limit]], has_more=len(found) > limit)
 
-    async def _next_score(self) -> int:
-        # steps of two: the two files of a job have one each
-        return int(await self._redis.incrby(_key("sequence"), 2))
+    def _byte_limits(self, is_bounded: bool = True) -> tuple[int | str, int | str]:
+        limits = self._limits
+        return (_or_none(limits.max_bytes), _or_none(limits.max_bytes_of_owner)) if is_bounded else ("", "")
 
-    async def _run(self, script: str, keys: list[str], args: list[Any]) -> Any:
-        if script not in self._scripts:
-            self._scripts[script] = self._redis.register_script(script)
-        return await self._scripts[script](keys, args)
+    def _check(self, done: int, lease: Lease | None = None) -> int:
+        """A script's answer."""
+        if done < 0:
+            self._refused(done, lease)
+        return done
 
-
-def _held(lease: Lease, done: int) -> None:
-    if done == -1:
+    def _refused(self, done: int, lease: Lease | None) -> NoReturn:
+        limits = self._limits
+        if done == -2:
+            raise StoreFull(f"files and batches: all together may have {limits.max_bytes} bytes; delete some")
+        if done == -3:
+            raise StoreFull(
+                f"files and batches: yours may have {limits.max_bytes_of_owner} bytes; delete some"
+            )
+        if done == -4:
+            raise TooManyJobs(f"{limits.max_open_jobs} batches are not over, and no more may be")
+        if done == -5:
+            raise TooManyJobs(
+                f"{limits.max_open_jobs_of_owner} of your batches are not over, and no more may be"
+            )
+        assert lease
         raise LeaseLost(f"job {lease.job_id}: lease {lease.token} is lost")
 
 
@@ -279,8 +341,16 @@ def _key(*words: str) -> str:
     return PREFIX + ":".join(words)
 
 
-def _file_keys(file: FileRecord) -> list[str]:
-    return [_key("file", file.id), _key("data", file.id), _key("files"), _key("files", file.purpose)]
+def _listing(name: str, owner: str | None) -> str:
+    return _key(name) if owner is None else _key(f"{name}@{owner}")
+
+
+def _or_none(limit: int | None) -> int | str:
+    return "" if limit is None else limit
+
+
+def _file_args(file: FileRecord) -> list[Any]:
+    return [_encode(file), file.id, file.owner, file.purpose]
 
 
 def _encode(record: msgspec.Struct) -> bytes:

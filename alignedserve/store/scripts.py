@@ -1,87 +1,300 @@
 """Steps that Redis takes whole or not at all.
 
-A lease that has to be held is KEYS[1] and ARGV[1]; an empty token asks for none. A lease lost is the answer -1.
+A script begins with COMMON, and names the keys that it uses by itself: a Redis cluster, where it would have to be told
+of them, can't hold this store. A lease lost is the answer -1, a store that is full -2, an owner's share of it -3.
 """
 
 from __future__ import annotations
 
-_HELD = """
-if ARGV[1] ~= '' and redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
-"""
+PREFIX = "alignedserve:"
 
-# lease key, job's token; milliseconds
-RENEW = _HELD + "return redis.call('PEXPIRE', KEYS[1], ARGV[2])"
-
-RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
-
-# lease, results, tally; line, result, field of the tally; tokens of input, output, input that was cached
-PUT_RESULT = (
-    _HELD
+COMMON = (
+    f"local PREFIX = '{PREFIX}'"
     + """
-if redis.call('HSETNX', KEYS[2], ARGV[2], ARGV[3]) == 1 then
-  redis.call('HINCRBY', KEYS[3], ARGV[4], 1)
-  redis.call('HINCRBY', KEYS[3], 'num_input_tokens', ARGV[5])
-  redis.call('HINCRBY', KEYS[3], 'num_output_tokens', ARGV[6])
-  redis.call('HINCRBY', KEYS[3], 'num_cached_tokens', ARGV[7])
+local function key(...) return PREFIX .. table.concat({...}, ':') end
+
+-- ids of an owner: beside the listing of all
+local function listed(name, owner) return key(name .. '@' .. owner) end
+
+-- what is stored, in all and by an owner
+local function charge(owner, num_bytes)
+  if num_bytes ~= 0 then
+    redis.call('INCRBY', key('bytes'), num_bytes)
+    redis.call('INCRBY', listed('bytes', owner), num_bytes)
+  end
 end
-return 1
+
+-- limits are numbers as text; an empty one is none
+local function is_above(counter, more, limit)
+  return limit ~= '' and tonumber(redis.call('GET', counter) or '0') + more > tonumber(limit)
+end
+
+local function full(owner, more, max_all, max_owner)
+  if more <= 0 then return nil end
+  if is_above(listed('bytes', owner), more, max_owner) then return -3 end
+  if is_above(key('bytes'), more, max_all) then return -2 end
+end
+
+local function size_of(id)
+  local size = 0
+  for _, number in ipairs(redis.call('HKEYS', key('data', id))) do
+    size = size + redis.call('HSTRLEN', key('data', id), number)
+  end
+  return size
+end
+
+-- data of a file that is not committed
+local function drop(id)
+  if redis.call('EXISTS', key('file', id)) == 1 then return end
+  local owner = redis.call('HGET', key('uploaders'), id)
+  if owner then charge(owner, -size_of(id)) end
+  redis.call('UNLINK', key('data', id))
+  redis.call('ZREM', key('uploads'), id)
+  redis.call('HDEL', key('uploaders'), id)
+end
+
+local function commit(record, id, owner, purpose)
+  local file = key('file', id)
+  charge(owner, #record - redis.call('STRLEN', file))
+  redis.call('SET', file, record)
+  redis.call('ZREM', key('uploads'), id)
+  redis.call('HDEL', key('uploaders'), id)
+  local score = redis.call('INCR', key('sequence'))
+  for _, name in ipairs({'files', 'files:' .. purpose}) do
+    redis.call('ZADD', key(name), 'NX', score, id)
+    redis.call('ZADD', listed(name, owner), 'NX', score, id)
+  end
+end
+
+-- the one who took the job last: also when the lease has lapsed, as long as nobody has taken it since
+local function is_held(id, token) return redis.call('GET', key('holder', id)) == token end
+
+local function let_go(id) redis.call('DEL', key('holder', id), key('lease', id), key('running', id)) end
+
+local STATUSES = {'validating', 'in_progress', 'finalizing', 'cancelling'}
+
+-- an open job is listed by its status, all others are not
+local function place(id, status, expires_at)
+  for _, each in ipairs(STATUSES) do
+    if each == status then
+      redis.call('ZADD', key('open', each), expires_at, id)
+    else
+      redis.call('ZREM', key('open', each), id)
+    end
+  end
+end
 """
 )
 
-# lease, job, open jobs, results, uses of the input, and per file: file, data, listing, listing of its purpose;
-# old job, new job, job id, '1' if that is over, score of the listings, and per file: record, id
-REPLACE_JOB = (
-    _HELD
-    + """
-if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
-redis.call('SET', KEYS[2], ARGV[3])
-if ARGV[5] == '1' then
-  redis.call('ZREM', KEYS[3], ARGV[4])
-  redis.call('UNLINK', KEYS[4])
-  redis.call('SREM', KEYS[5], ARGV[4])
-  redis.call('DEL', KEYS[1])
-end
-for i = 0, (#KEYS - 5) / 4 - 1 do
-  local file, data, all, some = KEYS[6 + 4 * i], KEYS[7 + 4 * i], KEYS[8 + 4 * i], KEYS[9 + 4 * i]
-  redis.call('SET', file, ARGV[7 + 2 * i])
-  redis.call('PERSIST', data)
-  redis.call('ZADD', all, ARGV[6] + i, ARGV[8 + 2 * i])
-  redis.call('ZADD', some, ARGV[6] + i, ARGV[8 + 2 * i])
-end
+# id, owner, number, data; when it lapses; limits of bytes
+PUT_CHUNK = """
+local id, owner, number, data = unpack(ARGV)
+local more = #data - redis.call('HSTRLEN', key('data', id), number)
+local refused = full(owner, more, ARGV[6], ARGV[7])
+if refused then return refused end
+charge(owner, more)
+redis.call('HSET', key('data', id), number, data)
+redis.call('ZADD', key('uploads'), ARGV[5], id)
+redis.call('HSET', key('uploaders'), id, owner)
 return 1
 """
-)
 
-# file, data, listing, listing of its purpose, those that expire; record, id, score, chunks, when it expires or ''
+# record, id, owner, purpose; chunks; when it expires or ''
 COMMIT_FILE = """
-if redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[4]) then return 0 end
-redis.call('SET', KEYS[1], ARGV[1])
-redis.call('PERSIST', KEYS[2])
-if ARGV[5] ~= '' then redis.call('ZADD', KEYS[5], ARGV[5], ARGV[2]) end
-redis.call('ZADD', KEYS[3], 'NX', ARGV[3], ARGV[2])
-redis.call('ZADD', KEYS[4], 'NX', ARGV[3], ARGV[2])
+local record, id, owner, purpose = unpack(ARGV)
+if redis.call('HLEN', key('data', id)) ~= tonumber(ARGV[5]) then return 0 end
+commit(record, id, owner, purpose)
+if ARGV[6] ~= '' then redis.call('ZADD', key('expiring'), ARGV[6], id) end
 return 1
 """
 
-# file, data
-DROP_CHUNKS = "if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('UNLINK', KEYS[2]) end return 1"
+DROP_CHUNKS = "drop(ARGV[1]) return 1"
 
-# file, data, uses, listings; id
+# now; at most so many
+DROP_LAPSED = """
+local lapsed = redis.call('ZRANGEBYSCORE', key('uploads'), '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
+for _, id in ipairs(lapsed) do drop(id) end
+return #lapsed
+"""
+
+# id, owner, purpose
 DELETE_FILE = """
-if redis.call('SCARD', KEYS[3]) > 0 then return 'in_use' end
-for i = 4, #KEYS do redis.call('ZREM', KEYS[i], ARGV[1]) end
-redis.call('UNLINK', KEYS[2])
-if redis.call('DEL', KEYS[1]) == 0 then return 'absent' end
+local id, owner, purpose = unpack(ARGV)
+if redis.call('SCARD', key('uses', id)) > 0 then return 'in_use' end
+local size = redis.call('STRLEN', key('file', id))
+if size == 0 then return 'absent' end
+charge(owner, -size - size_of(id))
+for _, name in ipairs({'files', 'files:' .. purpose}) do
+  redis.call('ZREM', key(name), id)
+  redis.call('ZREM', listed(name, owner), id)
+end
+redis.call('ZREM', key('expiring'), id)
+redis.call('UNLINK', key('data', id), key('file', id))
 return 'deleted'
 """
 
-# job, jobs, open jobs, input file, uses of it; record, id, score, when it expires
+# record, id, owner, input file; when it expires; limits: of open jobs in all and of the owner, of bytes, of jobs kept
 ADD_JOB = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 1 end
-if redis.call('EXISTS', KEYS[4]) == 0 then return 0 end
-redis.call('SET', KEYS[1], ARGV[1])
-redis.call('ZADD', KEYS[2], 'NX', ARGV[3], ARGV[2])
-redis.call('ZADD', KEYS[3], ARGV[4], ARGV[2])
-redis.call('SADD', KEYS[5], ARGV[2])
+local record, id, owner, input = unpack(ARGV)
+if redis.call('EXISTS', key('job', id)) == 1 then return 1 end
+if redis.call('EXISTS', key('file', input)) == 0 then return 0 end
+if ARGV[7] ~= '' and redis.call('ZCARD', listed('open', owner)) >= tonumber(ARGV[7]) then return -5 end
+if ARGV[6] ~= '' and redis.call('ZCARD', key('open')) >= tonumber(ARGV[6]) then return -4 end
+local refused = full(owner, #record, ARGV[8], ARGV[9])
+if refused then return refused end
+charge(owner, #record)
+redis.call('SET', key('job', id), record)
+local score = redis.call('INCR', key('sequence'))
+for _, name in ipairs({'jobs', 'open'}) do
+  local by = name == 'jobs' and score or ARGV[5]
+  redis.call('ZADD', key(name), by, id)
+  redis.call('ZADD', listed(name, owner), by, id)
+end
+place(id, 'validating', ARGV[5])
+redis.call('SADD', key('uses', input), id)
+-- a few for each that comes: there is never much to be done at once
+local num_more = redis.call('ZCARD', listed('jobs', owner)) - tonumber(ARGV[10])
+if num_more > 0 then
+  for _, old in ipairs(redis.call('ZRANGE', listed('jobs', owner), 0, math.min(num_more, 8) - 1)) do
+    if not redis.call('ZSCORE', key('open'), old) then
+      charge(owner, -redis.call('STRLEN', key('job', old)))
+      redis.call('DEL', key('job', old), key('tally', old))
+      redis.call('ZREM', key('jobs'), old)
+      redis.call('ZREM', listed('jobs', owner), old)
+    end
+  end
+end
+return 1
+"""
+
+# token or ''; id, old job, new job, owner, status, '1' if it is over, when it expires, input file; and per file:
+# record, id, owner, purpose
+REPLACE_JOB = """
+local token, id, old, new, owner, status, is_over, expires_at, input = unpack(ARGV)
+if token ~= '' and not is_held(id, token) then return -1 end
+if redis.call('GET', key('job', id)) ~= old then return 0 end
+charge(owner, #new - #old)
+redis.call('SET', key('job', id), new)
+place(id, status, expires_at)
+if is_over == '1' then
+  redis.call('ZREM', key('open'), id)
+  redis.call('ZREM', listed('open', owner), id)
+  charge(owner, -tonumber(redis.call('HGET', key('tally', id), 'num_result_bytes') or '0'))
+  redis.call('HDEL', key('tally', id), 'num_result_bytes')
+  redis.call('UNLINK', key('results', id), key('falls', id))
+  redis.call('SREM', key('uses', input), id)
+  let_go(id)
+end
+for first = 10, #ARGV, 4 do commit(unpack(ARGV, first, first + 3)) end
+return 1
+"""
+
+# which open jobs: of a status, due at this time at the latest or '+inf'; token, milliseconds, how many at most
+TAKE = """
+local found = {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('open', ARGV[1]), '-inf', ARGV[2])) do
+  if #found == tonumber(ARGV[5]) then break end
+  if redis.call('EXISTS', key('lease', id)) == 0 then
+    redis.call('SET', key('lease', id), ARGV[3], 'PX', ARGV[4])
+    redis.call('SET', key('holder', id), ARGV[3])
+    for _, line in ipairs(redis.call('SMEMBERS', key('running', id))) do
+      redis.call('HINCRBY', key('falls', id), line, 1)
+    end
+    redis.call('DEL', key('running', id))
+    found[#found + 1] = id
+  end
+end
+return found
+"""
+
+# milliseconds; and per lease: job, token. For each 0: lost, 1: held, 2: held, and the job is being cancelled
+RENEW = """
+local found = {}
+for at = 2, #ARGV, 2 do
+  local id, token = ARGV[at], ARGV[at + 1]
+  local state = 0
+  if is_held(id, token) then
+    redis.call('SET', key('lease', id), token, 'PX', ARGV[1])
+    state = redis.call('ZSCORE', key('open', 'cancelling'), id) and 2 or 1
+  end
+  found[#found + 1] = state
+end
+return found
+"""
+
+# token, job
+RELEASE = "if is_held(ARGV[2], ARGV[1]) then let_go(ARGV[2]) end return 1"
+
+# token, job, lines
+BEGIN_LINES = """
+if not is_held(ARGV[2], ARGV[1]) then return -1 end
+redis.call('SADD', key('running', ARGV[2]), unpack(ARGV, 3))
+return 1
+"""
+
+# token, job, line, result, field of the tally; tokens of input, output, input that was cached; owner, limits of bytes
+PUT_RESULT = """
+local token, id, line, result, field = unpack(ARGV)
+if not is_held(id, token) then return -1 end
+if redis.call('HEXISTS', key('results', id), line) == 0 then
+  local refused = full(ARGV[9], #result, ARGV[10], ARGV[11])
+  if refused then return refused end
+  charge(ARGV[9], #result)
+  redis.call('HSET', key('results', id), line, result)
+  local tally = key('tally', id)
+  redis.call('HINCRBY', tally, field, 1)
+  redis.call('HINCRBY', tally, 'num_input_tokens', ARGV[6])
+  redis.call('HINCRBY', tally, 'num_output_tokens', ARGV[7])
+  redis.call('HINCRBY', tally, 'num_cached_tokens', ARGV[8])
+  redis.call('HINCRBY', tally, 'num_result_bytes', #result)
+end
+redis.call('SREM', key('running', id), line)
+return 1
+"""
+
+# job, first line, last line: how many there are in all, and which of these
+LINES_DONE = """
+local found = {redis.call('HLEN', key('results', ARGV[1]))}
+if found[1] == 0 then return found end
+for line = tonumber(ARGV[2]), tonumber(ARGV[3]) do
+  if redis.call('HEXISTS', key('results', ARGV[1]), line) == 1 then found[#found + 1] = line end
+end
+return found
+"""
+
+# job, bytes, lines: of the first one, and of those after it as far as they have no more bytes together
+RESULTS = """
+local found, size = {}, 0
+for at = 3, #ARGV do
+  local result = redis.call('HGET', key('results', ARGV[1]), ARGV[at])
+  size = size + (result and #result or 0)
+  if #found > 0 and size > tonumber(ARGV[2]) then break end
+  found[#found + 1] = result
+end
+return found
+"""
+
+# of a store from before there were owners: id, '' as owner, purpose
+ADOPT_FILE = """
+local id, owner, purpose = unpack(ARGV)
+for _, name in ipairs({'files', 'files:' .. purpose}) do
+  local score = redis.call('ZSCORE', key(name), id)
+  if score and redis.call('ZADD', listed(name, owner), 'NX', score, id) == 1 and name == 'files' then
+    charge(owner, redis.call('STRLEN', key('file', id)) + size_of(id))
+  end
+end
+return 1
+"""
+
+# the same: id, owner, status, '1' if it is over, when it expires
+ADOPT_JOB = """
+local id, owner, status, is_over, expires_at = unpack(ARGV)
+local score = redis.call('ZSCORE', key('jobs'), id)
+if not score or redis.call('ZADD', listed('jobs', owner), 'NX', score, id) == 0 then return 0 end
+charge(owner, redis.call('STRLEN', key('job', id)))
+if is_over == '0' then
+  redis.call('ZADD', listed('open', owner), expires_at, id)
+  place(id, status, expires_at)
+end
 return 1
 """

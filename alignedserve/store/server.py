@@ -19,6 +19,10 @@ from pathlib import Path
 NAMES = ("redis-server", "valkey-server")
 # of a Unix socket's path, with the zero at its end
 _MAX_PATH_BYTES = 108
+# with less than this, a disk is full
+_FULL_BYTES = 1 << 20
+# of its log, where its last words are
+_LOG_BYTES = 64 << 10
 
 
 def find_server() -> str:
@@ -102,14 +106,37 @@ class PrivateServer:
             start_new_session=True,
         )
 
-    def last_words(self) -> str:
-        """What it said last, which is why it ended if it did not want to run."""
+    async def answers(self, timeout_s: float) -> bool:
+        """Anything: that it is loading, or busy, is an answer, too."""
         try:
-            lines = (self._directory / "redis.log").read_text(errors="replace").split("\n")
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_unix_connection(self.socket)
+                try:
+                    writer.write(b"PING\r\n")
+                    return bool(await reader.readline())
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return False
+
+    def why_ended(self, pid: int, status: int) -> str:
+        """In a line. Without room on the disk it may not have been able to say so."""
+        if status < 0:
+            return f"signal {-status}"
+        words = self.last_words(pid) or f"exit status {status}"
+        is_full = shutil.disk_usage(self._directory).free < _FULL_BYTES
+        return f"the disk of {self._directory} is full: {words}" if is_full else words
+
+    def last_words(self, pid: int) -> str:
+        """What this run of it said last, which is why it ended if it did not want to run."""
+        try:
+            with (self._directory / "redis.log").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+                lines = log.read().decode(errors="replace").split("\n")
         except OSError:
             return ""
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        return last.rpartition(" # ")[2]
+        own = (line for line in reversed(lines) if line.startswith(f"{pid}:"))
+        return next(own, "").rpartition(" # ")[2]
 
     def _options(self, data: Path) -> list[str]:
         settings = {

@@ -7,7 +7,7 @@ what transformers offers: `raise_exception`, `strftime_now`, `tojson`, loop cont
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
@@ -17,6 +17,9 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from alignedserve.text.control_tokens import ControlTokens
+from alignedserve.text.template_marks import Breaking, Marker, harmless_chats
 
 Message = Mapping[str, Any]
 
@@ -28,20 +31,95 @@ class ChatTemplates:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._where = where
+        # of a template: see _composed
+        self._found_composed: dict[str, frozenset[str] | None] = {}
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **variables: Any
     ) -> str:
         """Raises ValueError when there is no template, or when it does not accept the messages."""
-        template = _compile(self._choose(has_tools=bool(tools)))
-        values = {"documents": None, **self._special_tokens, **variables}
+        source = self._choose(has_tools=bool(tools))
+        return self._render(source, None, {"messages": messages, "tools": tools, **variables})
+
+    def render_marked(
+        self,
+        control: ControlTokens,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        **variables: Any,
+    ) -> str:
+        """The same with marks at the template's own control tokens, and raises the same."""
+        source = self._choose(has_tools=bool(tools))
+        values = {"messages": messages, "tools": tools, **variables}
+        composed = self._composed(source, control)
+        if composed is None:
+            return self._put_together(source, None, values, control, frozenset(control.ids))
+        return self._put_together(source, control, values, control, composed)
+
+    def _put_together(
+        self,
+        source: str,
+        marks: ControlTokens | None,
+        values: dict[str, Any],
+        control: ControlTokens,
+        others: frozenset[str],
+    ) -> str:
+        """`others`: those tokens of its own that the template itself does not mark."""
+        if not others:
+            return self._render(source, marks, values)
         try:
-            return template.render(
-                messages=_checked(messages), tools=list(tools) if tools else None, **values
-            )
+            breaking = Breaking(others, values)
+            values = breaking.broken(values)
+        except (ValueError, RecursionError) as error:
+            raise self._rejection(str(error)) from error
+        text = self._render(source, marks, values, breaking.whole)
+        return breaking.whole(control.mark_also(text, others))
+
+    def _composed(self, source: str, control: ControlTokens) -> frozenset[str] | None:
+        """Control tokens that the template does not hold as they are; None: it can't do with marks."""
+        if source not in self._found_composed:
+            self._found_composed[source] = self._compose(source, control)
+        return self._found_composed[source]
+
+    def _compose(self, source: str, control: ControlTokens) -> frozenset[str] | None:
+        found: set[str] = set()
+        for messages, variables in harmless_chats():
+            values = {"messages": messages, "add_generation_prompt": True, **variables}
+            try:
+                plain = self._render(source, None, values)
+            except ValueError:
+                continue
+            try:
+                marked = self._render(source, control, values)
+            except ValueError:
+                return None
+            if control.unmarked(marked) != plain:
+                return None
+            found |= set(control.in_text(marked, is_marked=False))
+        return frozenset(found)
+
+    def _render(
+        self,
+        source: str,
+        marks: ControlTokens | None,
+        values: Mapping[str, Any],
+        whole: Callable[[str], str] = str,
+    ) -> str:
+        """`whole`: takes out of an error what was put into `values`."""
+        template = _compile(source, marks)
+        named = self._special_tokens
+        if marks:
+            named = {name: marks.marked(token) for name, token in named.items()}
+        try:
+            given = {"messages": _checked(values["messages"]), "tools": list(values["tools"] or ()) or None}
+            return template.render(**{"documents": None, **named, **values, **given})
         except Exception as error:
             # the template is foreign code: whatever it raises says that these messages do not fit it
-            raise ValueError(f"{self._where}: the chat template rejects these messages: {error}") from error
+            reason = whole(str(error))
+            raise self._rejection(marks.unmarked(reason) if marks else reason) from error
+
+    def _rejection(self, reason: str) -> ValueError:
+        return ValueError(f"{self._where}: the chat template rejects these messages: {reason}")
 
     @cached_property
     def with_tools(self) -> str | None:
@@ -102,15 +180,35 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_OPTIONS: dict[str, Any] = {
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "extensions": [loopcontrols, _GenerationBlock],
+}
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    return ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
+    return ImmutableSandboxedEnvironment(**_OPTIONS)
+
+
+class _MarkingEnvironment(ImmutableSandboxedEnvironment):
+    _marks: ControlTokens
+
+    @classmethod
+    def of(cls, marks: ControlTokens) -> _MarkingEnvironment:
+        made = cls(**_OPTIONS)
+        made._marks = marks
+        return made
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        parsed = super()._parse(source, name, filename)
+        marked: nodes.Template = Marker(self._marks.marked).visit(parsed)
+        return marked
 
 
 @lru_cache(maxsize=32)
-def _compile(template: str) -> jinja2.Template:
-    environment = _environment()
+def _compile(template: str, marks: ControlTokens | None) -> jinja2.Template:
+    environment = _environment() if marks is None else _MarkingEnvironment.of(marks)
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

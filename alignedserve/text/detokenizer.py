@@ -19,6 +19,10 @@ from tokenizers import pre_tokenizers
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 REPLACEMENT = "\ufffd"
+# So many tokens of a text that always seems to end inside of a character are no beginning of one.
+MAX_PENDING = 64
+# Longer runs of byte tokens are not decoded again for each of them.
+SHORT_RUN = 16
 
 
 class Pieces(Protocol):
@@ -109,6 +113,7 @@ class _WindowPieces:
         self._tables = tables
         self._context: list[int] = []
         self._pending: list[int] = []
+        self._run = _ByteRun()
 
     def append(self, token_id: int) -> str:
         is_byte = self._tables.is_byte[token_id]
@@ -116,9 +121,14 @@ class _WindowPieces:
             # decodes to nothing, and so may not become the context
             return ""
         self._pending.append(token_id)
-        return "" if is_byte else self._hand_out(is_last=False)
+        if is_byte:
+            self._run.append(self._tables.token_bytes(token_id))
+            return ""
+        return self._hand_out(is_last=False)
 
     def held_back(self) -> str:
+        if len(self._pending) > SHORT_RUN and self._run.num_bytes == len(self._pending):
+            return self._run.text
         return self._decode().rstrip(REPLACEMENT) if self._pending else ""
 
     def flush(self) -> str:
@@ -126,15 +136,41 @@ class _WindowPieces:
 
     def _hand_out(self, is_last: bool) -> str:
         text = self._decode()
-        if self._tables.may_end_inside_character and text.endswith(REPLACEMENT) and not is_last:
+        may_go_on = self._tables.may_end_inside_character and len(self._pending) < MAX_PENDING
+        if may_go_on and text.endswith(REPLACEMENT) and not is_last:
             return ""
         self._context, self._pending = self._pending[-1:], []
+        self._run = _ByteRun()
         return text
 
     def _decode(self) -> str:
         text = self._tables.backend.decode(self._context + self._pending, skip_special_tokens=False)
         known = len(self._tables.texts[self._context[0]]) if self._context else 0
         return text[known:]
+
+
+class _ByteRun:
+    """The text of byte tokens in a row."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._text = ""
+        self._decoder: codecs.IncrementalDecoder | None = codecs.getincrementaldecoder("utf-8")()
+
+    def append(self, byte: bytes) -> None:
+        self.num_bytes += 1
+        if self._decoder is None:
+            return
+        try:
+            self._text += self._decoder.decode(byte)
+        except UnicodeDecodeError:
+            self._decoder = None
+
+    @property
+    def text(self) -> str:
+        """Empty while it is in the middle of a character, or can't be text any more."""
+        is_whole = self._decoder is not None and not self._decoder.getstate()[0]
+        return self._text if is_whole else ""
 
 
 class _TokenBytes(dict[int, bytes]):

@@ -1,16 +1,22 @@
 """A process that compiles grammars for another one, and can be stopped at it, which a thread can't.
 
-On stdin, frames of four bytes of length and then JSON: first the vocabulary, then one grammar after the other with the
-time that it may take. On stdout after each what is wrong with it, or null. Whoever reads no answer but the end learns
-from the signal why: SIGALRM ended it, in time, whatever it was doing. It ends with its stdin.
+It takes in the vocabulary once, and forks for each grammar: what takes too long, or too much memory, ends with its
+child, and costs the next one nothing.
+
+On stdin, frames of four bytes of length and then JSON: first the vocabulary, then grammars, each with a number and the
+time that it may take, of the clock and of the processor. On stdout, in any order, the number and what is wrong with
+the grammar, or null; or the number and how it ended: SIGALRM and SIGPROF say that the time was up. It ends with its
+stdin.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import resource
+import select
 import signal
-import sys
 from typing import Any, BinaryIO
 
 from tokenizers import Tokenizer as Backend
@@ -23,21 +29,69 @@ from alignedserve.types import InvalidRequest
 
 # A large vocabulary takes some hundred MB; a grammar that takes this much is none.
 MAX_MEMORY_BYTES = 4 << 30
+# Threads do not survive a fork.
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+# how a child ended that nobody stopped, and that did not answer
+FAILED = "failed"
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    source, answers = sys.stdin.buffer, sys.stdout.buffer
+    source = os.fdopen(0, "rb", buffering=0)
     if (vocabulary := read_frame(source)) is None:
         return
     grammars = _grammars(vocabulary)
     grammars.prepare()
-    _answer(answers, None)
-    while (asked := read_frame(source)) is not None:
+    # else collecting it would copy it into each child
+    gc.freeze()
+    _answer({"number": None})
+    _serve(grammars, source)
+
+
+def _serve(grammars: Grammars, source: BinaryIO) -> None:
+    waiting = select.poll()
+    waiting.register(source, select.POLLIN)
+    # of children, by what tells that they have ended
+    numbers: dict[int, tuple[int, int]] = {}
+    while True:
+        for place, _ in waiting.poll():
+            if place in numbers:
+                waiting.unregister(place)
+                _bury(place, *numbers.pop(place))
+                continue
+            if (asked := read_frame(source)) is None:
+                return
+            child = _fork(grammars, asked)
+            ended = os.pidfd_open(child)
+            numbers[ended] = child, asked["number"]
+            waiting.register(ended, select.POLLIN)
+
+
+def _fork(grammars: Grammars, asked: Any) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        # whoever writes to it learns that its reader has gone
+        os.close(0)
         signal.setitimer(signal.ITIMER_REAL, asked["timeout_s"])
+        signal.setitimer(signal.ITIMER_PROF, asked["cpu_s"])
         found = _problem(grammars, asked)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _answer(answers, found)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _answer({"number": asked["number"], "problem": found})
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _bury(ended: int, child: int, number: int) -> None:
+    os.close(ended)
+    _, status = os.waitpid(child, 0)
+    if status:
+        name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else FAILED
+        _answer({"number": number, "ended": name})
 
 
 def frame(value: Any) -> bytes:
@@ -47,8 +101,15 @@ def frame(value: Any) -> bytes:
 
 def read_frame(source: BinaryIO) -> Any:
     """None at the end."""
-    size = source.read(4)
-    return json.loads(source.read(int.from_bytes(size, "big"))) if size else None
+    size = _read(source, 4)
+    return json.loads(_read(source, int.from_bytes(size, "big"))) if size else None
+
+
+def _read(source: BinaryIO, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size and (more := source.read(size - len(found))):
+        found += more
+    return bytes(found)
 
 
 def _grammars(vocabulary: Any) -> Grammars:
@@ -64,9 +125,11 @@ def _problem(grammars: Grammars, asked: Any) -> str | None:
     return None
 
 
-def _answer(answers: BinaryIO, value: str | None) -> None:
-    answers.write(frame(value))
-    answers.flush()
+def _answer(value: Any) -> None:
+    """At once: what a pipe takes whole is not mixed with what others write. (A reason has a line of 500 characters.)"""
+    data = frame(value)
+    assert len(data) <= select.PIPE_BUF
+    os.write(1, data)
 
 
 if __name__ == "__main__":

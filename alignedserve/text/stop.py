@@ -1,26 +1,42 @@
-"""Stop strings: where in a growing text the first of them ends it."""
+"""Stop strings: where in a growing text the first of them ends it.
+
+Text is handed on as soon as no stop string can take it away, and what has been handed on is not looked at again: a
+token costs the same at the end of a long text as at its beginning.
+"""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
+# `_fallbacks` of so many stop strings are kept: all choices of a call have the same.
+MAX_KEPT = 256
+
 
 class StopStrings:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self.text = ""
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
         self._strings = params.stop_strings
+        self._overlaps = [_Overlap(string) for string in self._strings]
         self._min_tokens = params.min_tokens
         self._keeps_string = params.include_stop_str_in_output
-        # characters in which every stop string has been looked for
+        # text that was not taken yet
+        self._text = ""
+        # characters of it in which every stop string has been looked for
         self._num_searched = 0
 
     def append(self, token_id: int, num_tokens: int) -> str | None:
-        """The stop string that this token completed; `text` then ends there."""
-        self.text += self._detokenizer.append(token_id)
+        """The stop string that this token completed; the text then ends there."""
+        new = self._detokenizer.append(token_id)
+        self._text += new
+        if not self._strings:
+            return None
+        for overlap in self._overlaps:
+            overlap.append(new)
         # Text held back is the text if it ends here, and a stop string ends it here.
-        text = self.text + self._detokenizer.held_back()
+        text = self._text + self._detokenizer.held_back()
         searched, self._num_searched = self._num_searched, max(self._num_searched, len(text))
         if len(text) <= searched or num_tokens <= self._min_tokens:
             return None
@@ -30,21 +46,58 @@ class StopStrings:
         if not hits:
             return None
         position, string = min(hits, key=lambda hit: hit[0])
-        self.text = text[: position + (len(string) if self._keeps_string else 0)]
+        self._text = text[: position + (len(string) if self._keeps_string else 0)]
         return string
 
     def flush(self) -> None:
         """Appends what is still held back. Nothing may be appended after it."""
-        self.text += self._detokenizer.flush()
+        self._text += self._detokenizer.flush()
 
-    @property
-    def num_final(self) -> int:
-        """Characters of `text` that no stop string can take away any more."""
-        longest = max((_overlap(self.text, string) for string in self._strings), default=0)
-        return len(self.text) - longest
+    def take(self) -> str:
+        """What is new and no stop string can take away any more."""
+        longest = max((overlap.size for overlap in self._overlaps), default=0)
+        return self._take(len(self._text) - longest)
+
+    def take_all(self) -> str:
+        """What is new, to the end."""
+        return self._take(len(self._text))
+
+    def _take(self, end: int) -> str:
+        taken, self._text = self._text[:end], self._text[end:]
+        self._num_searched = max(0, self._num_searched - len(taken))
+        return taken
 
 
-def _overlap(text: str, string: str) -> int:
-    """Length of the longest end of `text` that `string` begins with."""
-    lengths = range(min(len(text), len(string) - 1), 0, -1)
-    return next((length for length in lengths if text.endswith(string[:length])), 0)
+class _Overlap:
+    """`size`: of the longest end of a growing text that a string begins with, the whole of it aside (Knuth, Morris and
+    Pratt)."""
+
+    def __init__(self, string: str) -> None:
+        self.size = 0
+        self._string = string
+        self._fallbacks = _fallbacks(string)
+
+    def append(self, text: str) -> None:
+        if not self.size and self._string[0] not in text:
+            return
+        string, fallbacks, size = self._string, self._fallbacks, self.size
+        for letter in text:
+            while size and string[size] != letter:
+                size = fallbacks[size - 1]
+            if string[size] == letter:
+                size += 1
+            if size == len(string):
+                size = fallbacks[size - 1]
+        self.size = size
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def _fallbacks(string: str) -> list[int]:
+    """For each beginning of it, the length of the longest shorter one that it ends with."""
+    found, size = [0], 0
+    for letter in string[1:]:
+        while size and string[size] != letter:
+            size = found[size - 1]
+        size += string[size] == letter
+        found.append(size)
+    return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from alignedserve.text.chat_template import ChatTemplates, Message
+from alignedserve.text.control_tokens import LONG_TEXT, ControlTokens
 from alignedserve.text.detokenizer import DetokenizerTables, IncrementalDetokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
@@ -19,8 +21,16 @@ __all__ = ["IncrementalDetokenizer", "Tokenizer"]
 _SHRINKS_BY = {"none": 1, "NFC": 4}
 
 
+@dataclass(frozen=True)
+class RenderedChat:
+    text: str
+    # with the template's own control tokens marked; None: all that are in the text become tokens
+    marked: str | None = None
+
+
 class Tokenizer:
     def __init__(self, files: TokenizerFiles, where: str = "tokenizer") -> None:
+        self.files = files
         self.backend = files.backend
         self.has_chat_template = bool(files.chat_templates)
         self._special_tokens = files.special_tokens
@@ -78,9 +88,17 @@ class Tokenizer:
     def detokenizer_tables(self) -> DetokenizerTables:
         return DetokenizerTables(self.backend)
 
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        return ControlTokens(self.backend)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Special tokens in the text become tokens. Other threads go on meanwhile."""
         try:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) < LONG_TEXT:
+                return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # which, unlike encode, does not hold the interpreter's lock
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise ValueError("text: must be a string without lone surrogates") from error
 
@@ -103,16 +121,49 @@ class Tokenizer:
             messages, tools, add_generation_prompt=add_generation_prompt, **variables
         )
 
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        parses_special_tokens: bool = False,
+        **variables: Any,
+    ) -> RenderedChat:
+        """`parses_special_tokens`: those in messages, tools and variables become tokens too, and not the template's
+        alone. Raises as apply_chat_template does."""
+        variables["add_generation_prompt"] = add_generation_prompt
+        if parses_special_tokens or not self.control_tokens.ids:
+            return RenderedChat(self._chat_templates.render(messages, tools, **variables))
+        marked = self._chat_templates.render_marked(self.control_tokens, messages, tools, **variables)
+        return RenderedChat(self.control_tokens.unmarked(marked), marked)
+
+    def rendered_ids(self, chat: RenderedChat, add_special_tokens: bool = False) -> list[int]:
+        """The template writes its special tokens itself; `add_special_tokens` adds the tokenizer's to them."""
+        ids = self.encode(chat.text, add_special_tokens=False)
+        if chat.marked is None or self.control_tokens.are_all_marked(chat.marked, ids):
+            return self.encode(chat.text) if add_special_tokens else ids
+        return self.control_tokens.encode(chat.marked, add_special_tokens)
+
     def chat_ids(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        parses_special_tokens: bool = False,
+        add_special_tokens: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """The template writes its special tokens itself, so none are added."""
-        text = self.apply_chat_template(messages, add_generation_prompt, tools, **variables)
-        return self.encode(text, add_special_tokens=False)
+        """Both of them."""
+        chat = self.render_chat(
+            messages,
+            add_generation_prompt,
+            tools,
+            parses_special_tokens=parses_special_tokens,
+            **variables,
+        )
+        return self.rendered_ids(chat, add_special_tokens)
 
     def _special_id(self, name: str) -> int | None:
         token = self._special_tokens.get(name)

@@ -1,9 +1,10 @@
 """The control connection of a link: what its two ends say to each other, and how each learns that the other is gone.
 
-A frame is four bytes of length, then msgpack. The blocks themselves do not pass here (`group.py`, `ipc.py`).
+First both prove that they know the cluster's token (`alignedserve/handshake.py`). Then a frame is four bytes of length,
+and msgpack. The blocks themselves do not pass here (`group.py`, `ipc.py`).
 
     puller -> lender   Knock                      lender -> puller   Opened | Refused
-    puller -> lender   Joining (gloo, nccl)       both form their process group, in the puller's store
+    puller -> lender   Joining (gloo, nccl)       both form their process group, by way of the puller's file
     puller -> lender   Pull                       lender -> puller   Granted, then the blocks | Denied
     puller -> lender   Pulled: they have arrived, the lender may let go of its copy
                                                   lender -> puller   Released (ipc): it had it until then
@@ -19,6 +20,7 @@ from typing import Annotated
 
 import msgspec
 
+from alignedserve.handshake import Handshake, digest_of
 from alignedserve.messages import Message, Refused
 from alignedserve.transport.completions import TransferId
 from alignedserve.transport.runs import Run
@@ -46,7 +48,6 @@ class Knock(Message):
     instance_id: InstanceId
     epoch: Epoch
     fingerprint: dict[str, str]
-    token: str
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -78,8 +79,8 @@ class Opened(Message):
 
 
 class Joining(Message):
-    # where the two meet to form their process group: at the puller's host
-    store_port: int
+    # the file where the two meet to form their process group
+    store: str
 
 
 class Pull(Message):
@@ -123,17 +124,29 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
+        # the other end knows the token
+        self.is_proven = False
+
+    def shake(self, handshake: Handshake, deadline_s: float) -> None:
+        """Before anything else."""
+        self._send_bytes(handshake.opening, deadline_s)
+        while num_bytes := handshake.num_bytes:
+            self._send_bytes(handshake.take(self._receive_bytes(num_bytes, deadline_s)), deadline_s)
+        self.is_proven = True
 
     def send(self, frame: Frame, deadline_s: float) -> None:
-        data = _ENCODER.encode(frame)
-        self.sock.settimeout(remaining_s(deadline_s))
-        self.sock.sendall(len(data).to_bytes(4) + data)
+        self._send_bytes(encoded(frame), deadline_s)
 
-    def receive(self, deadline_s: float | None = None) -> Frame:
-        num_bytes = int.from_bytes(self._receive_bytes(4, deadline_s))
+    def receive(self, deadline_s: float | None = None, digest: bytes = b"") -> Frame:
+        """`digest`: what the handshake said of it, if it did."""
+        head = self._receive_bytes(4, deadline_s)
+        num_bytes = int.from_bytes(head)
         if num_bytes > MAX_FRAME_BYTES:
             raise ConnectionError(f"a frame of {num_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
-        return _DECODER.decode(self._receive_bytes(num_bytes, deadline_s))
+        body = self._receive_bytes(num_bytes, deadline_s)
+        if digest and digest != digest_of(head + body):
+            raise ConnectionError("the first frame is another than the handshake said")
+        return _DECODER.decode(body)
 
     def check_open(self) -> None:
         """Never waits; leaves what has arrived where it is."""
@@ -151,6 +164,10 @@ class Channel:
     def close(self) -> None:
         self.sock.close()
 
+    def _send_bytes(self, data: bytes, deadline_s: float) -> None:
+        self.sock.settimeout(remaining_s(deadline_s))
+        self.sock.sendall(data)
+
     def _receive_bytes(self, num_bytes: int, deadline_s: float | None) -> bytes:
         data = bytearray()
         while len(data) < num_bytes:
@@ -160,6 +177,11 @@ class Channel:
                 raise ConnectionError("the other end is gone")
             data += piece
         return bytes(data)
+
+
+def encoded(frame: Frame) -> bytes:
+    data = _ENCODER.encode(frame)
+    return len(data).to_bytes(4) + data
 
 
 def remaining_s(deadline_s: float) -> float:

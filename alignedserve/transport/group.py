@@ -2,6 +2,7 @@
 
 The group is built directly on a store of its own, beside torch's global default group, which stays unused. So groups
 come and go one by one, and the death of one peer breaks one group. After any failure a group is of no use: `abort` it.
+The store is a file that only the user can read: a port would be open to everyone on the host, to read and to write in.
 
 `gloo` moves CPU memory. When its peer dies, or a wait runs out of time, it closes the connection and wakes who waits
 for a piece that has not begun; who waits for one that is on its way sleeps on. So a byte follows the pieces, and the
@@ -15,13 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
+import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed import ProcessGroup, Work
 
 from alignedserve.transport import cuda
@@ -29,6 +32,8 @@ from alignedserve.transport.channel import Channel, remaining_s
 
 LENDER, PULLER = 0, 1
 SETUP_TIMEOUT_S = 10.0
+# as the names of pools' segments begin
+_STORE_PREFIX = "/dev/shm/alignedserve-link-"
 # of NCCL's own: the deadlines are ours
 _NO_TIMEOUT = timedelta(hours=1)
 _WATCH_S = 0.0005
@@ -38,24 +43,23 @@ _SHORTEST_WAIT_S = 0.001
 _Move = Callable[[list[torch.Tensor], int, int], Work]
 
 
-def make_store(host: str, timeout_s: float) -> TCPStore:
-    """Where the two ends meet, under this address only. It is the puller's: who waits in a store of another process
-    that hangs hangs with it, past any timeout, and a decode instance has others to pull from."""
-    listener = socket.create_server((host, 0))
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host,
-        port,
-        is_master=True,
-        timeout=timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
+def make_store_file() -> Path:
+    """Where the two ends meet. Whoever made it removes it; what a killed process leaves goes with the next pool that
+    sweeps up."""
+    path = Path(f"{_STORE_PREFIX}{secrets.token_hex(16)}")
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    return path
 
 
-def join_store(host: str, port: int, timeout_s: float) -> TCPStore:
-    timeout = timedelta(seconds=timeout_s)
-    return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+def open_store(path: Path, timeout_s: float) -> FileStore:
+    """OSError if it is none that was made so."""
+    if not re.fullmatch(re.escape(_STORE_PREFIX) + "[0-9a-f]{32}", str(path)):
+        raise OSError(f"{path} is no file for a process group")
+    if path.lstat().st_uid != os.getuid():
+        raise OSError(f"{path} is another user's")
+    store = FileStore(str(path))
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
 
 
 class PairGroup:
@@ -134,6 +138,8 @@ class PairGroup:
         # Left to itself, torch ends the process when a communicator fails; here that is one link's matter.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+        # it listens while it connects; both ends are on this host
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         options = ProcessGroupNCCL.Options()
         options._timeout = _NO_TIMEOUT
         backend = ProcessGroupNCCL(store, rank, 2, options)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from alignedserve.transport.channel import Channel, Joining, Opened, remaining_s
 from alignedserve.transport.failures import unexpected
-from alignedserve.transport.group import LENDER, PULLER, PairGroup, join_store, make_store
+from alignedserve.transport.group import LENDER, PULLER, PairGroup, make_store_file, open_store
 from alignedserve.transport.runs import Run
 
 
@@ -32,7 +33,7 @@ class GroupLender(_GroupEnd):
         joining = channel.receive(deadline_s)
         if not isinstance(joining, Joining):
             raise unexpected(joining, "Joining")
-        store = join_store(channel.sock.getpeername()[0], joining.store_port, remaining_s(deadline_s))
+        store = open_store(Path(joining.store), remaining_s(deadline_s))
         timeout_s = remaining_s(deadline_s)
         self._group = PairGroup(self._link, store, LENDER, channel, self._blocks.device, timeout_s)
 
@@ -42,11 +43,20 @@ class GroupLender(_GroupEnd):
 
 
 class GroupPuller(_GroupEnd):
+    # its own
+    _store_file: Path | None = None
+
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
-        store = make_store(channel.sock.getsockname()[0], remaining_s(deadline_s))
-        channel.send(Joining(store.port), deadline_s)
+        self._store_file = make_store_file()
+        store = open_store(self._store_file, remaining_s(deadline_s))
+        channel.send(Joining(str(self._store_file)), deadline_s)
         timeout_s = remaining_s(deadline_s)
         self._group = PairGroup(self._link, store, PULLER, channel, self._blocks.device, timeout_s)
+
+    def close(self) -> None:
+        super().close()
+        if self._store_file is not None:
+            self._store_file.unlink(missing_ok=True)
 
     def pull(self, runs: Sequence[Run], deadline_s: float) -> None:
         assert self._group is not None

@@ -21,6 +21,9 @@ from alignedserve.types import Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
 
+# Connections, each with a thread, that have not proved that they belong to this cluster. The oldest goes.
+MAX_STRANGERS = 16
+
 
 class Lender:
     def __init__(
@@ -76,6 +79,9 @@ class Lender:
                 channel.sock.close()
                 return
             self._channels = {old: its for old, its in self._channels.items() if old.is_alive()}
+            strangers = [each for each in self._channels.values() if not each.is_proven]
+            if len(strangers) >= MAX_STRANGERS:
+                strangers[0].shut()
             self._channels[thread] = channel
             thread.start()
 

@@ -1,14 +1,14 @@
-"""One connection of a lender: a handshake, then blocks for every pull, until either end goes.
+"""One connection of a lender: a handshake, a Knock, then blocks for every pull, until either end goes.
 
 It ends at a deadline too, and at the first frame out of order. What was lent on it is back on the shelf then.
 """
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Callable, Sequence
 
+from alignedserve.handshake import ServerHandshake
 from alignedserve.messages import Refused
 from alignedserve.transport.channel import (
     Channel,
@@ -65,7 +65,9 @@ class Lending:
 
     def _open(self) -> None:
         deadline_s = time.monotonic() + SETUP_TIMEOUT_S
-        knock = self._channel.receive(deadline_s)
+        handshake = ServerHandshake(self._me.token)
+        self._channel.shake(handshake, deadline_s)
+        knock = self._channel.receive(deadline_s, handshake.digest)
         if not isinstance(knock, Knock):
             raise unexpected(knock, "Knock")
         self.name = f"link to {knock.instance_id}"
@@ -76,8 +78,6 @@ class Lending:
         self._end.open(self._channel, deadline_s)
 
     def _objection(self, knock: Knock) -> str | None:
-        if not hmac.compare_digest(knock.token.encode(), self._me.token.encode()):
-            return "the token is not this cluster's"
         if knock.wanted != self._me.instance_id:
             return f"this is {self._me.instance_id}"
         ours = self._me.fingerprint | {"link": self._link}

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from alignedserve.handshake import ClientHandshake
 from alignedserve.messages import Refused
 from alignedserve.transport.channel import (
     Channel,
@@ -31,6 +32,7 @@ from alignedserve.transport.channel import (
     Pull,
     Pulled,
     Released,
+    encoded,
     remaining_s,
 )
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
@@ -138,7 +140,7 @@ class Link:
         open_things.callback(channel.close)
         with self._lock:
             self._channel = channel
-        channel.send(self._knock(), deadline_s)
+        channel.shake(ClientHandshake(self._me.token, lambda: encoded(self._knock())), deadline_s)
         answer = channel.receive(deadline_s)
         if isinstance(answer, Refused):
             raise ConnectionRefusedError(f"refused: {answer.reason}")
@@ -151,7 +153,7 @@ class Link:
 
     def _knock(self) -> Knock:
         me = self._me
-        return Knock(self._peer, me.instance_id, me.epoch, me.fingerprint | {"link": self._link}, me.token)
+        return Knock(self._peer, me.instance_id, me.epoch, me.fingerprint | {"link": self._link})
 
     def _next_job(self, channel: Channel) -> _Job | None:
         with selectors.DefaultSelector() as selector:

@@ -1,4 +1,7 @@
-"""A message on the wire: four bytes of length, most significant first, then so many bytes of msgpack."""
+"""A message on the wire: four bytes of length, most significant first, then so many bytes of msgpack.
+
+Frames begin after the handshake (`alignedserve/handshake.py`): no byte of a stranger's gets here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from alignedserve.handshake import digest_of
 from alignedserve.messages import AnyMessage, Message
 
 _LENGTH_BYTES = 4
@@ -32,28 +36,38 @@ def frame(message: Message) -> bytes:
 class FrameReader:
     """Cuts a stream of bytes into messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_digest: bytes = b"") -> None:
+        """`first_digest`: what the handshake says of the first frame, if it says anything."""
+        # of one frame, without its length
+        self.max_bytes = MAX_FRAME_BYTES
+        self._first_digest = first_digest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
         """The messages that `data` completes. Raises WireError at the first one that is none; feed nothing after it."""
         self._buffer += data
         while (end := self._end_of_frame()) is not None:
-            body = bytes(self._buffer[_LENGTH_BYTES:end])
+            whole = bytes(self._buffer[:end])
             del self._buffer[:end]
-            yield _decode(body)
+            self._check_first(whole)
+            yield _decode(memoryview(whole)[_LENGTH_BYTES:])
 
     def _end_of_frame(self) -> int | None:
         if len(self._buffer) < _LENGTH_BYTES:
             return None
         length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
-        if length > MAX_FRAME_BYTES:
-            raise WireError(f"a frame of {length} bytes: at most {MAX_FRAME_BYTES} are allowed")
+        if length > self.max_bytes:
+            raise WireError(f"a frame of {length} bytes: at most {self.max_bytes} are allowed")
         end = _LENGTH_BYTES + length
         return end if len(self._buffer) >= end else None
 
+    def _check_first(self, whole: bytes) -> None:
+        digest, self._first_digest = self._first_digest, b""
+        if digest and digest != digest_of(whole):
+            raise WireError("the first frame is another than the handshake said")
 
-def _decode(body: bytes) -> AnyMessage:
+
+def _decode(body: memoryview) -> AnyMessage:
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,7 +1,8 @@
 """The router's end of the wire: a listening socket, and the process behind each connection.
 
-A connection is nobody's until its first message, a Hello, has been found good. Of each process the handler hears
-`connected` first, then what was `received`, then `closed`; of its next connection only after that.
+A connection is a stranger's until it has proved that it knows the token, and nobody's until its first message, a Hello,
+has been found good. There is room for so many of those; the oldest goes. Of each process the handler hears `connected`
+first, then what was `received`, then `closed`; of its next connection only after that.
 
 Death closes a connection; a process that hangs keeps it open. So everyone is pinged, and cut off who answers nothing.
 Unanswered pings are counted, not seconds: had this process itself hung, nobody would be blamed for it. An instance
@@ -11,22 +12,28 @@ answers from a thread of its own, beside compute.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
-import msgspec
-
+from alignedserve.handshake import ServerHandshake
 from alignedserve.messages import ROLES, AnyMessage, Hello, Message, Ping, Pong, Refused
 from alignedserve.types import Epoch, InstanceId
+from alignedserve.wire.address import check_unused
+from alignedserve.wire.frames import MAX_FRAME_BYTES
 from alignedserve.wire.link import NUM_PINGS
 from alignedserve.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 
-HELLO_TIMEOUT_S = 5.0
+# from the connection to a good Hello
+HELLO_TIMEOUT_S = 10.0
+# All of an island's processes may be back at once, after the router's death, and take milliseconds each.
+MAX_STRANGERS = 256
 SILENCE_S = 10.0
+# Of roles whose messages are small, in bytes; the others send prompts and lists of blocks.
+_MAX_FRAME_BYTES = {"launcher": 1 << 12}
 
 
 class Handler(Protocol):
@@ -44,15 +51,19 @@ class Hub:
         handler: Handler,
         silence_s: float = SILENCE_S,
         on_silent: Callable[[Hello], None] = lambda hello: None,
+        members: Mapping[InstanceId, str] | None = None,
     ) -> None:
-        """`on_silent` may end a process that has answered nothing for `silence_s`; a moment later it is cut off."""
+        """`on_silent` may end a process that has answered nothing for `silence_s`; a moment later it is cut off.
+        `members`: who may be there, and in which role; None: whoever knows the token."""
         self._token = token
+        self._members = members
         self._handler = handler
         self._ping_s = silence_s / NUM_PINGS
         self._on_silent = on_silent
         self._pinging: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
-        self._strangers: set[Peer] = set()
+        # not taken yet, the oldest first
+        self._strangers: dict[Peer, asyncio.TimerHandle] = {}
         self._hellos: dict[Peer, Hello] = {}
         self._peers: dict[InstanceId, Peer] = {}
 
@@ -61,6 +72,13 @@ class Hub:
         self._server = await asyncio.get_running_loop().create_server(self._new_peer, host, port)
         self._ping()
         return int(self._server.sockets[0].getsockname()[1])
+
+    async def listen_unix(self, path: str) -> None:
+        """Takes the place of a socket that a dead router has left. Raises OSError when another one listens there."""
+        check_unused(path)
+        self._server = await asyncio.get_running_loop().create_unix_server(self._new_peer, path)
+        os.chmod(path, 0o600)
+        self._ping()
 
     def send(self, to: InstanceId, message: Message) -> None:
         """Lost when `to` is not connected; the handler has been told so, or will be."""
@@ -81,15 +99,17 @@ class Hub:
         return iter(self._hellos.values())
 
     def _new_peer(self) -> Peer:
-        return Peer(self._message, self._lost, self._opened)
+        return Peer(ServerHandshake(self._token), self._message, self._lost, self._opened)
 
     def _opened(self, peer: Peer) -> None:
-        self._strangers.add(peer)
-        asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._say_hello_or_leave, peer)
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._turn_away(next(iter(self._strangers)))
+        loop = asyncio.get_running_loop()
+        self._strangers[peer] = loop.call_later(HELLO_TIMEOUT_S, self._turn_away, peer)
 
-    def _say_hello_or_leave(self, peer: Peer) -> None:
-        if peer in self._strangers:
-            peer.close()
+    def _turn_away(self, stranger: Peer) -> None:
+        self._strangers.pop(stranger).cancel()
+        stranger.abort()
 
     def _ping(self) -> None:
         self._pinging = asyncio.get_running_loop().call_later(self._ping_s, self._ping)
@@ -104,15 +124,14 @@ class Hub:
                 peer.abort()
 
     def _message(self, peer: Peer, message: AnyMessage) -> None:
-        if isinstance(message, Pong):
-            return
         if peer in self._hellos:
-            self._handler.received(self._hellos[peer], message)
+            if not isinstance(message, Pong):
+                self._handler.received(self._hellos[peer], message)
         elif peer in self._strangers:
             self._first_message(peer, message)
 
     def _first_message(self, peer: Peer, message: AnyMessage) -> None:
-        self._strangers.discard(peer)
+        self._strangers.pop(peer).cancel()
         if not isinstance(message, Hello):
             self._refuse(peer, f"the first message is a {type(message).__name__}, must be a Hello")
         elif objection := self._objection(message):
@@ -127,17 +146,16 @@ class Hub:
 
     def _take(self, peer: Peer, hello: Hello) -> None:
         peer.name = hello.instance_id
+        peer.limit(_MAX_FRAME_BYTES.get(hello.role, MAX_FRAME_BYTES))
         self._replace(self._peers.get(hello.instance_id))
-        # the handler may write down what it hears
-        hello = msgspec.structs.replace(hello, token="")
         self._hellos[peer], self._peers[hello.instance_id] = hello, peer
         self._handler.connected(hello)
 
     def _objection(self, hello: Hello) -> str | None:
-        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            return f"{hello.instance_id}: the token is not this cluster's"
         if hello.role not in ROLES:
             return f"{hello.instance_id}: role={hello.role!r}: must be one of {', '.join(ROLES)}"
+        if self._members is not None and self._members.get(hello.instance_id) != hello.role:
+            return f"{hello.instance_id}: there is no {hello.role} of this name here"
         older = self._peers.get(hello.instance_id)
         if older and self._hellos[older].epoch > hello.epoch:
             return (
@@ -152,7 +170,8 @@ class Hub:
             self._lost(older)
 
     def _lost(self, peer: Peer) -> None:
-        self._strangers.discard(peer)
+        if timeout := self._strangers.pop(peer, None):
+            timeout.cancel()
         hello = self._hellos.pop(peer, None)
         if hello:
             del self._peers[hello.instance_id]

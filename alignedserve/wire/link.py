@@ -1,8 +1,11 @@
 """Everyone else's end of the wire: one connection to the router, made again whenever it is lost.
 
-The router may die and come back on the same port. Each time a connection is up, `on_up` hears the router's Welcome
+The router may die and come back at the same address. Each time a connection is up, `on_up` hears the router's Welcome
 (its epoch tells whether it is the same router), then `on_message` what it sends; when the connection is gone,
 `on_down`. What is sent while it is down is lost, which is what an order or a report of a dead connection is worth.
+
+Whoever listens there without being the router proves nothing, and is left and tried again: it is not told who calls,
+and nothing that it says is acted upon.
 """
 
 from __future__ import annotations
@@ -11,13 +14,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
+from alignedserve.handshake import ClientHandshake
 from alignedserve.messages import AnyMessage, Hello, Message, Ping, Pong, Refused, Stop, Welcome
 from alignedserve.types import Epoch
+from alignedserve.wire.address import RouterAddress
+from alignedserve.wire.frames import frame
 from alignedserve.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
@@ -25,20 +28,16 @@ logger = logging.getLogger(__name__)
 # a router pings so often while it could be silent without hanging
 NUM_PINGS = 5
 
+# 16 digits always: names that end in an epoch sort as they were made
+_FIRST_EPOCH = 10**15
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 0.5
+# A listener that has not proved by then that it is the router is left.
+HANDSHAKE_TIMEOUT_S = 10.0
 
 
 class RefusedByRouter(ValueError):
     """The router does not take this process. Trying again would not help."""
-
-
-@dataclass(frozen=True)
-class RouterAddress:
-    host: str
-    port: int
-    # proves that one belongs to this cluster
-    token: str
 
 
 class LinkHandler(Protocol):
@@ -51,7 +50,7 @@ class LinkHandler(Protocol):
 
 class RouterLink:
     def __init__(self, address: RouterAddress, hello: Callable[[], Hello], handler: LinkHandler) -> None:
-        """`hello` is asked for each connection: a pool says in it what it has by then. Its token is filled in here."""
+        """`hello` is asked for each connection: a pool says in it what it has by then."""
         self._address = address
         self._hello = hello
         self._handler = handler
@@ -86,24 +85,17 @@ class RouterLink:
         """Until the router or `stop` says so. Raises RefusedByRouter, and what the handler raises."""
         retry_s = _FIRST_RETRY_S
         while not self._is_stopped:
-            if await self._connect():
+            if await self._connect() and await self._until_over():
                 retry_s = _FIRST_RETRY_S
-                await self._over.wait()
-                self._disconnect()
             else:
                 await self._pause(retry_s)
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
             if self._error:
                 raise self._error
-            if not self._is_stopped:
-                self._over.clear()
 
     async def _connect(self) -> bool:
-        loop = asyncio.get_running_loop()
         try:
-            transport, peer = await loop.create_connection(
-                lambda: Peer(self._message, self._closed), self._address.host, self._address.port
-            )
+            transport, peer = await self._create_connection()
         except OSError:
             return False
         if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
@@ -114,8 +106,31 @@ class RouterLink:
             return False
         peer.name = "the router"
         self._peer = peer
-        peer.send(msgspec.structs.replace(self._hello(), token=self._address.token))
+        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._prove_or_leave, peer)
         return True
+
+    async def _create_connection(self) -> tuple[asyncio.Transport, Peer]:
+        loop, address = asyncio.get_running_loop(), self._address
+        if address.path is not None:
+            return await loop.create_unix_connection(self._new_peer, address.path)
+        return await loop.create_connection(self._new_peer, address.host, address.port)
+
+    def _new_peer(self) -> Peer:
+        handshake = ClientHandshake(self._address.token, lambda: frame(self._hello()))
+        return Peer(handshake, self._message, self._closed)
+
+    def _prove_or_leave(self, peer: Peer) -> None:
+        if not peer.is_proven:
+            peer.abort()
+
+    async def _until_over(self) -> bool:
+        """Whether it was the router's."""
+        await self._over.wait()
+        was_routers = self._peer is not None and self._peer.is_proven
+        self._disconnect()
+        if not self._is_stopped:
+            self._over.clear()
+        return was_routers
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -183,5 +198,6 @@ class RouterLink:
 
 
 def new_epoch() -> Epoch:
-    """Of this start of this process. Microseconds: what comes later is greater, and JSON's numbers hold it."""
-    return Epoch(time.time_ns() // 1000)
+    """Of this start of this process. Microseconds since the host was started: what comes later is greater, since a
+    process is started again where it was, even if somebody sets the clock back. JSON's numbers hold it."""
+    return Epoch(_FIRST_EPOCH + time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000)

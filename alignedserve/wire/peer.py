@@ -1,5 +1,8 @@
 """One end of a connection. Its closing is the death notice, so it closes rather than limps: on a message that can't
 be read, on a peer that does not read, and (by TCP's keepalive) on a host that has gone away.
+
+It begins with a handshake (`alignedserve/handshake.py`): before the other end has proved itself nothing is sent to it
+and nothing of it is decoded.
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+from alignedserve.handshake import Handshake, HandshakeError, ServerHandshake
 from alignedserve.messages import AnyMessage, Message
 from alignedserve.wire.frames import FrameReader, WireError, frame
 from alignedserve.wire.said import log_said
+from alignedserve.wire.seldom import Seldom
 
 logger = logging.getLogger(__name__)
+_of_strangers = Seldom(logger)
 
 # So much unsent means that the peer hangs.
 MAX_UNSENT_BYTES = 256 << 20
@@ -31,35 +37,49 @@ _KEEPALIVE = {
 class Peer(asyncio.Protocol):
     def __init__(
         self,
+        handshake: Handshake,
         on_message: Callable[[Peer, AnyMessage], None],
         on_closed: Callable[[Peer], None],
         on_open: Callable[[Peer], None] | None = None,
     ) -> None:
-        self.name = "?"
+        self.name = "a stranger"
         # whoever pings counts here; anything that comes is an answer
         self.num_unanswered = 0
         self._on_message = on_message
         self._on_closed = on_closed
         self._on_open = on_open
+        self._handshake = handshake
+        # of the handshake: what has come of the bytes that are due next
+        self._due = b""
         self._reader = FrameReader()
         self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        """The other end knows the token."""
+        return not self._handshake.num_bytes
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: Message) -> None:
-        """Nothing happens when the connection is closed: whoever sends hears of that by `on_closed`.
+        """Nothing happens when the connection is closed: whoever sends hears of that by `on_closed`. Nor while the
+        other end is unproven.
 
         What is sent in one turn of the event loop leaves in one write.
         """
-        if not self.is_open:
+        if not self.is_open or not self.is_proven:
             return
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(frame(message))
         log_said(logger, "to", self.name, message)
+
+    def limit(self, max_frame_bytes: int) -> None:
+        """Of what comes from here on."""
+        self._reader.max_bytes = max_frame_bytes
 
     def close(self) -> None:
         """After what was sent. Safe to repeat."""
@@ -75,17 +95,23 @@ class Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         _watch_host(transport.get_extra_info("socket"))
+        self._transport.write(self._handshake.opening)
         if self._on_open:
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
         self.num_unanswered = 0
         try:
+            if not self.is_proven:
+                data = self._shake(data)
             for message in self._reader.feed(data):
                 if not self.is_open:
                     return
                 log_said(logger, "from", self.name, message)
                 self._on_message(self, message)
+        except HandshakeError as error:
+            _of_strangers.warning(f"Closing the connection to {self.name}: {error}")
+            self.abort()
         except WireError as error:
             logger.warning("Closing the connection to %s: %s", self.name, error)
             self.close()
@@ -93,6 +119,21 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._unsent.clear()
         self._on_closed(self)
+
+    def _shake(self, data: bytes) -> bytes:
+        """Returns what came behind the handshake."""
+        assert self._transport
+        data = self._due + data
+        while (num_bytes := self._handshake.num_bytes) and len(data) >= num_bytes:
+            self._transport.write(self._handshake.take(data[:num_bytes]))
+            data = data[num_bytes:]
+        if not self.is_proven:
+            self._due = data
+            return b""
+        self._due = b""
+        if isinstance(self._handshake, ServerHandshake):
+            self._reader = FrameReader(self._handshake.digest)
+        return data
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -109,6 +150,8 @@ class Peer(asyncio.Protocol):
 
 
 def _watch_host(sock: socket.socket) -> None:
+    if sock.family == socket.AF_UNIX:
+        return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):

@@ -121,8 +121,9 @@ def running(
     ready: str,
     start_s: float,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[None]:
-    """Ready when it says so; it is stopped at the end. What it says goes to a file that an error quotes."""
+) -> Iterator[int]:
+    """Its process id, when it says that it is ready; it is stopped at the end. What it says goes to a file that errors
+    quote."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -135,7 +136,7 @@ def running(
         )
     try:
         _until_ready(process, log, ready, start_s)
-        yield
+        yield process.pid
     finally:
         _stop(process)
 

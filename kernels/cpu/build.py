@@ -61,7 +61,7 @@ def build() -> Path:
     compiler, path = find_compiler(), library_path()
     try:
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
                 os.replace(_compile(compiler, _flags(), Path(folder)), path)
     except OSError as error:

@@ -6,6 +6,7 @@ What serving systems with a priority field do, and a baseline: whoever is runnin
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from router.entry import Entry
 from router.policies.fcfs import FcfsPolicy
@@ -16,4 +17,4 @@ class PriorityPolicy(FcfsPolicy):
     name = "priority"
 
     def in_order(self, pooled: Pooled) -> Iterable[Entry]:
-        return [*pooled.real_time, *(entry for entry in pooled if not entry.is_rt)]
+        return chain(pooled.real_time, (entry for entry in pooled if not entry.is_rt))

@@ -11,7 +11,7 @@ from alignedserve.batch.lines import Line, LineSplitter
 def lines_of(pieces: list[bytes], max_line_bytes: int = 1000) -> list[Line]:
     splitter = LineSplitter(max_line_bytes)
     found = [line for piece in pieces for line in splitter.feed(piece)]
-    return found + splitter.end()
+    return [line for line in [*found, splitter.end()] if not line.is_blank]
 
 
 @given(st.lists(st.text("ab \r", max_size=6)), st.booleans(), st.integers(1, 7))
@@ -38,5 +38,5 @@ def test_a_line_too_long_is_told_and_not_kept(size: int) -> None:
     for start in range(0, len(content), size):
         found += splitter.feed(content[start : start + size])
         assert len(splitter._open) <= 20
-    found += splitter.end()
+    found.append(splitter.end())
     assert found == [Line(1, b"ab"), Line(2, None), Line(3, b"y" * 20), Line(4, b"z")]

@@ -10,6 +10,7 @@ import pytest
 from alignedserve.batch.config import MAX_LINES
 from alignedserve.batch.job import Invalid, Valid
 from alignedserve.batch.lines import LineSplitter
+from alignedserve.batch.parse import LineProblem, parse
 from alignedserve.batch.validate import MAX_PROBLEM_CHARS, MAX_PROBLEMS, Validator
 
 URL = "/v1/completions"
@@ -21,10 +22,21 @@ def line(number: int = 1, **changed: Any) -> dict[str, Any]:
 
 
 def result_of(*lines: Any) -> Valid | Invalid:
-    validator = Validator(URL, "demo")
-    for found in LineSplitter().feed("".join(json.dumps(each) + "\n" for each in lines).encode()):
-        validator.add(found)
-    return validator.result()
+    return checked("".join(json.dumps(each) + "\n" for each in lines).encode())[0]
+
+
+def checked(content: bytes) -> tuple[Valid | Invalid, int]:
+    """The result, and the lines that were looked at for it."""
+    validator, number = Validator(URL, "demo"), 0
+    for found in LineSplitter().feed(content):
+        number = found.number
+        try:
+            validator.add(number, parse(found.text, number))
+        except LineProblem as error:
+            validator.add(number, error.problem)
+        if validator.is_enough:
+            break
+    return validator.result(), number
 
 
 @pytest.mark.parametrize(
@@ -49,20 +61,33 @@ def test_no_model_is_the_only_one_there_is() -> None:
 
 
 def test_enough_is_enough() -> None:
-    validator = Validator(URL, "demo")
-    lines = LineSplitter().feed(b"x\n" * 500_000)
-    for found in lines:
-        validator.add(found)
-        if validator.is_enough:
-            break
-    # the rest has not even been looked at
-    assert next(lines).number == MAX_PROBLEMS + 1
-    many = Validator(URL, "demo")
-    for found in LineSplitter().feed(
-        "".join(json.dumps(line(n)) + "\n" for n in range(MAX_LINES + 5)).encode()
-    ):
-        many.add(found)
-        if many.is_enough:
-            break
-    result = many.result()
+    # the rest is not even looked at
+    assert checked(b"x\n" * 500_000)[1] == MAX_PROBLEMS
+    content = "".join(json.dumps(line(number)) + "\n" for number in range(MAX_LINES + 5))
+    result, _ = checked(content.encode())
     assert isinstance(result, Invalid) and [each.code for each in result.problems] == ["too_many_lines"]
+
+
+def test_a_body_is_found_and_not_looked_into() -> None:
+    body = b'{"messages": [1, 1.5e999999, {"a": {}}], "model": "demo", "x": "}\\"{"}'
+    text = b'{"custom_id": "{}", "body" : ' + body + b' , "method": "POST", "url": "u"}'
+    found = parse(text, 1)
+    assert text[found.start : found.end] == body
+    assert (found.custom_id, found.method, found.url, found.model) == ("{}", "POST", "u", "demo")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"messages": [1,}', "invalid_json_line"),
+        (b'{"a": "\xff"}', "invalid_json_line"),
+        (b'{"a": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "invalid_json_line"),
+        (b"[1]", "invalid_type"),
+        (b'"text"', "invalid_type"),
+        (b'{"model": 7}', "invalid_type"),
+    ],
+)
+def test_what_can_be_no_body_is_told(body: bytes, code: str) -> None:
+    with pytest.raises(LineProblem) as error:
+        parse(b'{"custom_id": "a", "method": "POST", "url": "u", "body": ' + body + b"}", 3)
+    assert (error.value.problem.code, error.value.problem.line) == (code, 3)

@@ -119,7 +119,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         assert (code, out) == (1, "") and err == "Error: batch_id='batch_none': there is no such batch\n"
         await at.redis.kill()
         code, _, err = await run("list")
-        assert code == 1 and err.startswith("Error: the store of files and batch jobs can't be reached")
+        assert code == 1 and err.startswith("Error: files and batches: the store can't be reached now")
         assert err.count("\n") == 1
 
     commands(scenario)

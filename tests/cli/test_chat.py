@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from alignedserve.gateway.keys import digests_of
+from alignedserve.gateway.keys import owners_of
 from alignedserve.launch.ports import free_port
 from alignedserve.messages import Rejected, Submit
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
@@ -186,7 +186,7 @@ def test_a_model_does_not_drive_the_terminal() -> None:
 
 def test_what_is_wrong_is_one_line() -> None:
     async def scenario() -> None:
-        async with served(key_digests=digests_of(["secret"], None)) as at:
+        async with served(key_owners=owners_of(["secret"], None)) as at:
             assert (await chat(at, "-q", "What?", key="secret")).stdout == "one two three\n"
             for words, reason in (
                 (["--api-key", "wrong"], "API key"),

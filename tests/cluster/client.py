@@ -42,7 +42,7 @@ class Stream:
         self.logprobs += news.logprobs
         if news.prompt_logprobs:
             assert self.prompt_logprobs is None, f"said again: {news}"
-            self.prompt_logprobs = unpack(news.prompt_logprobs)
+            self.prompt_logprobs = [each for part in unpack(news.prompt_logprobs) for each in part]
         self.finish_reason = news.finish_reason
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.config import EngineConfig
+from alignedserve.handshake import ClientHandshake
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
 from alignedserve.launch.ports import free_port
 from alignedserve.logs import LogConfig
 from alignedserve.messages import Hello, InstanceLimits, Stop
-from alignedserve.types import InstanceId
+from alignedserve.types import LAUNCHER, InstanceId
 from alignedserve.wire import RouterAddress, frame, new_epoch
 from kvpool.process import PoolProcessConfig, segments
 from kvpool.segment import Segment
@@ -111,11 +112,12 @@ class Processes:
 
     def stop(self) -> None:
         """As the launcher stops them: nothing is left."""
-        hello = Hello(
-            "launcher", InstanceId("launcher-9"), new_epoch(), os.getpid(), TOKEN, {}, InstanceLimits()
-        )
+        hello = Hello("launcher", LAUNCHER, new_epoch(), os.getpid(), {}, InstanceLimits())
         with socket.create_connection((self.router.host, self.router.port), timeout=END_S) as sock:
-            sock.sendall(frame(hello) + frame(Stop()))
+            handshake = ClientHandshake(TOKEN, lambda: frame(hello))
+            sock.sendall(handshake.opening)
+            proof = sock.recv(handshake.num_bytes, socket.MSG_WAITALL)
+            sock.sendall(handshake.take(proof) + frame(Stop()))
             while sock.recv(1 << 16):
                 pass
         assert {name: self.join(name) for name in self._running} == dict.fromkeys(self._running, 0)

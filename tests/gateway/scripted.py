@@ -13,6 +13,7 @@ from alignedserve.messages import (
     AnyMessage,
     AskCluster,
     Cluster,
+    Echo,
     Hello,
     NewTokens,
     Part,
@@ -86,9 +87,14 @@ class ScriptedRouter:
             case Abort(key=key):
                 self.aborted.append(key)
                 self._open.pop(key, None)
+            case Echo():
+                self.echo(hello.instance_id, message)
             case AskCluster(ticket=ticket) if self.answers_cluster:
                 self.hub.send(hello.instance_id, self.cluster(ticket))
         self._changed.set()
+
+    def echo(self, sender: InstanceId, echo: Echo) -> None:
+        self.hub.send(sender, echo)
 
     def cluster(self, ticket: int) -> Cluster:
         return Cluster(ticket, self.parts, {"running": len(self._open)})

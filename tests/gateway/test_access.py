@@ -12,14 +12,14 @@ import httpx
 import openai
 import pytest
 
-from alignedserve.gateway.keys import ANYONE, Keys, digest_of, digests_of
+from alignedserve.gateway.keys import ANYONE, Keys, digest_of, owners_of
 from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
 from alignedserve.messages import Drain
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.test_gateway import GATEWAY, JSON, play, served
 
-KEYED = {"key_digests": digests_of(["secret", "other"], None)}
+KEYED = {"key_owners": owners_of(["secret", "other"], None)}
 
 
 # ---- keys ----
@@ -95,10 +95,12 @@ def test_each_key_opens_everything() -> None:
 def test_keys_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\n\nfirst\n  second  \n")
-    assert digests_of(["third", "first"], str(file)) == tuple(map(digest_of, ("third", "first", "second")))
-    assert Keys().holder(None) == ANYONE
-    keys = Keys(digests_of([], str(file)))
-    assert keys.holder("Bearer second") not in (None, keys.holder("Bearer first"))
+    assert list(owners_of(["third", "first"], str(file))) == list(
+        map(digest_of, ("third", "first", "second"))
+    )
+    assert Keys().owner(None) == ANYONE
+    keys = Keys(owners_of([], str(file)))
+    assert keys.owner("Bearer second") not in (None, keys.owner("Bearer first"))
     file.write_text("# none\n")
     for given, path, message in (
         ([], str(file), "holds no key"),
@@ -107,7 +109,7 @@ def test_keys_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> None
         ([""], None, "printable ASCII"),
     ):
         with pytest.raises(ValueError, match=message):
-            digests_of(given, path)
+            owners_of(given, path)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])  # noqa: S104

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 from msgspec.structs import replace as with_field
 from openai.types import Batch
 
+from alignedserve.batch.results import Answer
+from alignedserve.gateway.lines import LineAnswers
 from alignedserve.messages import Rejected, Submit
+from alignedserve.store import JobId
 from alignedserve.store.redis_store import PREFIX, RedisStore
 from tests.gateway.batching import CHATS, QUICK, System, gateway_on, jsonl, play, question, questions
 from tests.gateway.scripted import TOKENIZER
@@ -343,13 +347,10 @@ def test_a_record_that_cannot_be_read_is_not_the_end_of_all_jobs() -> None:
     async def scenario(at: System) -> None:
         store = RedisStore(at.redis.url)
         await store._redis.set(f"{PREFIX}job:batch_x", b"\xff")
-        await store._redis.zadd(f"{PREFIX}open", {"batch_x": 0})
-        batch = await at.gateway.submit(questions(1))
-        # it has been looked at, and again
-        await asyncio.sleep(3 * QUICK.look_s)
-        assert (await at.client.batches.retrieve(batch.id)).status == "validating"
-        await store._redis.zrem(f"{PREFIX}open", "batch_x")
-        await at.gateway.until(batch, "completed")
+        await store._redis.zadd(f"{PREFIX}open:validating", {"batch_x": 0})
+        # it is taken first, and again when its lease has lapsed
+        for _ in range(3):
+            await at.gateway.until(await at.gateway.submit(questions(1)), "completed")
         await store.close()
 
     play(scenario)
@@ -359,8 +360,8 @@ async def the_time_is_up_for(at: System, batch: Batch) -> None:
     """Its gateway puts it down, and whoever takes it up finds that its deadline has passed."""
     at.gateway.process.stop()
     store = RedisStore(at.redis.url)
-    (job,) = [job for job in await store.open_jobs() if job.id == batch.id]
-    assert await store.replace_job(job, with_field(job, expires_at=int(time.time())), None)
+    job = await store.job(JobId(batch.id))
+    assert job and await store.replace_job(job, with_field(job, expires_at=int(time.time())), None)
     await store.close()
 
 
@@ -458,5 +459,65 @@ def test_thousands_of_lines() -> None:
         assert counts(done) == (3000, 3000, 0)
         lines = await at.gateway.lines_of(done.output_file_id)
         assert [line["custom_id"] for line in lines] == [f"q{number}" for number in range(3000)]
+
+    play(scenario)
+
+
+def test_a_line_that_brings_down_whoever_runs_it_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And takes nobody with it: after a few falls it runs alone."""
+    runs: Counter[bytes] = Counter()
+    real = LineAnswers.ask
+
+    async def ask(self: LineAnswers, endpoint: str, body: bytes, expires_at: float, owner: str) -> Answer:
+        runs[body] += 1
+        if b"How far is 3?" in body:
+            raise RuntimeError("whatever it is")
+        return await real(self, endpoint, body, expires_at, owner)
+
+    monkeypatch.setattr(LineAnswers, "ask", ask)
+
+    async def scenario(at: System) -> None:
+        batch = await at.gateway.until(await at.gateway.submit(questions(8)), "completed")
+        assert counts(batch) == (8, 7, 1)
+        (error,) = await at.gateway.lines_of(batch.error_file_id)
+        assert (error["custom_id"], error["error"]["code"]) == ("q3", "line_failed")
+        assert max(runs.values()) == QUICK.max_num_falls
+
+    play(scenario)
+
+
+def test_jobs_that_nobody_has_a_place_for_cost_nothing_and_are_cancelled_at_once() -> None:
+    config = replace(QUICK, max_num_jobs=2)
+
+    async def scenario(at: System) -> None:
+        at.router.allowed = 0
+        file = await at.gateway.upload(questions(1))
+        made = [
+            await at.client.batches.create(input_file_id=file.id, endpoint=CHATS, completion_window="24h")
+            for _ in range(30)
+        ]
+        # all are looked at, though two of them keep all places
+        for batch in made:
+            await at.gateway.until(batch, "in_progress")
+        store = RedisStore(at.redis.url)
+        assert len(await store._redis.keys(f"{PREFIX}lease:*")) == 2
+        assert len(at.router.submitted) == 2
+        cancelled = await at.client.batches.cancel(made[-1].id)
+        await at.gateway.until(cancelled, "cancelled")
+        assert await store.count_open() == {"in_progress": 29}
+        await store.close()
+        at.router.allow(None)
+        for batch in made[:-1]:
+            await at.gateway.until(batch, "completed")
+
+    play(scenario, config)
+
+
+def test_a_file_of_blank_lines_is_told_so() -> None:
+    async def scenario(at: System) -> None:
+        batch = await at.gateway.until(await at.gateway.submit(b"\n" * 200_000), "failed")
+        assert batch.errors and batch.errors.data
+        assert [error.code for error in batch.errors.data] == ["too_many_lines"]
+        assert "100000 lines, blank ones among them" in str(batch.errors.data[0].message)
 
     play(scenario)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +115,42 @@ def test_a_file_of_its_own(log: io.StringIO, tmp_path: Path) -> None:
     logging.getLogger("alignedserve.gateway").debug("not at this level")
     (line,) = path.read_text().splitlines()
     assert json.loads(line)["message"] == "here"
+
+
+def test_no_text_from_elsewhere_forges_a_line_or_steers_a_terminal(log: io.StringIO) -> None:
+    """Not in a message, a field or an exception."""
+    forged = "2026-01-01T00:00:00.000Z WARNING router [-] all is well"
+    told = f"x\n{forged}\r{forged}\x1b[2J\x9b\u2028\u202e\ud800 status=200"
+    # pytest's own handlers would put the lone surrogate into its report, which pytest-xdist can't send
+    logging.getLogger().handlers.clear()
+    written, as_json = io.StringIO(), io.StringIO()
+    for form, to in (("text", written), ("json", as_json)):
+        set_up_logging(form, to=to)
+        named = logging.getLogger("alignedserve.wire")
+        try:
+            raise ValueError(told)
+        except ValueError:
+            named.exception("refused: %s", told, extra={"fields": {"name": told, "long": "y" * 100_000}})
+    lines = written.getvalue().split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert [line for line in lines if line and not line.startswith("    ")] == lines[:1]
+    assert "refused: x\\n2026" in lines[0] and " name='x\\\\n" in lines[0] and len(lines[0]) < 20_000
+    (line,) = as_json.getvalue().splitlines()
+    assert line.isascii() and json.loads(line)["message"] == f"refused: {told}"
+
+
+def test_log_files_are_not_for_others_and_not_where_others_write(log: io.StringIO, tmp_path: Path) -> None:
+    directory = tmp_path / "logs"
+    before = os.umask(0)
+    try:
+        LogConfig(directory=str(directory)).start("gateway", has_console=False)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "gateway.log").stat().st_mode) == 0o640
+    directory.chmod(0o777)
+    with pytest.raises(OSError, match="other users of this machine can write in it"):
+        LogConfig(directory=str(directory)).start("gateway", has_console=False)
 
 
 def test_text_is_for_people(log: io.StringIO) -> None:

@@ -13,6 +13,7 @@ from openai.types import FileObject
 
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.multipart import MAX_FIELD_BYTES
+from alignedserve.store import redis_connection
 from tests.gateway.batching import System, play, questions
 from tests.gateway.test_gateway import play as gateway_alone
 from tests.gateway.test_gateway import served
@@ -153,7 +154,7 @@ def test_a_file_that_says_it_is_too_large_is_refused_before_it_is_read() -> None
         host, port = at.gateway.http.base_url.host, at.gateway.http.base_url.port
         reader, writer = await asyncio.open_connection(host, port)
         head = (
-            "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+            "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
             f"Content-Length: {Limits().max_file_bytes * 2}\r\n\r\n"
         )
         writer.write(head.encode())
@@ -214,11 +215,38 @@ def test_while_redis_is_away_files_answer_503_and_chats_go_on() -> None:
                 await call()
             assert error.value.status_code == 503
             assert error.value.response.headers["retry-after"] == "1"
+            # where it is on this machine is nobody's business
+            assert "/" not in error.value.message and "sock" not in error.value.message
+        health = (await at.gateway.http.get("/health")).json()
+        assert (health["status"], health["store"]) == ("degraded", "down")
         chat = await at.client.chat.completions.create(
             model="demo", messages=[{"role": "user", "content": "How far?"}]
         )
         assert chat.choices[0].message.content == "one two three"
         await at.redis.start()
         assert await at.client.files.retrieve(sent.id) == sent
+        # it is well when it has taken a write
+        while (await at.gateway.http.get("/health")).json() != {"status": "ok"}:
+            await asyncio.sleep(0.02)
+
+    play(scenario)
+
+
+def test_while_redis_hangs_nobody_else_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_connection, "PATIENCE_S", 0.3)
+    # those who wait already wait for longer than this test takes
+    monkeypatch.setattr(redis_connection, "TIMEOUT_S", 50.0)
+
+    async def scenario(at: System) -> None:
+        at.redis.pause()
+        first = asyncio.create_task(at.gateway.http.get("/v1/files", timeout=50))
+        await asyncio.sleep(0.5)
+        for _ in range(20):
+            answer = await at.gateway.http.get("/v1/files")
+            assert answer.status_code == 503 and not first.done()
+        assert (await at.gateway.http.get("/health")).json()["store"] == "down"
+        at.redis.go_on()
+        assert (await first).status_code == 200
+        assert (await at.gateway.http.get("/v1/files")).status_code == 200
 
     play(scenario)

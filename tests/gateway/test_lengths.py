@@ -8,12 +8,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.demo.tasks import TASKS
 from alignedserve.gateway import lengths as module
+from alignedserve.gateway.lengths import MAX_LEARNING, Lengths
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor
@@ -21,7 +24,7 @@ from alignedserve.messages import NewTokens, Submit, Tokens
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from tests.gateway.observed import Observed, observed
-from tests.gateway.scripted import ScriptedRouter, answer_of
+from tests.gateway.scripted import MODEL, ScriptedRouter, answer_of
 from tests.gateway.test_gateway import play
 from tests.store.redis_process import redis_running
 
@@ -234,3 +237,28 @@ def test_a_corrupt_state_is_set_aside_with_a_warning(caplog: pytest.LogCaptureFi
             assert await store.state(NAME) != b"rubbish"
 
     with_store(scenario)
+
+
+def test_of_many_answers_at_once_few_are_with_the_thread_and_a_prediction_goes_before() -> None:
+    async def scenario() -> None:
+        lengths = Lengths(LengthConfig("hash"))
+        lengths.prepare(MODEL)
+        params = SamplingParams(max_tokens=100)
+        async with lengths.running("demo", None):
+            (prediction,) = await lengths.predict([[5, 6, 7]], params, "be")
+            for reason in ["stop"] * 50 + ["abort"] * 50:
+                lengths.ended(ended(prediction, reason))
+            assert (len(lengths._learning), len(lengths._unlearned)) == (MAX_LEARNING, 50 - MAX_LEARNING)
+            # however slow the machine is: best effort waits for its prediction
+            assert await lengths.predict([[5, 6, 7]], params, "be") != [None]
+            assert lengths._unlearned
+            while lengths._unlearned or lengths._learning:
+                assert len(lengths._learning) <= MAX_LEARNING
+                await asyncio.sleep(0)
+            assert lengths._num_unsaved == 50
+
+    play(scenario)
+
+
+def ended(prediction: Prediction | None, reason: str) -> Any:
+    return SimpleNamespace(prediction=prediction, num_tokens=10, end_reason=reason)

@@ -221,14 +221,23 @@ def test_what_can_not_be_asked_for_is_named(body: dict[str, Any], param: str, me
     play(scenario)
 
 
-def test_more_than_a_message_should_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_an_answer_should_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.gateway.limits.MAX_PROMPT_LOGPROBS", 4 * 21 * len(PROMPT))
+
     async def scenario() -> None:
         async with served(Telling()) as at:
-            response = await at.post("/v1/completions", {"prompt": LONG, "prompt_logprobs": 20})
-            assert response.status_code == 200
-            monkeypatch.setattr("alignedserve.prompt_logprobs.MAX_PROMPT_LOGPROBS", 21 * len(LONG) - 1)
-            response = await at.post("/v1/completions", {"prompt": LONG, "prompt_logprobs": 20})
-            assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
+            # of all prompts and choices together, whichever way they are asked for
+            for body in ({"prompt_logprobs": 20}, {"logprobs": 20, "echo": True}):
+                body |= {"prompt": [PROMPT] * 2, "n": 2, "max_tokens": 1}
+                assert (await at.post("/v1/completions", body)).status_code == 200
+                for more in ({"prompt": [PROMPT] * 3}, {"n": 3}, {"best_of": 3}):
+                    response = await at.post("/v1/completions", body | more)
+                    error = response.json()["error"]
+                    assert (response.status_code, error["param"]) == (400, "prompt_logprobs")
+            chat = {"messages": [{"role": "user", "content": "x" * len(PROMPT)}], "prompt_logprobs": 20}
+            for n, status in ((2, 200), (4, 400)):
+                response = await at.post("/v1/chat/completions", chat | {"n": n})
+                assert response.status_code == status
 
     play(scenario)
     largest = [(-1.2345, 150_000, dict.fromkeys(range(1 << 20, (1 << 20) + 20), -1.2345))]

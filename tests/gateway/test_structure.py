@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from typing import Any, Literal
 
 import pydantic
@@ -147,21 +149,49 @@ def test_what_takes_too_long_is_refused_and_ends_and_others_go_on_meanwhile() ->
     play(scenario)
 
 
-def test_who_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_module, "TURN_S", 0.2)
+def test_ordinary_ones_do_not_wait_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "TURN_S", 3)
+
+    def slow(number: int) -> dict[str, Any]:
+        return CHAT | {"structured_outputs": {"json": SLOW | {"title": str(number)}}}
 
     async def scenario() -> None:
-        async with served(limits=Limits(grammar_timeout_s=20)) as at:
-            quick = CHAT | {"structured_outputs": {"regex": "a"}}
-            # with which the process starts
-            assert (await at.post("/v1/chat/completions", quick)).status_code == 200
-            slow = CHAT | {"structured_outputs": {"json": SLOW}}
-            asking = asyncio.create_task(at.post("/v1/chat/completions", slow))
-            while (response := await at.post("/v1/chat/completions", quick)).status_code == 200:
-                # it came first; another one, which is not known yet
-                quick["structured_outputs"]["regex"] += "a"  # type: ignore[index]
-            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-            asking.cancel()
+        async with served(limits=Limits(grammar_timeout_s=25)) as at:
+            asking = [
+                asyncio.create_task(at.post("/v1/chat/completions", slow(number))) for number in range(2)
+            ]
+            # one of them has its turn at it; who waits for that is told to come again
+            (refused,), (first,) = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            assert (refused.result().status_code, refused.result().headers["retry-after"]) == (503, "1")
+            for number in range(1, 4):
+                quick = CHAT | {"structured_outputs": {"regex": "a" * number}}
+                assert (await at.post("/v1/chat/completions", quick)).status_code == 200
+            assert not first.done()
+            first.cancel()
+
+    play(scenario)
+
+
+class Counting(Compiler):
+    num_compiled = 0
+
+    async def _compiled(self, *asked: Any) -> Any:
+        self.num_compiled += 1
+        return await super()._compiled(*asked)
+
+
+def test_what_is_known_is_not_compiled_again() -> None:
+    async def scenario() -> None:
+        async with contextlib.aclosing(Counting(TOKENIZER, MODEL.vocabulary)) as compiler:
+            same = StructuredOutputsParams(regex="a+")
+            await asyncio.gather(*(compiler.check(same, 10) for _ in range(5)))
+            assert compiler.num_compiled == 1
+            slow = StructuredOutputsParams(json=SLOW)
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await compiler.check(slow, 0.2)
+            # once in each lane
+            assert compiler.num_compiled == 3
 
     play(scenario)
 
@@ -170,24 +200,45 @@ def test_the_compiler_survives_what_kills_its_process_and_keeps_what_it_knows() 
     async def scenario() -> None:
         async with contextlib.aclosing(Compiler(TOKENIZER, MODEL.vocabulary)) as compiler:
             await compiler.prepare()
+            assert compiler._process
             known = StructuredOutputsParams(regex="a+")
             await compiler.check(known, 10)
-            assert compiler._process
-            compiler._process.kill()
-            await compiler._process.wait()
+            process = (await compiler._process.started()).process
+            process.kill()
+            await process.wait()
             await compiler.check(known, 10)
-            with pytest.raises(InvalidRequest, match="structured_outputs.regex: too large to be compiled"):
-                await compiler.check(StructuredOutputsParams(regex="b+"), 10)
-            await compiler.check(StructuredOutputsParams(regex="c+"), 10)
+            await compiler.check(StructuredOutputsParams(regex="b+"), 10)
+            # what a grammar's child ends of is its own affair
+            asking = asyncio.create_task(compiler.check(StructuredOutputsParams(json=SLOW), 25))
+            process = (await compiler._process.started()).process
+            while not compiler._long._is_taken or not (children := children_of(process.pid)):
+                await asyncio.sleep(0.01)
+            os.kill(children[0], signal.SIGKILL)
+            with pytest.raises(InvalidRequest, match="structured_outputs.json: too large to be compiled"):
+                await asking
             # whoever leaves in the middle takes nobody's answer
             asking = asyncio.create_task(compiler.check(StructuredOutputsParams(regex="("), 10))
             await asyncio.sleep(0)
             asking.cancel()
             await compiler.check(StructuredOutputsParams(regex="d+"), 10)
-            process = compiler._process
+            assert process.returncode is None
+            # and nothing outlives it
+            slow = StructuredOutputsParams(json=SLOW | {"title": "again"})
+            asking = asyncio.create_task(compiler.check(slow, 25))
+            while not compiler._long._is_taken or not (children := children_of(process.pid)):
+                await asyncio.sleep(0.01)
         assert process.returncode is not None
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        while any(os.path.exists(f"/proc/{child}") for child in children):
+            await asyncio.sleep(0.01)
 
     play(scenario)
+
+
+def children_of(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as found:
+        return [int(child) for child in found.read().split()]
 
 
 def test_a_model_without_text_has_no_grammars() -> None:

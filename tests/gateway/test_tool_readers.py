@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tool_calls import Piece, Read
+from alignedserve.gateway.tool_calls import MAX_HEAD_CHARS, Piece, Read
 from alignedserve.gateway.tool_readers import HermesReader, JsonReader, NamedReader, Reader
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -129,3 +129,31 @@ def test_arguments_are_told_as_they_come() -> None:
         assert reader.feed('"a"') == Read("", [Piece(None, '"a"')])
         assert reader.feed(": 1}") == Read("", [Piece(None, ": 1}")])
         assert reader.feed("}") == Read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "opening", "more"),
+    [
+        (JsonReader, '{"name": "', "x" * 40),
+        (JsonReader, "{", " " * 40),
+        (JsonReader, "[", "[, " * 13),
+        (JsonReader, " ", " " * 40),
+        (JsonReader, '{"name": "x", "arguments": {', '"a": {"b": [], '),
+        (JsonReader, '{"name": "x", "arguments": {}, ', '"a": {"b": [], '),
+        (HermesReader, "<tool_call>", " " * 40),
+        (HermesReader, '<tool_call>{"name": "', "<tool_" * 7),
+        (HermesReader, '<tool_call>{"name": "x", "arguments": {', '"a": {"b": [], '),
+        (HermesReader, '<tool_call>{"name": "x", "arguments": {}', "</tool_" * 6),
+        (HermesReader, "", "<tool_" * 7),
+    ],
+)
+def test_of_a_long_text_only_the_end_is_looked_at_again(kind: Any, opening: str, more: str) -> None:
+    reader = kind()
+    said = reader.feed(opening)
+    for _ in range(1000):
+        said.add(reader.feed(more))
+        assert len(reader._text) < 2 * MAX_HEAD_CHARS
+    said.add(reader.end())
+    assert said == read_all(kind(), [opening + 1000 * more])
+    if not said.pieces:
+        assert said.content == opening + 1000 * more

@@ -62,8 +62,8 @@ class RemoteIsland:
         self.hub = Hub(TOKEN, self)
         self._port = await self.hub.listen("127.0.0.1", self._port)
 
-    def start(self, instance_id: InstanceId, token: str = TOKEN) -> None:
-        arguments = [ROLES[instance_id], instance_id, str(self._port), token, str(self._directory)]
+    def start(self, instance_id: InstanceId) -> None:
+        arguments = [ROLES[instance_id], instance_id, str(self._port), TOKEN, str(self._directory)]
         self.processes[instance_id] = subprocess.Popen(
             [sys.executable, "-m", "tests.instance.serve", *arguments], cwd=ROOT
         )

@@ -17,6 +17,7 @@ from alignedserve.kv_format import BlockFormat
 from alignedserve.types import RequestKey
 from kvpool.ledger import Ledger
 from kvpool.owners import OwnerTable
+from kvpool.process import segments
 from kvpool.segment import DIRECTORY, Segment, sweep
 from tests.kvpool.ledger_steps import BLOCK_SIZE, assert_between, random_step, records
 
@@ -73,6 +74,43 @@ def test_what_a_killed_process_used_is_swept_away(name: str) -> None:
         assert name not in sweep(min_age_s=0)
         process.kill()
     assert name in sweep(min_age_s=0)
+
+
+def test_memory_that_others_can_reach_is_not_taken_for_the_pool_s(name: str) -> None:
+    """Anybody may put a file into /dev/shm, of the name that a pool which starts again looks for."""
+    Segment.create(f"{name}-1", FORM, num_blocks=2).close()
+    forged = DIRECTORY / f"{name}-2"
+    forged.write_bytes((DIRECTORY / f"{name}-1").read_bytes())
+    try:
+        for mode in (0o666, 0o640, 0o602):
+            forged.chmod(mode)
+            assert segments(name) == [f"{name}-1"]
+            with pytest.raises(ValueError, match="others can get at it, or it is another user's"):
+                Segment.attach(forged.name)
+        forged.chmod(0o600)
+        assert segments(name) == [f"{name}-2", f"{name}-1"]
+        if os.geteuid() == 0:
+            os.chown(forged, 65534, 65534)
+            assert segments(name) == [f"{name}-1"]
+    finally:
+        forged.unlink()
+        Segment.unlink(f"{name}-1")
+
+
+def test_somebody_s_pipe_or_link_holds_nobody_up(name: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.touch(mode=0o600)
+    pipe, link = DIRECTORY / f"{name}-pipe", DIRECTORY / f"{name}-link"
+    os.mkfifo(pipe)
+    link.symlink_to(other)
+    try:
+        assert not {pipe.name, link.name} & set(sweep(min_age_s=0))
+        assert segments(name) == []
+        with pytest.raises(OSError, match="symbolic"):
+            Segment.attach(link.name)
+    finally:
+        pipe.unlink()
+        link.unlink()
 
 
 def test_arrays_outlive_closing_and_unlinking(name: str) -> None:
@@ -156,6 +194,7 @@ def test_what_is_no_segment_is_refused(name: str) -> None:
     path = DIRECTORY / name
     for content in (b"", b"x" * 100, bytes(8192)):
         path.write_bytes(content)
+        path.chmod(0o600)
         with pytest.raises(
             ValueError, match=f"{name}: no segment of a KV pool, or one that was never finished"
         ):

@@ -50,9 +50,10 @@ def test_all_parts_agree_on_what_was_left_open() -> None:
 
 
 def test_the_gateway_is_told_whose_pages_may_call() -> None:
-    wanted = asked(allowed_origins=("https://a.example",))
+    wanted = asked(allowed_origins=("https://a.example",), allowed_hosts=("a.example",))
     gateway = plan_gateway(wanted, [plan_island(wanted, SITE, "prefix")], "unix:///redis.sock")
     assert gateway.config.allowed_origins == ("https://a.example",)
+    assert gateway.config.allowed_hosts == ("a.example",)
 
 
 def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:

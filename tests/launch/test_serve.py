@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ import pytest
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.launch.leftovers import descendants
+from benchmarks.attack.nobody import IS_POSSIBLE, as_nobody
+from benchmarks.attack.surface import reached, surface_of
 from tests.launch.server import START_S, Footprint, Server, serving
 from tests.launch.storm import storm
 from tests.launch.streams import ask_all, engine_alone
@@ -86,9 +89,38 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def test_nothing_listens_beyond_this_machine(server: Server) -> None:
     inodes = {inode for pid, _ in descendants(server.pid) for inode in socket_inodes(pid)}
     listening = [each for each in listening_sockets() if each[1] in inodes]
-    # HTTP, the router, and Ray's own
+    # HTTP, and Ray's own
     assert len(listening) >= 5
     assert {address for address, _ in listening} <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+@pytest.mark.skipif(not IS_POSSIBLE, reason="it takes root to be another user")
+def test_another_user_can_open_nothing_of_it(server: Server) -> None:
+    surface = surface_of(server.pid)
+    (router,) = (path for path in surface.paths if path.name == "router.sock")
+    # what is looked at is there
+    assert reached(surface) and str(router.parent) in {str(path) for path in surface.private}
+    assert as_nobody(lambda: reached(surface)) == []
+
+
+def test_no_port_but_http_s_answers_who_has_no_key(server: Server) -> None:
+    for port in surface_of(server.pid).ports - {server.port}:
+        for said in (
+            b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
+                answer = b""
+                with suppress(ConnectionResetError):
+                    sock.sendall(said)
+                    sock.shutdown(socket.SHUT_WR)
+                    while piece := sock.recv(1 << 16):
+                        answer += piece
+            # it is turned away, if it hears anything: by TLS, or for the lack of a token
+            assert not answer or answer.startswith((b"\x15\x03", b"HTTP/1.1 4", b"HTTP/1.0 4")), (
+                port,
+                answer,
+            )
 
 
 def socket_inodes(pid: int) -> set[str]:
@@ -276,14 +308,17 @@ def test_at_the_end_what_runs_finishes_and_what_comes_is_refused(server: Server)
     assert server.lines[-1] == "stopping"
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_a_terminal_that_closes_lets_it_finish_and_a_second_signal_ends_it_at_once() -> None:
     with serving("--pool-memory-bytes", str(64 << 20), "--shutdown-timeout", "600") as server:
         body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
-            server.signal(signal.SIGTERM)
+            # to all of the group, and once more by way of its shell
+            server.signal(signal.SIGHUP, whole_group=True)
             server.until_said("stopping when all requests have ended")
+            server.signal(signal.SIGHUP, whole_group=True)
+            assert all("error" not in next(lines) for _ in range(10))
             server.signal(signal.SIGTERM)
             rest = list(lines)
         assert rest[-2] == "data: [DONE]" and "this server is stopping" in rest[-4], rest[-6:]

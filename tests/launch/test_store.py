@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
+import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from alignedserve.launch.config import ServeConfig
-from alignedserve.launch.keeper import PartFailed
+from alignedserve.launch.keeper import HANG_S, PartFailed
 from alignedserve.launch.store import StoreSite, store_site
-from alignedserve.launch.store_keeper import StoreKeeper
-from alignedserve.store import FileId, Store
+from alignedserve.launch.store_keeper import MAX_RETRY_S, RETRY_S, STEADY_S, Pauses, StoreKeeper
+from alignedserve.store import FileId, Store, StoreAway
 from alignedserve.store.redis_store import RedisStore
 
 
@@ -38,6 +41,12 @@ class Kept:
         self.lines.append(line)
         self.said.set()
 
+    async def patiently(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        while True:
+            with contextlib.suppress(StoreAway):
+                return await call(*args)
+            await asyncio.sleep(0.05)
+
     async def until_up(self, count: int) -> int:
         """Its process id, when it has come up so often."""
         while True:
@@ -58,13 +67,15 @@ def test_a_url_that_is_none_is_named() -> None:
         pass
 
 
-def play(state: Path, scenario: Callable[[Kept], Awaitable[None]]) -> Kept:
+def play(
+    state: Path, scenario: Callable[[Kept], Awaitable[None]], silence_s: float = HANG_S, limit_s: float = 30
+) -> Kept:
     async def within_time() -> Kept:
         with store_site(ServeConfig(state_dir=str(state)), "alignedserve-test") as site:
             kept = Kept(site, RedisStore(site.url))
-            keeper = StoreKeeper(site, kept.say)
+            keeper = StoreKeeper(site, kept.say, silence_s)
             keeping = asyncio.create_task(keeper.keep())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(limit_s):
                 await scenario(kept)
                 await kept.store.close()
                 keeper.stop()
@@ -77,7 +88,7 @@ def play(state: Path, scenario: Callable[[Kept], Awaitable[None]]) -> Kept:
 def test_it_is_started_again_with_all_that_was_in_it(state: Path) -> None:
     async def scenario(kept: Kept) -> None:
         first = await kept.until_up(1)
-        await kept.store.put_chunk(FileId("file-1"), 0, b"x")
+        await kept.store.put_chunk(FileId("file-1"), "", 0, b"x")
         os.kill(first, signal.SIGKILL)
         assert await kept.until_up(2) != first
         assert await kept.store.chunk(FileId("file-1"), 0) == b"x"
@@ -85,7 +96,7 @@ def test_it_is_started_again_with_all_that_was_in_it(state: Path) -> None:
     kept = play(state, scenario)
     assert [line.split(" after")[0] for line in kept.lines] == [
         "redis is up",
-        "redis is down; starting it again",
+        "redis is down; starting it again (signal 9)",
         "redis is up",
     ]
 
@@ -94,6 +105,65 @@ def test_it_is_started_again_with_all_that_was_in_it(state: Path) -> None:
         assert await kept.store.chunk(FileId("file-1"), 0) == b"x"
 
     play(state, later)
+
+
+def test_one_that_hangs_is_killed_and_started_again(state: Path) -> None:
+    async def scenario(kept: Kept) -> None:
+        first = await kept.until_up(1)
+        await kept.store.put_chunk(FileId("file-1"), "", 0, b"x")
+        os.kill(first, signal.SIGSTOP)
+        assert await kept.until_up(2) != first
+        assert await kept.store.chunk(FileId("file-1"), 0) == b"x"
+
+    kept = play(state, scenario, silence_s=2)
+    assert [line.split(" after")[0] for line in kept.lines[1:3]] == [
+        "redis answers nothing for 2 s; killing it",
+        "redis is down; starting it again (signal 9)",
+    ]
+
+
+def test_that_it_came_up_is_not_yet_a_success() -> None:
+    pauses = Pauses()
+    found = [pauses.after(0.5) for _ in range(29)]
+    assert found[:4] == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S] and found[-1] == MAX_RETRY_S
+    assert sum(pause < MAX_RETRY_S for pause in found) == 7
+    assert [pauses.after(STEADY_S), pauses.after(0.5)] == [RETRY_S, 2 * RETRY_S]
+
+
+@pytest.fixture
+def small_disk(state: Path) -> Iterator[Path]:
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(state)], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"no disk of 8 MB can be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield state
+    finally:
+        subprocess.run(["umount", "--lazy", str(state)], check=True)
+
+
+def test_a_full_disk_is_said_and_when_there_is_room_again_it_goes_on(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+
+    async def scenario(kept: Kept) -> None:
+        await kept.until_up(1)
+        await kept.store.put_chunk(FileId("file-1"), "", 0, b"x")
+        filler.write_bytes(b"x" * (5 << 20))
+        with pytest.raises(StoreAway):
+            for number in range(9):
+                await kept.store.put_chunk(FileId("file-2"), "", number, b"x" * (1 << 20))
+        assert kept.store.is_down
+        await kept.until_up(2)
+        # it can be read, and not written: that is not yet well
+        assert await kept.patiently(kept.store.chunk, FileId("file-1"), 0) == b"x"
+        assert kept.store.is_down
+        filler.unlink()
+        await kept.patiently(kept.store.probe)
+        assert not kept.store.is_down
+        assert await kept.store.chunk(FileId("file-1"), 0) == b"x"
+
+    kept = play(small_disk, scenario, limit_s=60)
+    ends = [line for line in kept.lines if line.startswith("redis is down; starting it again")]
+    assert f"the disk of {small_disk} is full" in ends[0]
 
 
 def test_it_ends_with_the_system(state: Path) -> None:
@@ -119,7 +189,7 @@ def test_a_second_system_is_told_in_one_line(state: Path) -> None:
 def test_data_that_it_can_not_read_is_said_with_its_own_words(state: Path) -> None:
     async def scenario(kept: Kept) -> None:
         await kept.until_up(1)
-        await kept.store.put_chunk(FileId("file-1"), 0, b"x")
+        await kept.store.put_chunk(FileId("file-1"), "", 0, b"x")
 
     play(state, scenario)
     for path in (state / "redis" / "appendonlydir").glob("*.manifest"):

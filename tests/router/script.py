@@ -56,7 +56,6 @@ def hello(
         InstanceId(instance_id),
         Epoch(epoch),
         100,
-        "token",
         {},
         limits,
         segment if is_pool else "",

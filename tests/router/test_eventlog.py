@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import os
+import stat
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from alignedserve.messages import Abort
 from alignedserve.mix import MixConfig
 from alignedserve.types import Epoch
+from alignedserve.wire import RouterAddress
 from router.config import RouterConfig
 from router.eventlog import EventLog, LogReader, replay
 from router.events import Event, Send
+from router.process import RouterProcess, RouterProcessConfig
 from router.router import Router
 from tests.router.script import DECODE, GATEWAY, ONE, Script
 
@@ -50,6 +56,29 @@ def test_replay_gives_the_same_orders(tmp_path: Path) -> None:
     assert [(now, event) for now, event, _ in replayed] == script.events
     assert [orders for _, _, orders in replayed] == script.orders
     assert any(script.orders)
+
+
+def test_event_logs_are_the_user_s_alone(tmp_path: Path) -> None:
+    """Prompts and answers are in them."""
+    directory = tmp_path / "made" / "events"
+    config = RouterProcessConfig(RouterAddress("", 0, ""), RouterConfig(), event_log=str(directory))
+    before = os.umask(0)
+    try:
+        with ExitStack() as files:
+            assert RouterProcess(config)._event_log(Epoch(7), files) is not None
+            (path,) = directory.iterdir()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+            # what somebody has put there under the next one's name is not written to
+            (directory / "router-8.events").symlink_to(tmp_path / "his")
+            with pytest.raises(FileExistsError):
+                RouterProcess(config)._event_log(Epoch(8), files)
+            directory.chmod(0o777)
+            with pytest.raises(OSError, match="other users of this machine can write in it"):
+                RouterProcess(config)._event_log(Epoch(9), files)
+    finally:
+        os.umask(before)
+    assert not (tmp_path / "his").exists()
 
 
 def test_a_torn_record_ends_the_log(tmp_path: Path) -> None:

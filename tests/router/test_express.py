@@ -210,3 +210,19 @@ def test_without_best_effort_nobody_is_told() -> None:
     submit_real_time(script, 10)
     script.reserve(10, [100, 101])
     assert announced(script) == []
+
+
+def test_those_that_are_due_first_are_looked_at_first_whenever_they_were_pooled() -> None:
+    script = Script(num_blocks=10**6)
+    for key in (1, 2, 3):
+        script.say(GATEWAY, Submit(replace(request(key), tbt_s=0.1)))
+        script.reserve(key, [10 * key, 10 * key + 1])
+        script.now += 1.0
+        script.first_token(key)
+    for key in (3, 1, 2):
+        script.saved(key)
+    waiting = script.router.life.pooled
+    assert [entry.key for entry in waiting.soonest(9)] == [1, 2, 3]
+    assert [entry.key for entry in waiting.soonest(2)] == [1, 2]
+    script.say(GATEWAY, Abort(RequestKey(1)))
+    assert [entry.key for entry in waiting.soonest(2)] == [2, 3]

@@ -7,11 +7,9 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.deadlines import Deadlines
 from alignedserve.messages import Abort, Prefill, Rejected, Reserve, Submit
 from alignedserve.mix.lately import MEMORY_S
 from alignedserve.types import InstanceId, RequestKey
-from router.entry import Entry, State
 from router.fleet import PrefillView
 from router.placing import for_best_effort, for_real_time
 from router.prefill import STOCK
@@ -20,10 +18,6 @@ from tests.router.script import GATEWAY, PREFILL, Script, hello, request
 SECOND = InstanceId("prefill-1")
 NUM_SLOTS = 8
 RT, BE = RequestKey(1), RequestKey(2)
-ENTRIES = {
-    key: Entry(request(key), InstanceId(GATEWAY), State.PREFILLING, 0.0, deadlines=Deadlines(is_rt=key == RT))
-    for key in (RT, BE)
-}
 
 
 def two() -> Script:
@@ -38,7 +32,8 @@ def two() -> Script:
 def view(instance_id: str, rt: int, be: int) -> PrefillView:
     """With so many tokens of each class to compute."""
     found = PrefillView(hello(instance_id))
-    found.pending = {RT: rt, BE: be}
+    found.pending.put(RT, rt, is_rt=True)
+    found.pending.put(BE, be, is_rt=False)
     return found
 
 
@@ -93,7 +88,7 @@ def test_real_time_goes_where_it_waits_least(
     first: tuple[int, int], second: tuple[int, int], better: int
 ) -> None:
     views = [view(PREFILL, *first), view(SECOND, *second)]
-    assert for_real_time(views, ENTRIES, lambda view: 0) is views[better]
+    assert for_real_time(views, lambda view: 0) is views[better]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +106,7 @@ def test_best_effort_goes_where_best_effort_is_while_there_is_room(
     first: tuple[int, int], second: tuple[int, int], better: int
 ) -> None:
     views = [view(PREFILL, *first), view(SECOND, *second)]
-    assert for_best_effort(views, ENTRIES, num_iterations=2) is views[better]
+    assert for_best_effort(views, num_iterations=2) is views[better]
 
 
 def test_beside_real_time_so_much_best_effort_is_ready_and_no_more() -> None:

@@ -9,7 +9,7 @@ from alignedserve.deadlines import DEMOTION_S, Deadlines
 from alignedserve.mix import DISCIPLINES
 from router.entry import Entry, State
 from router.fleet import Fleet
-from router.queue import PrefillQueue
+from router.queue import PrefillQueue, Room
 from router.urgency import urgency_of
 from tests.router.script import GATEWAY, request
 
@@ -49,7 +49,8 @@ def filled(entries: list[Entry], discipline: object = ALIGNED) -> PrefillQueue:
 
 
 def order(queue: PrefillQueue, now: float, rt_room: int = ENDLESS, be_room: int = ENDLESS) -> list[int]:
-    return [each.key for each in queue.startable(rt_room, be_room, now, lambda each: True)]
+    rooms = (Room(num_tokens, ENDLESS) for num_tokens in (rt_room, be_room))
+    return [each.key for each in queue.startable(*rooms, now, lambda each: True)]
 
 
 def test_the_objective_orders_real_time_and_the_window_best_effort() -> None:

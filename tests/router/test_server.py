@@ -15,6 +15,7 @@ from alignedserve.messages import (
     AnyMessage,
     AskCluster,
     Cluster,
+    Drain,
     Hello,
     InstanceLimits,
     NewTokens,
@@ -32,7 +33,7 @@ from alignedserve.messages import (
 from alignedserve.mix import MixConfig
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
-from alignedserve.wire import RouterAddress, RouterLink
+from alignedserve.wire import RefusedByRouter, RouterAddress, RouterLink
 from router.config import RouterConfig
 from router.differences import compare
 from router.eventlog import EventLog, replay
@@ -45,17 +46,17 @@ EPOCH = Epoch(5)
 LIMITS = InstanceLimits(
     num_blocks=10, block_size=16, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100
 )
-EXPECTED = {InstanceId("kvpool-0"): "kvpool", InstanceId("decode-0"): "decode"}
+EXPECTED = {InstanceId(f"{role}-0"): role for role in ("kvpool", "prefill", "decode")}
 
 
 class Client:
     """A process as the router sees it: says Hello, and keeps what it hears."""
 
-    def __init__(self, role: str, port: int, segment: str = "") -> None:
-        self.name = InstanceId(f"{role}-0")
+    def __init__(self, role: str, port: int, segment: str = "", name: str | None = None) -> None:
+        self.name = InstanceId(name or f"{role}-0")
         self.heard: list[AnyMessage] = []
         self._changed = asyncio.Event()
-        hello = Hello(role, self.name, Epoch(1), os.getpid(), "", {}, LIMITS, segment)
+        hello = Hello(role, self.name, Epoch(1), os.getpid(), {}, LIMITS, segment)
         self.link = RouterLink(RouterAddress("127.0.0.1", port, TOKEN), lambda: hello, self)
         self.running = asyncio.create_task(self.link.run())
 
@@ -167,6 +168,34 @@ def test_who_says_what_is_not_his_is_cut_off() -> None:
             # it connects again
             await gateway.hears(Welcome, 2)
             assert len(await hears_of(launcher, "gateway-0")) >= 2 and not running.done()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill", "kvpool", "gateway"])
+@pytest.mark.parametrize("order", [Stop(), Drain()])
+def test_the_launcher_alone_ends_the_system(role: str, order: AnyMessage) -> None:
+    async def scenario() -> None:
+        async with serving() as (_, port, running):
+            other = Client(role, port)
+            await other.hears(Welcome)
+            other.link.send(order)
+            # its connection was closed, and it is back
+            await other.hears(Welcome, 2)
+            assert not running.done()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("role", "name"), [("decode", "decode-9"), ("launcher", "decode-0"), ("launcher", "x")]
+)
+def test_whom_the_launcher_has_not_made_is_refused(role: str, name: str) -> None:
+    async def scenario() -> None:
+        async with serving() as (_, port, _):
+            other = Client(role, port, name=name)
+            with pytest.raises(RefusedByRouter, match=f"{name}: there is no {role} of this name here"):
+                await other.running
 
     play(scenario)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from alignedserve.store import StoreAway
+from alignedserve.store import StoreAway, StoreLimits
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer, find_server, locked
 
@@ -29,13 +30,22 @@ class RedisProcess:
                 break
             await asyncio.sleep(0.01)
         await store.close()
-        assert self._process.returncode is None, self.server.last_words()
+        assert self._process.returncode is None, self.server.last_words(self._process.pid)
 
     async def kill(self) -> None:
         assert self._process
         self._process.kill()
         await self._process.wait()
         self._process = None
+
+    def pause(self) -> None:
+        """It hangs from here on."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
 
     @property
     def is_running(self) -> bool:
@@ -60,9 +70,9 @@ async def redis_running() -> AsyncIterator[RedisProcess]:
 
 
 @asynccontextmanager
-async def redis_store() -> AsyncIterator[tuple[RedisProcess, RedisStore]]:
+async def redis_store(limits: StoreLimits | None = None) -> AsyncIterator[tuple[RedisProcess, RedisStore]]:
     async with redis_running() as redis:
-        store = RedisStore(redis.url)
+        store = RedisStore(redis.url, limits)
         try:
             yield redis, store
         finally:

@@ -4,31 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.store import FileId, FileRecord, JobRecord, LeaseLost, LineResult, StoreAway, Tally
+from alignedserve.store import (
+    FileId,
+    FileRecord,
+    JobRecord,
+    Lease,
+    LeaseLost,
+    LineResult,
+    Stage,
+    StoreAway,
+    StoreFull,
+    StoreLimits,
+    Tally,
+    TooManyJobs,
+)
+from alignedserve.store.base import UNCOMMITTED_S
 from alignedserve.store.records import new_file_id, new_job_id
 from alignedserve.store.redis_store import PREFIX, RedisStore
 from alignedserve.store.server import PrivateServer, find_server, locked
 from tests.store.redis_process import RedisProcess, redis_store
 
+# what is left when everything is gone
+NOTHING = {"sequence", "bytes", "bytes@"}
 
-def play(scenario: Callable[[RedisProcess, RedisStore], Awaitable[None]]) -> None:
+
+def play(
+    scenario: Callable[[RedisProcess, RedisStore], Awaitable[None]], limits: StoreLimits | None = None
+) -> None:
     async def within_time() -> None:
-        async with asyncio.timeout(30), redis_store() as (redis, store):
+        async with asyncio.timeout(30), redis_store(limits) as (redis, store):
             await scenario(redis, store)
 
     asyncio.run(within_time())
 
 
-async def a_file(store: RedisStore, *chunks: bytes, name: str = "in.jsonl") -> FileRecord:
-    file = FileRecord(new_file_id(), name, "batch", sum(map(len, chunks)), len(chunks), 100)
+async def a_file(store: RedisStore, *chunks: bytes, name: str = "in.jsonl", owner: str = "") -> FileRecord:
+    file = FileRecord(new_file_id(), name, "batch", sum(map(len, chunks)), len(chunks), 100, owner=owner)
     for number, chunk in enumerate(chunks):
-        await store.put_chunk(file.id, number, chunk)
+        await store.put_chunk(file.id, owner, number, chunk)
     await store.commit_file(file)
     return file
 
@@ -42,9 +62,17 @@ async def a_job(store: RedisStore, file: FileRecord | None = None, expires_at: i
         completion_window="1h",
         created_at=1,
         expires_at=expires_at,
+        owner=file.owner,
     )
     assert await store.add_job(job)
     return job
+
+
+async def taken(
+    store: RedisStore, holder: str, seconds: float, stage: Stage = "validate", now: float = 0
+) -> Lease | None:
+    leases = await store.take(stage, holder, seconds, now, 1)
+    return leases[0] if leases else None
 
 
 async def keys_of(store: RedisStore) -> set[str]:
@@ -52,20 +80,24 @@ async def keys_of(store: RedisStore) -> set[str]:
     return {key.decode().removeprefix(PREFIX) for key in found}
 
 
+async def stored_bytes(store: RedisStore, owner: str | None = None) -> int:
+    name = "bytes" if owner is None else f"bytes@{owner}"
+    return int(await store._redis.get(PREFIX + name) or 0)
+
+
 def test_a_file_is_there_once_it_is_committed_and_gone_once_it_is_deleted() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         file_id = new_file_id()
-        await store.put_chunk(file_id, 0, b"ab")
-        await store.put_chunk(file_id, 1, b"c")
+        await store.put_chunk(file_id, "", 0, b"ab")
+        await store.put_chunk(file_id, "", 1, b"c")
         assert await store.file(file_id) is None
         file = FileRecord(file_id, "in.jsonl", "batch", 3, 2, 100)
         await store.commit_file(file)
         assert await store.file(file_id) == file
         assert [await store.chunk(file_id, number) for number in range(3)] == [b"ab", b"c", None]
-        assert await store._redis.ttl(f"{PREFIX}data:{file_id}") == -1
         assert await store.delete_file(file_id) == "deleted"
         assert await store.delete_file(file_id) == "absent"
-        assert await keys_of(store) == {"sequence"}
+        assert await keys_of(store) == NOTHING and await stored_bytes(store) == 0
 
     play(scenario)
 
@@ -78,7 +110,7 @@ def test_what_may_have_happened_may_be_tried_again_and_given_up() -> None:
         assert await store.chunk(file.id, 0) == b"ab"
         # the answer to a new job was lost, and meanwhile somebody has begun it
         job = await a_job(store, file)
-        lease = await store.acquire(job.id, "one", 10)
+        lease = await taken(store, "one", 10)
         assert lease
         begun = replace(job, status="in_progress")
         assert await store.replace_job(job, begun, lease)
@@ -94,7 +126,7 @@ def test_a_server_that_takes_no_writes_is_away() -> None:
         # a replica that there is not; a full disk answers in the same way
         await store._redis.config_set("min-replicas-to-write", 1)
         with pytest.raises(StoreAway, match="NOREPLICAS"):
-            await store.put_chunk(new_file_id(), 0, b"x")
+            await store.put_chunk(new_file_id(), "", 0, b"x")
         with pytest.raises(StoreAway, match="NOREPLICAS"):
             await store.delete_file(file.id)
         await store._redis.config_set("min-replicas-to-write", 0)
@@ -106,13 +138,14 @@ def test_a_server_that_takes_no_writes_is_away() -> None:
 def test_chunks_of_a_file_that_is_never_committed_lapse() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         file_id = new_file_id()
-        await store.put_chunk(file_id, 0, b"ab")
-        assert 0 < await store._redis.ttl(f"{PREFIX}data:{file_id}") <= 3600
+        await store.put_chunk(file_id, "", 0, b"ab")
         with pytest.raises(ValueError, match="not all of its 2 chunks"):
             await store.commit_file(FileRecord(file_id, "in.jsonl", "batch", 3, 2, 100))
         assert await store.file(file_id) is None
-        await store.drop_chunks(file_id)
-        assert await keys_of(store) == {"sequence"}
+        await store.drop_lapsed(time.time() + UNCOMMITTED_S - 60)
+        assert await store.chunk(file_id, 0) == b"ab" and await stored_bytes(store) == 2
+        await store.drop_lapsed(time.time() + UNCOMMITTED_S)
+        assert await keys_of(store) == NOTHING - {"sequence"} and await stored_bytes(store) == 0
 
     play(scenario)
 
@@ -124,7 +157,7 @@ def test_listings_have_pages_in_both_directions() -> None:
         async def pages(order: str, limit: int) -> list[list[str]]:
             found, after = [], None
             while True:
-                page = await store.list_files("batch", after, limit, order)  # type: ignore[arg-type]
+                page = await store.list_files("", "batch", after, limit, order)  # type: ignore[arg-type]
                 assert page
                 found.append(page.ids)
                 if not page.has_more:
@@ -134,8 +167,8 @@ def test_listings_have_pages_in_both_directions() -> None:
         assert await pages("asc", 2) == [ids[:2], ids[2:4], ids[4:]]
         assert await pages("desc", 3) == [ids[:1:-1], ids[1::-1]]
         assert await pages("asc", 5) == [ids]
-        assert await store.list_files("batch", FileId("file-none"), 5, "asc") is None
-        nothing = await store.list_files("batch_output", None, 5, "asc")
+        assert await store.list_files("", "batch", FileId("file-none"), 5, "asc") is None
+        nothing = await store.list_files("", "batch_output", None, 5, "asc")
         assert nothing and not nothing.ids and not nothing.has_more
 
     play(scenario)
@@ -172,7 +205,7 @@ def test_a_job_is_replaced_only_as_it_was_read() -> None:
         assert await store.replace_job(job, cancelling, None)
         assert not await store.replace_job(job, replace(job, status="in_progress"), None)
         assert await store.job(job.id) == cancelling
-        assert await store.open_jobs() == [cancelling]
+        assert await store.count_open() == {"cancelling": 1}
 
     play(scenario)
 
@@ -180,8 +213,10 @@ def test_a_job_is_replaced_only_as_it_was_read() -> None:
 def test_the_most_urgent_job_is_the_first() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         jobs = [await a_job(store, expires_at=expires_at) for expires_at in (300, 100, 200)]
-        assert [job.expires_at for job in await store.open_jobs()] == [100, 200, 300]
-        page = await store.list_jobs(None, 2)
+        leases = await store.take("validate", "a", 60, 0, 2)
+        leases += await store.take("validate", "b", 60, 0, 2)
+        assert [lease.job_id for lease in leases] == [jobs[1].id, jobs[2].id, jobs[0].id]
+        page = await store.list_jobs("", None, 2)
         assert page and page.ids == [jobs[2].id, jobs[1].id] and page.has_more
 
     play(scenario)
@@ -190,19 +225,54 @@ def test_the_most_urgent_job_is_the_first() -> None:
 def test_a_lease_has_one_holder_and_lapses() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         job = await a_job(store)
-        first = await store.acquire(job.id, "a", 0.2)
-        assert first and await store.acquire(job.id, "b", 0.2) is None
-        await store.renew(first, 60)
+        first = await taken(store, "a", 0.2)
+        assert first and await taken(store, "b", 0.2) is None
+        assert await store.renew([first], 60) == ["held"]
         await store.release(first)
-        second = await store.acquire(job.id, "b", 0.05)
+        second = await taken(store, "b", 0.05)
         assert second and second.token != first.token
-        while not (third := await store.acquire(job.id, "c", 60)):
+        while not (third := await taken(store, "c", 60)):
             await asyncio.sleep(0.01)
-        with pytest.raises(LeaseLost):
-            await store.renew(second, 60)
+        assert await store.renew([second, third], 60) == ["lost", "held"]
         # nothing happens to the one who has it now
         await store.release(second)
-        await store.renew(third, 60)
+        assert await store.renew([third], 60) == ["held"]
+        assert await store.replace_job(job, replace(job, status="cancelling"), None)
+        assert await store.renew([third], 60) == ["cancelling"]
+
+    play(scenario)
+
+
+def test_who_is_slow_keeps_a_lease_that_nobody_else_has_taken() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        job = await a_job(store)
+        lease = await taken(store, "a", 0.01)
+        assert lease
+        while await store._redis.exists(f"{PREFIX}lease:{job.id}"):
+            await asyncio.sleep(0.01)
+        await store.put_result(lease, "", 1, LineResult(False, b"{}"))
+        assert await store.renew([lease], 60) == ["held"] and await taken(store, "b", 60) is None
+
+    play(scenario)
+
+
+def test_a_line_that_was_under_way_when_its_holder_fell_is_counted() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        job = await a_job(store)
+        for count in (1, 2):
+            lease = await taken(store, "a", 0.01)
+            assert lease
+            await store.begin_lines(lease, [3, 4, 5])
+            await store.put_result(lease, "", 4, LineResult(False, b"{}"))
+            while not (second := await taken(store, "b", 60)):
+                await asyncio.sleep(0.01)
+            assert await store.falls(job.id) == {3: count, 5: count}
+            with pytest.raises(LeaseLost):
+                await store.begin_lines(lease, [3])
+            # what is stopped in good order has not fallen
+            await store.begin_lines(second, [9])
+            await store.release(second)
+        assert 9 not in await store.falls(job.id)
 
     play(scenario)
 
@@ -210,16 +280,16 @@ def test_a_lease_has_one_holder_and_lapses() -> None:
 def test_a_holder_who_has_lost_the_lease_writes_nothing() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         job = await a_job(store)
-        lost = await store.acquire(job.id, "a", 60)
+        lost = await taken(store, "a", 60)
         assert lost
         await store.release(lost)
         for _ in ("nobody's", "somebody else's"):
             with pytest.raises(LeaseLost):
-                await store.put_result(lost, 1, LineResult(False, b"{}"))
+                await store.put_result(lost, "", 1, LineResult(False, b"{}"))
             with pytest.raises(LeaseLost):
                 await store.finish_job(job, replace(job, status="completed"), lost, [])
-            await store.acquire(job.id, "b", 60)
-        assert await store.lines_done(job.id) == [] and await store.job(job.id) == job
+            await taken(store, "b", 60)
+        assert await store.lines_done(job.id) == set() and await store.job(job.id) == job
 
     play(scenario)
 
@@ -227,15 +297,15 @@ def test_a_holder_who_has_lost_the_lease_writes_nothing() -> None:
 def test_the_first_result_of_a_line_counts() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         job = await a_job(store)
-        lease = await store.acquire(job.id, "a", 60)
+        lease = await taken(store, "a", 60)
         assert lease
-        await store.put_result(lease, 7, LineResult(False, b"one", 3, 4, 2))
-        await store.put_result(lease, 7, LineResult(True, b"two", 30, 40, 20))
-        await store.put_result(lease, 9, LineResult(True, b"three"))
-        assert sorted(await store.lines_done(job.id)) == [7, 9]
+        await store.put_result(lease, "", 7, LineResult(False, b"one", 3, 4, 2))
+        await store.put_result(lease, "", 7, LineResult(True, b"two", 30, 40, 20))
+        await store.put_result(lease, "", 9, LineResult(True, b"three"))
+        assert await store.lines_done(job.id) == {7, 9}
         found = await store.results(job.id, [7, 8, 9])
         assert [each and each.text for each in found] == [b"one", None, b"three"]
-        assert await store.tally(job.id) == Tally(1, 1, 3, 4, 2)
+        assert replace(await store.tally(job.id), num_result_bytes=0) == Tally(1, 1, 3, 4, 2)
 
     play(scenario)
 
@@ -243,20 +313,20 @@ def test_the_first_result_of_a_line_counts() -> None:
 def test_a_job_ends_and_its_files_appear_in_one_step() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         job = await a_job(store)
-        lease = await store.acquire(job.id, "a", 60)
+        lease = await taken(store, "a", 60)
         assert lease
-        await store.put_result(lease, 1, LineResult(False, b"one"))
+        await store.put_result(lease, "", 1, LineResult(False, b"one"))
         files = [FileRecord(new_file_id(), name, "batch_output", 1, 1, 5) for name in ("out", "errors")]
         for file in files:
-            await store.put_chunk(file.id, 0, b"x")
+            await store.put_chunk(file.id, "", 0, b"x")
         over = replace(job, status="completed", output_file_id=files[0].id)
         assert await store.finish_job(job, over, lease, files)
-        page = await store.list_files("batch_output", None, 9, "asc")
+        page = await store.list_files("", "batch_output", None, 9, "asc")
         assert page and page.ids == [file.id for file in files]
-        assert await store.open_jobs() == [] and await store.job(job.id) == over
+        assert await store.count_open() == {} and await store.job(job.id) == over
         left = await keys_of(store)
-        assert not {key for key in left if key.startswith(("lease", "results", "uses"))}
-        assert await store._redis.ttl(f"{PREFIX}data:{files[0].id}") == -1
+        gone = ("lease", "holder", "running", "falls", "results", "uses", "open", "upload")
+        assert not {key for key in left if key.startswith(gone)}
         # the answer may have been lost, and it is asked again
         with pytest.raises(LeaseLost):
             await store.finish_job(job, over, lease, files)
@@ -267,11 +337,11 @@ def test_a_job_ends_and_its_files_appear_in_one_step() -> None:
 def test_what_was_answered_survives_a_kill() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         job = await a_job(store)
-        lease = await store.acquire(job.id, "a", 60)
+        lease = await taken(store, "a", 60)
         assert lease
 
         async def write(line: int) -> int:
-            await store.put_result(lease, line, LineResult(False, b"x" * 2000))
+            await store.put_result(lease, "", line, LineResult(False, b"x" * 2000))
             return line
 
         writing = [asyncio.create_task(write(line)) for line in range(1, 2000)]
@@ -287,7 +357,7 @@ def test_what_was_answered_survives_a_kill() -> None:
         done = await store.lines_done(job.id)
         assert answered <= set(done)
         assert (await store.tally(job.id)).num_completed == len(done)
-        await store.renew(lease, 60)
+        assert await store.renew([lease], 60) == ["held"]
 
     play(scenario)
 
@@ -295,7 +365,7 @@ def test_what_was_answered_survives_a_kill() -> None:
 def test_whoever_is_cancelled_hears_of_it_at_once() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         for num_steps in range(12):
-            asking = asyncio.create_task(store.lines_done(new_job_id()))
+            asking = asyncio.create_task(store.falls(new_job_id()))
             for _ in range(num_steps):
                 await asyncio.sleep(0)
             if asking.cancel():
@@ -363,3 +433,126 @@ def test_an_url_that_is_none_is_refused(url: str) -> None:
 def test_a_name_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its name is too long by [0-9]+ bytes"):
         PrivateServer("redis-server", tmp_path / ("x" * 120), 0)
+
+
+# ---- whose it is, and how much there may be ----
+
+
+def test_an_owner_has_listings_of_his_own() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        files = [await a_file(store, b"x", owner=owner) for owner in ("a", "b", "a")]
+        jobs = [await a_job(store, file) for file in files]
+        for owner, places in (("a", [0, 2]), ("b", [1]), (None, [0, 1, 2]), ("", [])):
+            found = await store.list_files(owner, "batch", None, 9, "asc")
+            assert found and found.ids == [files[place].id for place in places]
+            found = await store.list_jobs(owner, None, 9)
+            assert found and found.ids == [jobs[place].id for place in reversed(places)]
+        # another one's is no place to go on from
+        assert await store.list_files("a", None, files[1].id, 9, "asc") is None
+        await store.delete_file(files[1].id)
+        assert await store.delete_file(files[1].id) == "in_use"
+
+    play(scenario)
+
+
+def test_what_is_stored_is_counted_and_bounded_wherever_it_is() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        file_id = new_file_id()
+        await store.put_chunk(file_id, "a", 0, b"x" * 3000)
+        # the answer was lost, say
+        await store.put_chunk(file_id, "a", 0, b"x" * 3000)
+        assert await stored_bytes(store) == await stored_bytes(store, "a") == 3000
+        with pytest.raises(StoreFull, match="yours may have 4000 bytes"):
+            await store.put_chunk(file_id, "a", 1, b"x" * 1001)
+        other = await a_file(store, b"x" * 2000, owner="b")
+        with pytest.raises(StoreFull, match="all together may have 6000 bytes"):
+            await store.put_chunk(new_file_id(), "b", 0, b"x" * 1000)
+        # whoever gives up makes room
+        await store.drop_chunks(file_id)
+        assert await stored_bytes(store, "a") == 0
+        job = await a_job(store, other)
+        lease = await taken(store, "g", 60)
+        assert lease
+        with pytest.raises(StoreFull):
+            await store.put_result(lease, "b", 1, LineResult(False, b"x" * 2000))
+        await store.put_result(lease, "b", 1, LineResult(False, b"x" * 2000), False)
+        over = replace(job, status="completed")
+        assert await store.finish_job(job, over, lease, [])
+        # all but the job's record
+        await store.delete_file(other.id)
+        size = int(await store._redis.strlen(f"{PREFIX}job:{job.id}"))
+        assert await stored_bytes(store) == await stored_bytes(store, "b") == size > 0
+
+    play(scenario, StoreLimits(6000, 4000))
+
+
+def test_so_many_jobs_are_open_and_so_many_kept() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        mine, other = [await a_file(store, b"x", owner=owner) for owner in ("a", "b")]
+        jobs = [await a_job(store, mine) for _ in range(2)]
+        with pytest.raises(TooManyJobs, match="2 of your batches are not over"):
+            await a_job(store, mine)
+        # asked once more, since the answer was lost: it is there
+        assert await store.add_job(jobs[0])
+        await a_job(store, other)
+        with pytest.raises(TooManyJobs, match="3 batches are not over"):
+            await a_job(store, other)
+        for _ in range(3):
+            assert await store.replace_job(jobs[0], replace(jobs[0], status="cancelled"), None)
+            jobs = [*jobs[1:], await a_job(store, mine)]
+        # the oldest that are over are forgotten, and nothing else
+        page = await store.list_jobs("a", None, 9)
+        assert page and len(page.ids) == 3 and {job.id for job in jobs} < set(page.ids)
+        kept = [key for key in await keys_of(store) if key.startswith("job:")]
+        assert len(kept) == 4
+
+    play(scenario, StoreLimits(None, None, 3, 2, max_jobs_of_owner=3))
+
+
+def test_jobs_that_are_due_are_brought_to_an_end_whatever_runs() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        late, early, cancelled = [await a_job(store, expires_at=at) for at in (900, 500, 800)]
+        for job in (late, early, cancelled):
+            assert await store.replace_job(job, replace(job, status="in_progress"), None)
+        running = replace(cancelled, status="in_progress")
+        assert await store.replace_job(running, replace(running, status="cancelling"), None)
+        assert await store.count_open() == {"in_progress": 2, "cancelling": 1}
+        (lease,) = await store.take("end", "a", 60, 499, 9)
+        assert lease.job_id == cancelled.id
+        (lease,) = await store.take("end", "a", 60, 500, 9)
+        assert lease.job_id == early.id
+        (running_lease,) = await store.take("run", "a", 60, 500, 9)
+        assert running_lease.job_id == late.id
+
+    play(scenario)
+
+
+def test_a_store_from_before_there_were_owners_is_taken_over() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        file = await a_file(store, b"abc")
+        job, over = await a_job(store, file), await a_job(store, file)
+        assert await store.replace_job(over, replace(over, status="failed"), None)
+        size = await stored_bytes(store)
+        # as it was then
+        new = [key for key in await keys_of(store) if "@" in key or key.startswith(("open:", "bytes"))]
+        await store._redis.delete(*(PREFIX + key for key in new))
+        for _ in range(2):
+            await store.upgrade()
+            await store._redis.delete(f"{PREFIX}format")
+        assert await stored_bytes(store) == await stored_bytes(store, "") == size
+        page = await store.list_files("", "batch", None, 9, "asc")
+        assert page and page.ids == [file.id]
+        page = await store.list_jobs("", None, 9)
+        assert page and page.ids == [over.id, job.id]
+        assert await store.count_open() == {"validating": 1}
+
+    play(scenario)
+
+
+def test_a_refusal_is_an_answer() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        refused = [store.put_chunk(new_file_id(), "", 0, b"xx") for _ in range(20)]
+        found = await asyncio.gather(*refused, return_exceptions=True)
+        assert {type(each) for each in found} == {StoreFull} and not store.is_down
+
+    play(scenario, StoreLimits(1))

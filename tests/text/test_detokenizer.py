@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.text.detokenizer import MAX_PENDING
 from alignedserve.text.tokenizer import IncrementalDetokenizer, Tokenizer
 from tests.text.tokenizers_for_tests import (
     WRITERS,
@@ -110,3 +112,44 @@ def test_bytes_of_tokens_are_those_of_the_character_they_are_part_of(
     ids = tokenizer.encode("\N{PARTY POPPER}", add_special_tokens=False)
     found = b"".join(map(tokenizer.detokenizer_tables.token_bytes, ids))
     assert len(ids) > 1 and found == "\N{PARTY POPPER}".encode()
+
+
+@pytest.mark.parametrize(
+    ("writer", "token"),
+    [
+        (write_llama2, "<0x61>"),
+        (write_llama2, "<0xE2>"),
+        # which spells this byte as a letter
+        (write_byte_level_in_sequence, "\u00e2"),
+    ],
+)
+def test_what_seems_never_to_end_is_not_decoded_again_and_again(
+    tmp_path: Path, writer: Any, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_directory(writer(tmp_path))
+    token_id = tokenizer.backend.token_to_id(token)
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    counting = Counting(tokenizer.backend)
+    monkeypatch.setattr(tokenizer.detokenizer_tables, "backend", counting)
+    text = ""
+    for _ in range(2000):
+        text += detokenizer.append(token_id)
+        detokenizer.held_back()
+    text += detokenizer.flush()
+    # each one as often as a short text has tokens, at most
+    assert counting.num_decoded < 2000 * 2 * MAX_PENDING
+    assert text == tokenizer.decode([token_id] * 2000)
+
+
+class Counting:
+    def __init__(self, backend: Any) -> None:
+        self.num_decoded = 0
+        self._backend = backend
+
+    def decode(self, ids: list[int], **options: Any) -> str:
+        self.num_decoded += len(ids)
+        text: str = self._backend.decode(ids, **options)
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)

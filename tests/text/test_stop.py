@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.text.stop import StopStrings
+from alignedserve.text.stop import StopStrings, _Overlap
 from alignedserve.text.tokenizer import Tokenizer
 from tests.text.tokenizers_for_tests import write_llama2
 
@@ -26,10 +28,12 @@ def ids(tokenizer: Tokenizer, *tokens: str) -> list[int]:
 def stopped_at(tokenizer: Tokenizer, token_ids: list[int], **params: Any) -> tuple[int, str, str] | None:
     """How many tokens it took, the stop string found, and the text that is left."""
     stop = StopStrings(tokenizer, SamplingParams(max_tokens=100, **params))
+    texts = []
     for count, token_id in enumerate(token_ids, start=1):
         found = stop.append(token_id, count)
         if found is not None:
-            return count, found, stop.text
+            return count, found, "".join(texts) + stop.take_all()
+        texts.append(stop.take())
     return None
 
 
@@ -53,3 +57,24 @@ def test_a_string_that_ends_in_a_byte_token_stops_at_that_token(tokenizer: Token
 def test_half_a_character_stops_nothing(tokenizer: Tokenizer) -> None:
     token_ids = ids(tokenizer, "a", "<0xC3>", "<0xA9>", "b")
     assert stopped_at(tokenizer, token_ids, stop=["\ufffd", "é"]) == (3, "é", "a")
+
+
+@given(st.text("ab", min_size=1, max_size=8), st.lists(st.text("abc", max_size=6), max_size=10))
+def test_what_may_begin_a_stop_string_is_known_at_each_letter(string: str, pieces: list[str]) -> None:
+    overlap, text = _Overlap(string), ""
+    for piece in pieces:
+        overlap.append(piece)
+        text += piece
+        sizes = range(min(len(text), len(string) - 1), -1, -1)
+        assert overlap.size == next(size for size in sizes if text.endswith(string[:size]))
+
+
+def test_of_a_long_text_only_the_end_is_kept(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop=["a" * 255 + "b", "ab" * 128, "c" * 256], max_tokens=None)
+    stop, longest, num_taken = StopStrings(tokenizer, params), 0, 0
+    tokens = ids(tokenizer, *"aaabababcd") * 300
+    for count, token in enumerate(tokens, start=1):
+        assert stop.append(token, count) is None
+        num_taken += len(stop.take())
+        longest = max(longest, len(stop._text))
+    assert longest < 256 and num_taken + len(stop.take_all()) == len(tokens)

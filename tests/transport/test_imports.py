@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.test_imports import ROOT, imports_of
 
 PACKAGES = {"torch", "numpy", "msgspec"}
-OURS = ("alignedserve.transport", "alignedserve.messages", "alignedserve.types")
+OURS = ("alignedserve.transport", "alignedserve.messages", "alignedserve.handshake", "alignedserve.types")
 
 
 def test_transports_stand_on_the_base_modules_only() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from alignedserve.handshake import ClientHandshake, ServerHandshake
 from alignedserve.transport import shared_memory
 from alignedserve.transport.channel import (
     IPC_HANDLE_BYTES,
@@ -27,6 +28,7 @@ from alignedserve.transport.channel import (
     Pull,
     Pulled,
     Released,
+    encoded,
 )
 from alignedserve.transport.completions import Completions, TransferId
 from alignedserve.transport.lender import Lender
@@ -156,6 +158,7 @@ def asked(puller: Puller, opened: Opened) -> Iterator[Channel]:
         puller.start(f"{host}:{port}")
         sock, _ = listener.accept()
     with closing(Channel(sock)) as channel:
+        channel.shake(ServerHandshake("secret"), soon())
         assert isinstance(channel.receive(soon()), Knock)
         channel.send(opened, soon())
         yield channel
@@ -267,7 +270,8 @@ def granted(prefill: Prefill, timeout_s: float) -> Iterator[tuple[Channel, Trans
     me, transfer = identity("decode-0"), TransferId(Epoch(1), 1)
     with closing(Channel(socket.create_connection((host, int(port))))) as channel:
         fingerprint = {**me.fingerprint, "link": "ipc"}
-        channel.send(Knock(PREFILL, me.instance_id, me.epoch, fingerprint, me.token), soon())
+        knock = encoded(Knock(PREFILL, me.instance_id, me.epoch, fingerprint))
+        channel.shake(ClientHandshake(me.token, lambda: knock), soon())
         opened = channel.receive(soon())
         assert isinstance(opened, Opened) and opened.memory == shared_memory.describe(prefill.blocks)
         channel.send(Pull(transfer, [KEY], [block_ids(0, 1, 2)], timeout_s), soon())

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import pytest
 import torch
 
-from alignedserve.transport.channel import Channel, Identity, Joining, Knock, Opened, Pulled
+from alignedserve.handshake import DIGEST_BYTES, NONCE_BYTES, ClientHandshake, ServerHandshake
+from alignedserve.transport import group
+from alignedserve.transport.channel import Channel, Identity, Joining, Knock, Opened, Pulled, encoded
 from alignedserve.transport.completions import Completions, TransferId
-from alignedserve.transport.lender import Lender
+from alignedserve.transport.lender import MAX_STRANGERS, Lender
 from alignedserve.transport.links import Links, Want
 from alignedserve.transport.shelf import Shelf
 from alignedserve.types import Epoch, InstanceId, RequestKey
@@ -136,7 +140,7 @@ def test_what_is_not_staged_is_denied_and_the_link_goes_on(prefill: Prefill, dec
             "refused: dtype is 'float32' at prefill-0 and 'bfloat16' at decode-0",
         ),
         (identity("decode-0", tp="2"), "refused: tp is not given at prefill-0 and '2' at decode-0"),
-        (identity("decode-0", token="guessed"), "refused: the token is not this cluster's"),
+        (identity("decode-0", token="guessed"), "it does not know this cluster's token"),
     ],
 )
 def test_who_does_not_match_is_refused_by_name(
@@ -215,6 +219,7 @@ def test_a_lender_that_hangs_before_it_joins_runs_into_the_deadline(decode: Deco
         sock, _ = listener.accept()
         with closing(Channel(sock)) as channel:
             soon = time.monotonic() + 30
+            channel.shake(ServerHandshake("secret"), soon)
             assert isinstance(channel.receive(soon), Knock)
             channel.send(Opened(), soon)
             assert isinstance(channel.receive(soon), Joining)
@@ -241,12 +246,67 @@ def test_a_lender_that_closes_breaks_its_links(link: str, decode: Decode) -> Non
 
 
 def test_who_does_not_knock_is_shown_out(prefill: Prefill) -> None:
+    with closing(connected(prefill)) as channel:
+        other = encoded(Pulled(TransferId(Epoch(1), 1)))
+        channel.shake(ClientHandshake("secret", lambda: other), time.monotonic() + 30)
+        assert channel.sock.recv(1) == b""
+
+
+def test_who_does_not_know_the_token_learns_nothing_of_it_and_is_shown_out(prefill: Prefill) -> None:
+    with closing(connected(prefill)) as channel:
+        # it has nothing of ours decoded: the lender's proof, and no answer to a wrong one
+        channel.sock.sendall(bytes(NONCE_BYTES) + bytes(2 * DIGEST_BYTES))
+        heard = b""
+        with suppress(ConnectionResetError):
+            while piece := channel.sock.recv(1 << 16):
+                heard += piece
+        assert len(heard) == NONCE_BYTES + DIGEST_BYTES and b"secret" not in heard
+
+
+def test_strangers_are_bounded_and_the_oldest_goes(prefill: Prefill, decode: Decode) -> None:
+    with ExitStack() as open_ones:
+        strangers = [open_ones.enter_context(closing(connected(prefill))) for _ in range(MAX_STRANGERS + 1)]
+        assert strangers[0].sock.recv(1) == b""
+        assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
+
+
+@pytest.mark.parametrize("link", ["gloo"])
+def test_who_listens_in_a_lender_s_place_hears_a_random_number_only(decode: Decode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        decode.links.pull(PREFILL, f"{host}:{port}", [(ONE, block_ids(0))], decode.outcomes.append, 30)
+        sock, _ = listener.accept()
+        with sock:
+            sock.settimeout(30)
+            sock.sendall(bytes(NONCE_BYTES + DIGEST_BYTES))
+            heard = b""
+            while piece := sock.recv(1 << 16):
+                heard += piece
+        assert len(heard) == NONCE_BYTES
+        assert decode.completions.run(timeout_s=30) == 1
+    assert decode.outcomes.errors[-1] == "link to prefill-0: it does not know this cluster's token"
+
+
+def test_the_file_that_two_ends_meet_in_is_the_user_s_alone_and_goes_with_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = str(tmp_path / "link-")
+    monkeypatch.setattr(group, "_STORE_PREFIX", prefix)
+    with closing(Prefill("gloo")) as prefill, closing(Decode("gloo")) as decode:
+        assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
+        (path,) = tmp_path.iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == []
+    for other in (tmp_path / "else", Path(f"{prefix}{'0' * 31}/")):
+        with pytest.raises(OSError, match="is no file for a process group"):
+            group.open_store(other, 1.0)
+
+
+def connected(prefill: Prefill) -> Channel:
     host, port = prefill.lender.address.split(":")
-    with socket.create_connection((host, int(port))) as sock:
-        sock.settimeout(30)
-        channel = Channel(sock)
-        channel.send(Pulled(TransferId(Epoch(1), 1)), time.monotonic() + 30)
-        assert sock.recv(1) == b""
+    sock = socket.create_connection((host, int(port)))
+    sock.settimeout(30)
+    return Channel(sock)
 
 
 def test_blocks_that_do_not_exist_are_an_error_at_once(prefill: Prefill, decode: Decode) -> None:

@@ -22,7 +22,7 @@ from alignedserve.launch.plan import (
     plan_island,
     runs_on_cpu,
 )
-from alignedserve.launch.sites import LOOPBACK, threads_of_each
+from alignedserve.launch.sites import threads_of_each
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.wire import RouterAddress
 
@@ -95,7 +95,7 @@ class Case:
         request = Request(asked.engine, asked.router, asked.serve, self.model, asked.limits, asked.mix)
         check(request)
         # nobody will connect to this router
-        address = RouterAddress(LOOPBACK, 0, "")
+        address = RouterAddress.unix("", "")
         num_gpus = 0 if self.is_cpu else len(self.gpus.gpus)
         return plan_island(request, Site("localhost", None, num_gpus, free_shm_bytes(), address), "doctor")
 

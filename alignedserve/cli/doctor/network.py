@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, note, ok, warn
-from alignedserve.gateway.keys import digests_of
+from alignedserve.gateway.keys import owners_of
 from alignedserve.launch.config import is_loopback
 from alignedserve.launch.ports import check_address
 
@@ -18,7 +18,7 @@ def check_port(case: Case) -> Iterator[Finding]:
 
 
 def check_access(case: Case) -> Iterator[Finding]:
-    num_keys = len(digests_of(case.serve.api_key, case.serve.api_key_file))
+    num_keys = len(owners_of(case.serve.api_key, case.serve.api_key_file))
     if num_keys:
         yield ok(f"{num_keys} API keys")
     elif is_loopback(case.serve.host):

@@ -60,7 +60,8 @@ async def _starts(server: PrivateServer) -> Finding:
         if answering.done():
             return ok(f"{Path(server.program).name} starts")
         return fail(
-            f"{server.program} does not start: {server.last_words()}", "another Redis, by --redis-url"
+            f"{server.program} does not start: {server.last_words(process.pid)}",
+            "another Redis, by --redis-url",
         )
     finally:
         answering.cancel()

@@ -83,8 +83,8 @@ class Browser:
 
 
 @contextmanager
-def browsing(width: int = 1280) -> Iterator[Browser]:
-    """Skips the test where there is no Chromium, but not in CI."""
+def browsing(width: int = 1280, *arguments: str) -> Iterator[Browser]:
+    """`arguments`: of Chromium. Skips the test where there is no Chromium, but not in CI."""
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (chromium and chromedriver):
         message = "needs Chromium: apt-get install --no-install-recommends chromium chromium-driver"
@@ -96,6 +96,7 @@ def browsing(width: int = 1280) -> Iterator[Browser]:
         "--no-sandbox",
         "--disable-dev-shm-usage",
         f"--window-size={width},1000",
+        *arguments,
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})

@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.test_gateway import served
+from tests.store.redis_process import redis_running
 
 TIMEOUT_S = 60.0
 
@@ -29,12 +30,18 @@ class Hosted:
 
 
 @contextmanager
-def hosted(router: ScriptedRouter | None = None, **settings: Any) -> Iterator[Hosted]:
+def hosted(
+    router: ScriptedRouter | None = None, has_store: bool = False, **settings: Any
+) -> Iterator[Hosted]:
     """`settings`: GatewayConfig's."""
     begun: Future[Hosted] = Future()
 
     async def serve() -> None:
-        async with served(router, **settings) as at:
+        async with AsyncExitStack() as stack:
+            if has_store:
+                redis = await stack.enter_async_context(redis_running())
+                settings["store_url"] = redis.url
+            at = await stack.enter_async_context(served(router, **settings))
             over = asyncio.Event()
             loop = asyncio.get_running_loop()
             begun.set_result(Hosted(str(at.http.base_url), at.router, loop, over))

@@ -1,0 +1,103 @@
+"""A line taken apart, as far as a job needs it: what its body holds is skipped, but for the model's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from alignedserve.batch.config import MAX_LINE_BYTES
+from alignedserve.store import Problem
+from alignedserve.types import shortened
+
+MAX_CUSTOM_ID_CHARS = 512
+# Of texts that are compared or told: a line may be of one.
+_MAX_CHARS = 1000
+
+
+class LineProblem(ValueError):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    custom_id: str
+    # shortened, where there is much of it
+    method: str
+    url: str
+    # that the body names, if it does
+    model: str | None
+    # of the line's bytes, the body's, which are an object of JSON
+    start: int
+    end: int
+
+
+_KINDS = {"custom_id": "a string", "method": "a string", "url": "a string", "body": "an object"}
+_OPENINGS = {"a string": b'"', "an object": b"{"}
+
+
+class _Body(msgspec.Struct):
+    model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_whole = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_body = msgspec.json.Decoder(_Body)
+_string = msgspec.json.Decoder(str)
+
+
+def parse(text: bytes | None, number: int) -> Parsed:
+    """`text`: None for one that is too long. Takes time with its length, whatever it holds. Raises LineProblem."""
+    if text is None:
+        message = f"the line is longer than {MAX_LINE_BYTES} bytes"
+        raise LineProblem(Problem("line_too_long", message, number))
+    try:
+        # in what is skipped nobody else looks at that
+        text.decode()
+        return _parse(text, number)
+    except LineProblem:
+        raise
+    except msgspec.ValidationError:
+        raise LineProblem(
+            Problem("invalid_json_line", "this line is JSON, but not an object", number)
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LineProblem(Problem("invalid_json_line", f"this line is not JSON: {error}", number)) from None
+
+
+def _parse(text: bytes, number: int) -> Parsed:
+    found: dict[str, Any] = _whole.decode(text)
+    values = {name: bytes(found[name]) for name in _KINDS if name in found}
+    for name, kind in _KINDS.items():
+        if name not in values:
+            message = f"{name}: is missing"
+            raise LineProblem(Problem("missing_required_parameter", message, number, name))
+        if not values[name].startswith(_OPENINGS[kind]):
+            raise LineProblem(Problem("invalid_type", f"{name}: must be {kind}", number, name))
+    custom_id = _string.decode(values["custom_id"])
+    if not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+        message = f"custom_id: must have 1 to {MAX_CUSTOM_ID_CHARS} characters"
+        raise LineProblem(Problem("invalid_custom_id", message, number, "custom_id"))
+    if unknown := found.keys() - _KINDS.keys():
+        name = shortened(min(unknown), _MAX_CHARS)
+        raise LineProblem(Problem("unknown_parameter", f"{name}: unknown", number, name))
+    body = values["body"]
+    # the same bytes further ahead, in a text, say, are as good
+    start = text.find(body)
+    return Parsed(
+        custom_id,
+        shortened(_string.decode(values["method"]), _MAX_CHARS),
+        shortened(_string.decode(values["url"]), _MAX_CHARS),
+        _model(body, number),
+        start,
+        start + len(body),
+    )
+
+
+def _model(body: bytes, number: int) -> str | None:
+    raw = _body.decode(body).model
+    if isinstance(raw, msgspec.UnsetType) or (value := bytes(raw)) == b"null":
+        return None
+    if not value.startswith(b'"'):
+        raise LineProblem(Problem("invalid_type", "model: must be a string", number, "body.model"))
+    return shortened(_string.decode(value), _MAX_CHARS)

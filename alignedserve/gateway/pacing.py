@@ -1,0 +1,95 @@
+"""What can wait goes to a router a few messages at a time: the next ones when it has said that it has taken the last.
+
+A connection keeps the order. Behind thousands of best-effort requests, or of aborts, a request of real time would wait
+until the router has taken them all; so there are never more than a few before it. And between one lot and the next
+there is a rest: where processes share their cores, what takes requests in would leave nothing to what computes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from alignedserve.messages import Abort, Echo, Message
+from alignedserve.types import RequestKey
+
+# Messages that the router may have before it. Each takes it some tenths of a millisecond.
+MAX_AHEAD = 16
+# The rest, in times of what the router took for the lot before.
+REST = 3.0
+# Submissions that may wait here: enough for the next ones to be there when they may leave.
+MAX_WAITING = 2 * MAX_AHEAD
+
+# sends a request
+Submit = Callable[[], None]
+# calls back after so many seconds, if there is still a connection
+Later = Callable[[float, Callable[[], None]], object]
+
+
+@dataclass(eq=False)
+class Pacing:
+    send: Callable[[Message], None]
+    later: Later
+    clock: Callable[[], float] = time.monotonic
+    # aborts leave first: they make room
+    _aborts: dict[RequestKey, None] = field(default_factory=dict)
+    _submits: dict[RequestKey, Submit] = field(default_factory=dict)
+    # sent since the router was last asked to answer; the answer that is waited for, or whose rest it is, and since when
+    _num_ahead: int = 0
+    _awaited: int | None = None
+    _asked_s: float = 0.0
+    _tickets: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._submits) < MAX_WAITING
+
+    def submit(self, key: RequestKey, submit: Submit) -> None:
+        """Calls it when it is its turn, now or later."""
+        self._submits[key] = submit
+        self._go_on()
+
+    def abort(self, key: RequestKey) -> bool:
+        """False: the router has not been asked for it yet, and never will be."""
+        if self._submits.pop(key, None):
+            return False
+        self._aborts[key] = None
+        self._go_on()
+        return True
+
+    def answered(self, echo: Echo) -> None:
+        """By the router, which has taken what was sent before."""
+        if echo.ticket == self._awaited:
+            rest_s = REST * (self.clock() - self._asked_s)
+            self.later(rest_s, functools.partial(self._rested, echo.ticket))
+
+    def _rested(self, ticket: int) -> None:
+        if ticket == self._awaited:
+            self._awaited, self._num_ahead = None, 0
+            self._go_on()
+
+    def forget(self) -> None:
+        """The connection is gone, and what was to be sent on it."""
+        self._aborts.clear()
+        self._submits.clear()
+        self._awaited, self._num_ahead = None, 0
+
+    def _go_on(self) -> None:
+        while self._awaited is None and (self._aborts or self._submits):
+            self._next()
+            self._num_ahead += 1
+            if self._num_ahead >= MAX_AHEAD:
+                self._awaited, self._asked_s = next(self._tickets), self.clock()
+                self.send(Echo(self._awaited))
+
+    def _next(self) -> None:
+        if self._aborts:
+            key = next(iter(self._aborts))
+            del self._aborts[key]
+            self.send(Abort(key))
+        else:
+            key = next(iter(self._submits))
+            self._submits.pop(key)()

@@ -1,0 +1,69 @@
+"""Whose turn it is at something that one at a time can use: the owner's that has used it least of late."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+# What an owner has used counts half after so long.
+HALF_LIFE_S = 30.0
+# and is forgotten when it is less than this
+FORGOTTEN_S = 0.001
+
+
+class NoTurn(Exception):
+    """Others are at it all the time."""
+
+
+class Turns:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._is_taken = False
+        # in the order in which they came
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        # seconds, and as of when
+        self._used: dict[str, tuple[float, float]] = {}
+
+    @asynccontextmanager
+    async def turn(self, owner: str, patience_s: float) -> AsyncIterator[None]:
+        """Raises NoTurn."""
+        if self._is_taken:
+            await self._wait(owner, patience_s)
+        self._is_taken = True
+        begun_s = self._clock()
+        try:
+            yield
+        finally:
+            now_s = self._clock()
+            self._used[owner] = self._used_by(owner) + now_s - begun_s, now_s
+            self._pass_on()
+
+    async def _wait(self, owner: str, patience_s: float) -> None:
+        waiting = owner, asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            async with asyncio.timeout(patience_s):
+                await waiting[1]
+        except BaseException as error:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            else:
+                self._pass_on()
+            if isinstance(error, TimeoutError):
+                raise NoTurn from None
+            raise
+
+    def _pass_on(self) -> None:
+        self._is_taken = bool(self._waiting)
+        if not self._waiting:
+            return
+        self._used = {owner: used for owner, used in self._used.items() if self._used_by(owner) > FORGOTTEN_S}
+        next_one = min(self._waiting, key=lambda waiting: self._used_by(waiting[0]))
+        self._waiting.remove(next_one)
+        next_one[1].set_result(None)
+
+    def _used_by(self, owner: str) -> float:
+        seconds, at_s = self._used.get(owner, (0.0, 0.0))
+        return seconds * float(0.5 ** ((self._clock() - at_s) / HALF_LIFE_S))

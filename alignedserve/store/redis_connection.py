@@ -1,0 +1,139 @@
+"""A Redis, or what speaks its protocol, and its ways of not being there."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
+
+from alignedserve.store import scripts
+from alignedserve.store.base import StoreAway
+from alignedserve.store.hearing import Hearing
+
+MAX_CONNECTIONS = 32
+# Longer than a write to a busy disk takes; one that hangs is as good as away.
+TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 2.0
+# When nothing at all was heard for so long, nobody else begins to wait; in so many ticks.
+PATIENCE_S, NUM_TICKS = 2.0, 10
+
+# Answers of a Redis that is there, and takes no writes, or nothing: its disk is full, its replicas are gone, ...
+_NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b")
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+class RedisConnection:
+    def __init__(self, url: str) -> None:
+        """Raises ValueError for what is no URL of a Redis."""
+        pool: Any = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            # once: a connection from before Redis's restart is found to be dead when it is used
+            retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
+        )
+        self._redis: Any = Redis(connection_pool=pool)
+        self._scripts: dict[str, Any] = {}
+        self._hearing = Hearing(NUM_TICKS)
+        self._is_ticking = False
+        self._is_down = False
+        # that go on, perhaps with nobody waiting for them
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self._redis.aclose()
+        await self._redis.connection_pool.disconnect()
+
+    @property
+    def is_down(self) -> bool:
+        return self._is_down
+
+    async def probe(self) -> None:
+        """See Store."""
+        # that it can be read says little: on a full disk it ends at the first write after each start
+        await self.call(self._redis.set(f"{scripts.PREFIX}probe", int(time.time())))
+        self._is_down = False
+
+    async def call(self, call: Coroutine[Any, Any, Result]) -> Result:
+        """In a task of its own, which goes on when the caller is cancelled: redis-py 8.1 swallows cancellations."""
+        if self._hearing.is_silent:
+            call.close()
+            self._is_down = True
+            raise StoreAway("it does not answer")
+        task = asyncio.create_task(self._heard(call))
+        self._calls.add(task)
+        task.add_done_callback(self._over)
+        return await asyncio.shield(task)
+
+    async def run(self, script: str, *args: Any) -> Any:
+        if script not in self._scripts:
+            self._scripts[script] = self._redis.register_script(scripts.COMMON + script)
+        return await self._scripts[script]([], args)
+
+    async def _heard(self, call: Coroutine[Any, Any, Result]) -> Result:
+        self._hearing.asked()
+        if not self._is_ticking:
+            self._next_tick()
+        try:
+            return await self._translated(call)
+        except StoreAway:
+            self._is_down = True
+            raise
+
+    async def _translated(self, call: Coroutine[Any, Any, Result]) -> Result:
+        """BusyLoadingError and AuthenticationError are ConnectionErrors."""
+        is_heard = True
+        try:
+            return await call
+        except TimeoutError as error:
+            is_heard = False
+            raise StoreAway(str(error)) from error
+        except (ConnectionError, ReadOnlyError, OutOfMemoryError, OSError) as error:
+            raise StoreAway(str(error) or type(error).__name__) from error
+        except ResponseError as error:
+            if not _NOT_NOW.search(str(error)):
+                raise
+            raise StoreAway(str(error)) from error
+        finally:
+            self._hearing.answered() if is_heard else self._hearing.given_up()
+
+    def _next_tick(self) -> None:
+        """While somebody waits."""
+        if self._is_ticking:
+            self._hearing.tick()
+        self._is_ticking = self._hearing.is_asked
+        if self._is_ticking:
+            asyncio.get_running_loop().call_later(PATIENCE_S / NUM_TICKS, self._next_tick)
+
+    def _over(self, call: asyncio.Task[Any]) -> None:
+        """Whoever was cancelled meanwhile does not hear what became of it any more, and nobody else needs to."""
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()
+
+
+Connected = TypeVar("Connected", bound=RedisConnection)
+Method = Callable[Concatenate[Connected, Args], Coroutine[Any, Any, Result]]
+
+
+def asks(method: Method[Connected, Args, Result]) -> Method[Connected, Args, Result]:
+    """What goes wrong with Redis is StoreAway."""
+
+    @functools.wraps(method)
+    async def asking(store: Connected, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        return await store.call(method(store, *args, **kwargs))
+
+    return asking

@@ -1,0 +1,24 @@
+"""Log lines that a stranger can cause as often as he likes: one now and then, with how many there were."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+EVERY_S = 10.0
+
+
+class Seldom:
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._num_unsaid = 0
+        self._quiet_until_s = 0.0
+
+    def warning(self, line: str) -> None:
+        now = time.monotonic()
+        if now < self._quiet_until_s:
+            self._num_unsaid += 1
+            return
+        others = f" ({self._num_unsaid} more since the last such line)" if self._num_unsaid else ""
+        self._num_unsaid, self._quiet_until_s = 0, now + EVERY_S
+        self._logger.warning("%s%s", line, others)

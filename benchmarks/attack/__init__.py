@@ -1,0 +1,1 @@
+"""What somebody who means harm may send to a server, and whether it holds."""

@@ -1,0 +1,182 @@
+"""Attacks a server of its own in all the ways that this folder knows, while a victim goes on being served.
+
+    python -m benchmarks.attack [--only NAME] [--json FILE]
+
+For each attack: the longest time for which the victim heard nothing, the longest answer of /health, how much memory all
+processes had at most and three seconds later beyond what they had, and what the attack itself saw. Exits with 1 if
+anything is BROKEN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from alignedserve.launch.ports import free_port
+from benchmarks.attack.attacks import Attack, all_attacks
+from benchmarks.attack.processes import MemoryWatch, is_alive, num_bytes
+from benchmarks.attack.target import KEYS, Finding, Target
+from benchmarks.attack.verdict import HEAD, Measured, Watched, figures, is_broken, objections, row
+from benchmarks.attack.victim import Watch
+from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.rt_with_be.served import running
+
+HOST = "127.0.0.1"
+ROOT = Path(__file__).parents[2]
+START_S = 180.0
+BASELINE_S, AFTER_S = 5.0, 3.0
+# an attack that does not end by itself is ended; and so long it may take until nothing of it is left
+MAX_ATTACK_S, SETTLE_S = 30.0, 20.0
+
+
+@dataclass
+class Session:
+    """A server under attack, and what goes on beside that."""
+
+    target: Target
+    key: str | None
+    watch: Watch
+
+    def baseline(self) -> Watched:
+        self.watch.begin()
+        time.sleep(BASELINE_S)
+        return self.watch.end()
+
+    def measure(self, attack: Attack) -> tuple[Finding, Measured]:
+        pids = self._pids()
+        self.watch.begin()
+        with MemoryWatch(self.target.pid) as memory:
+            finding = asyncio.run(_carry_out(attack, self.target))
+            time.sleep(AFTER_S)
+            kept = num_bytes(self.target.pid)
+        watched = self.watch.end()
+        measured = Measured(
+            watched,
+            grown_bytes=memory.most - memory.before,
+            kept_bytes=kept - memory.before,
+            died={name: pid for name, pid in pids.items() if not is_alive(pid)},
+            is_up=is_alive(self.target.pid),
+            last_status=self._status(),
+        )
+        self._settle()
+        return finding, measured
+
+    def _get(self, path: str) -> httpx.Response | None:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            return httpx.get(self.target.url + path, headers=headers, timeout=10)
+        except httpx.HTTPError:
+            return None
+
+    def _status(self) -> int:
+        response = self._get("/health")
+        return response.status_code if response else 0
+
+    def _pids(self) -> dict[str, int]:
+        response = self._get("/v1/cluster")
+        processes = response.json().get("processes", []) if response else []
+        return {each["instance_id"]: each["pid"] for each in processes if each["state"] == "up"}
+
+    def _settle(self) -> None:
+        """Until only the victim's requests are there."""
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline and is_alive(self.target.pid):
+            response = self._get("/v1/cluster")
+            if response and sum(response.json().get("requests", {"?": 2}).values()) <= 1:
+                return
+            time.sleep(0.2)
+
+
+async def _carry_out(attack: Attack, target: Target) -> Finding:
+    try:
+        async with asyncio.timeout(MAX_ATTACK_S):
+            return replace(await attack.run(target), name=attack.name)
+    except TimeoutError:
+        return Finding(attack.name, False, f"it went on for {MAX_ATTACK_S:g} s")
+    except Exception as error:
+        return Finding(attack.name, False, f"it raised {type(error).__name__}: {error}")
+
+
+@contextmanager
+def session(has_keys: bool) -> Iterator[Session]:
+    # a socket's path must be short
+    with tempfile.TemporaryDirectory(prefix="attack-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        state, port = Path(name), free_port(HOST)
+        options = ["--host", HOST, "--port", str(port), "--state-dir", str(state), "--shutdown-timeout", "1"]
+        if has_keys:
+            (state / "keys").write_text("".join(f"{key}\n" for key in KEYS))
+            options += ["--api-key-file", str(state / "keys")]
+        command = [sys.executable, "-m", "alignedserve", "serve", "--dtype", "float32", *options]
+        with running(command, state / "log", "ready after", START_S) as pid:
+            url, key = f"http://{HOST}:{port}", KEYS[1] if has_keys else None
+            watch = Watch(url, key)
+            try:
+                yield Session(Target(url, HOST, port, pid, state, "demo"), key, watch)
+            finally:
+                watch.close()
+
+
+def attack_all(attacks: Sequence[Attack]) -> tuple[list[dict[str, Any]], bool]:
+    """What was found, and whether anything is broken."""
+    rows: list[dict[str, Any]] = []
+    broken = False
+    for has_keys, some in itertools.groupby(attacks, key=lambda each: each.needs_keys):
+        with session(has_keys) as at:
+            baseline = at.baseline()
+            what = f"no attack{', with keys' if has_keys else ''}, {baseline.num_tokens / BASELINE_S:.0f} tokens/s"
+            print(f"{HEAD}\n{what:44} {'':8} {figures(baseline)}", flush=True)
+            for attack in some:
+                found = at.measure(attack)
+                print(row(*found, baseline), flush=True)
+                rows.append(_as_json(*found, baseline))
+                broken |= is_broken([found], baseline)
+                if not found[1].is_up:
+                    break
+    return rows, broken
+
+
+def _as_json(finding: Finding, measured: Measured, baseline: Watched) -> dict[str, Any]:
+    return {
+        "finding": asdict(finding),
+        "objections": objections(finding, measured, baseline),
+        "measured": asdict(measured),
+        "baseline": asdict(baseline),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="attacks with this in their names (MODULE.ATTACK)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    attacks = all_attacks(options.only)
+    if not attacks:
+        parser.error(
+            f"no attack is called {options.only!r}: {', '.join(each.name for each in all_attacks())}"
+        )
+    begun_s = time.monotonic()
+    rows, broken = attack_all(attacks)
+    num_broken = sum(bool(each["objections"]) for each in rows)
+    print(f"{len(rows)} attacks in {time.monotonic() - begun_s:.0f} s: {num_broken} BROKEN, the others held")
+    if options.json:
+        commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+        facts = {"processor": cpu_name(), "commit": commit.stdout.strip(), "attacks": rows}
+        options.json.write_text(json.dumps(facts, indent=2) + "\n")
+    sys.exit(1 if broken or len(rows) < len(attacks) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Finds the attacks: functions `attack_*` of this folder's modules."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+import benchmarks.attack
+from benchmarks.attack.target import Finding, Target
+
+
+@dataclass(frozen=True)
+class Attack:
+    # of its module and its function
+    name: str
+    run: Callable[[Target], Awaitable[Finding]]
+    needs_keys: bool
+
+
+def all_attacks(only: str = "") -> list[Attack]:
+    """Those whose names have `only` in them, the servers without keys first."""
+    found = [attack for module in _modules() for attack in _attacks_of(module)]
+    return sorted((each for each in found if only in each.name), key=lambda each: each.needs_keys)
+
+
+def _modules() -> Iterator[ModuleType]:
+    for info in pkgutil.iter_modules(benchmarks.attack.__path__):
+        if not info.name.startswith("__"):
+            yield importlib.import_module(f"benchmarks.attack.{info.name}")
+
+
+def _attacks_of(module: ModuleType) -> Iterator[Attack]:
+    place, needs_keys = module.__name__.rpartition(".")[2], bool(getattr(module, "NEEDS_KEYS", False))
+    for name, function in vars(module).items():
+        is_own = getattr(function, "__module__", "") == module.__name__
+        if name.startswith("attack_") and inspect.iscoroutinefunction(function) and is_own:
+            yield Attack(f"{place}.{name.removeprefix('attack_')}", function, needs_keys)

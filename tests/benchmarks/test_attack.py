@@ -1,0 +1,65 @@
+"""What `make attack` calls broken, and what it finds to attack with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.attack.attacks import all_attacks
+from benchmarks.attack.target import Finding
+from benchmarks.attack.verdict import HEAD, Measured, Watched, is_broken, objections, row
+
+BASELINE = Watched(silence_s=0.1, health_s=0.01, num_tokens=500, num_unwell=0, wrong=[])
+HELD = Finding("router.flood", True, "all answered")
+CALM = Measured(BASELINE, 8 << 20, 1 << 20, died={}, is_up=True, last_status=200)
+
+
+def with_watched(**changes: Any) -> Measured:
+    return replace(CALM, watched=replace(BASELINE, **changes))
+
+
+@pytest.mark.parametrize(
+    ("finding", "measured"),
+    [
+        (replace(HELD, held=False), CALM),
+        (HELD, replace(CALM, is_up=False)),
+        (HELD, replace(CALM, last_status=503)),
+        (HELD, replace(CALM, died={"decode-0": 77})),
+        (replace(HELD, detail="killed 770"), replace(CALM, died={"decode-0": 77})),
+        (HELD, with_watched(wrong=["a stream broke"])),
+        (HELD, with_watched(silence_s=1.2)),
+        (HELD, with_watched(health_s=1.2)),
+    ],
+)
+def test_one_thing_that_is_wrong_is_enough(finding: Finding, measured: Measured) -> None:
+    assert len(objections(finding, measured, BASELINE)) == 1
+    assert is_broken([(HELD, CALM), (finding, measured)], BASELINE)
+    first, second = row(finding, measured, BASELINE).splitlines()
+    assert " BROKEN " in first and second.startswith("    BROKEN: ")
+
+
+@pytest.mark.parametrize(
+    ("finding", "measured"),
+    [
+        (HELD, CALM),
+        (replace(HELD, detail="killed 77, and it came back"), replace(CALM, died={"decode-0": 77})),
+        # a busy machine; memory is reported, and judged by people
+        (HELD, with_watched(silence_s=1.0, health_s=1.0, num_unwell=3)),
+        (HELD, replace(CALM, grown_bytes=1 << 32)),
+    ],
+)
+def test_what_held_has_one_line(finding: Finding, measured: Measured) -> None:
+    assert objections(finding, measured, BASELINE) == []
+    line = row(finding, measured, BASELINE)
+    assert " held " in line and line.endswith(finding.detail)
+    # under its heading
+    assert line.index(" held ") + 1 == HEAD.index("verdict")
+
+
+def test_attacks_are_found_by_name_and_those_with_keys_come_last() -> None:
+    attacks = all_attacks()
+    assert "router.flex_with_many_choices" in [attack.name for attack in attacks]
+    assert [attack.needs_keys for attack in attacks] == sorted(attack.needs_keys for attack in attacks)
+    assert {attack.name.split(".")[0] for attack in all_attacks("router.")} == {"router"}

@@ -1,0 +1,22 @@
+"""Counts work, where seconds would say more of the machine than of the code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+def num_calls(action: Callable[[], object]) -> int:
+    """Of functions, Python's and C's."""
+    count = 0
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count

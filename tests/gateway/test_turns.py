@@ -1,0 +1,82 @@
+"""Who goes next where one at a time can."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from alignedserve.gateway.turns import HALF_LIFE_S, NoTurn, Turns
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def use(turns: Turns, clock: Clock, owner: str, seconds: float, order: list[str]) -> None:
+    async with turns.turn(owner, patience_s=60):
+        order.append(owner)
+        await asyncio.sleep(0)
+        clock.now_s += seconds
+
+
+def test_who_has_used_it_least_goes_next() -> None:
+    async def scenario() -> None:
+        clock, order = Clock(), list[str]()
+        turns = Turns(clock)
+        many = [use(turns, clock, "greedy", 1.0, order) for _ in range(14)]
+        await asyncio.gather(*many, *(use(turns, clock, owner, 0.01, order) for owner in ("b", "c", "b")))
+        # only what was begun already is waited for
+        assert order[:4] == ["greedy", "b", "c", "b"] and order[4:] == ["greedy"] * 13
+        order.clear()
+        await asyncio.gather(*(use(turns, clock, owner, 0.1, order) for owner in ("x", "greedy", "b")))
+        assert order == ["x", "b", "greedy"]
+        # it is forgotten in time
+        clock.now_s += 20 * HALF_LIFE_S
+        order.clear()
+        await asyncio.gather(*(use(turns, clock, owner, 0.1, order) for owner in ("x", "greedy", "y")))
+        assert order == ["x", "greedy", "y"]
+        assert len(turns._used) == 3
+
+    asyncio.run(scenario())
+
+
+def test_without_owners_who_came_first_goes_first() -> None:
+    async def scenario() -> None:
+        clock, order = Clock(), list[str]()
+        turns = Turns(clock)
+
+        async def numbered(number: int) -> None:
+            async with turns.turn("", patience_s=60):
+                order.append(str(number))
+                clock.now_s += 1
+
+        await asyncio.gather(*map(numbered, range(4)))
+        assert order == ["0", "1", "2", "3"]
+
+    asyncio.run(scenario())
+
+
+def test_who_leaves_or_waits_too_long_blocks_nobody() -> None:
+    async def scenario() -> None:
+        turns = Turns()
+        async with turns.turn("a", 60):
+            with pytest.raises(NoTurn):
+                async with turns.turn("b", 0.01):
+                    pass
+            waiting = [asyncio.create_task(use(turns, Clock(), "c", 0, [])) for _ in range(2)]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+            await asyncio.wait({waiting[0]})
+        # it is the other one's turn, who leaves before he hears of it
+        waiting[1].cancel()
+        await asyncio.wait({waiting[1]})
+        async with turns.turn("d", 60):
+            pass
+        assert not turns._waiting and not turns._is_taken
+
+    asyncio.run(scenario())
