@@ -46,6 +46,7 @@ BASE = {
         "logs",
         "private_files",
         "steady",
+        "child",
     )
 }
 INSTANCE = BASE | {

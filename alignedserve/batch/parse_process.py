@@ -1,8 +1,4 @@
-"""A process that takes long lines apart for another one, whose event loop would stand still meanwhile.
-
-On stdin, one line after the other: eight bytes of number and of length, four each, and its bytes. On stdout after each
-four bytes of length, and a Parsed or a Problem as msgpack. It ends with its stdin.
-"""
+"""A process that takes long lines apart for another one, whose event loop would stand still meanwhile (child.py)."""
 
 from __future__ import annotations
 
@@ -11,34 +7,38 @@ import sys
 
 import msgspec
 
-from alignedserve.batch.config import MAX_LINE_BYTES
-from alignedserve.batch.parse import LineProblem, parse
+from alignedserve.batch.parse import LineProblem, Parsed, parse
+from alignedserve.child import read_frame, write_frame
+from alignedserve.store import Problem
 
 # A line of a million names of which none is ours takes a hundred times its bytes.
 MAX_MEMORY_BYTES = 2 << 30
 
 
+class Asked(msgspec.Struct, frozen=True):
+    number: int
+    text: bytes
+
+
+class Told(msgspec.Struct, frozen=True):
+    """One of both."""
+
+    parsed: Parsed | None = None
+    problem: Problem | None = None
+
+
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    source, answers = sys.stdin.buffer, sys.stdout.buffer
-    while head := source.read(8):
-        number, size = int.from_bytes(head[:4], "big"), int.from_bytes(head[4:], "big")
-        assert size <= MAX_LINE_BYTES
-        answer = msgspec.msgpack.encode(_answer(source.read(size), number))
-        answers.write(len(answer).to_bytes(4, "big") + answer)
-        answers.flush()
+    while (content := read_frame(sys.stdin.buffer)) is not None:
+        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(_answer(content)))
 
 
-def head_of(number: int, text: bytes) -> bytes:
-    return number.to_bytes(4, "big") + len(text).to_bytes(4, "big")
-
-
-def _answer(text: bytes, number: int) -> object:
-    """A pair: what was found, and what is wrong; one of both is None."""
+def _answer(content: bytes) -> Told:
+    asked = msgspec.msgpack.decode(content, type=Asked)
     try:
-        return parse(text, number), None
+        return Told(parsed=parse(asked.text, asked.number))
     except LineProblem as error:
-        return None, error.problem
+        return Told(problem=error.problem)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,14 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from itertools import count
 from typing import Any
 
+from alignedserve.child import ENDED, hear, start, tell
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text import grammar_process
 from alignedserve.text.tokenizer import Tokenizer
-
-# what is heard from a process that has ended
-_ENDED = (asyncio.IncompleteReadError, ConnectionError)
 
 
 class ProcessEnded(Exception):
@@ -30,7 +26,6 @@ class CompilerProcess:
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
-        # A task, because a start that is cancelled on its way may never come to an end (in asyncio of Python 3.11).
         self._starting: asyncio.Task[_Running] | None = None
         self._is_closed = False
 
@@ -58,20 +53,11 @@ class CompilerProcess:
                 await (await self._starting).aclose()
 
     async def _start(self) -> _Running:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            grammar_process.__name__,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | grammar_process.ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            # a ctrl-C in the terminal is not for it: it ends when its stdin does
-            start_new_session=True,
-        )
+        process = await start(grammar_process.__name__, grammar_process.ENVIRONMENT)
         try:
             await _tell(process, self._vocabulary_frame())
             await _heard(process)
-        except _ENDED as error:
+        except ENDED as error:
             raise ProcessEnded(f"status {await process.wait()}") from error
         return _Running(process)
 
@@ -122,7 +108,7 @@ class _Running:
                 asked = self._asked.get(answer["number"])
                 if asked is not None and not asked.done():
                     asked.set_result(answer)
-        except _ENDED:
+        except ENDED:
             self.has_ended = True
             # (To kill it once more could take its status from whoever waits for it.)
             status = await self.process.wait()
@@ -136,13 +122,9 @@ def _is_over(starting: asyncio.Task[_Running]) -> bool:
 
 
 async def _tell(process: asyncio.subprocess.Process, value: dict[str, Any]) -> None:
-    assert process.stdin
-    process.stdin.write(grammar_process.frame(value))
-    await process.stdin.drain()
+    await tell(process, json.dumps(value).encode())
 
 
 async def _heard(process: asyncio.subprocess.Process) -> dict[str, Any]:
-    assert process.stdout
-    size = int.from_bytes(await process.stdout.readexactly(4), "big")
-    answer: dict[str, Any] = json.loads(await process.stdout.readexactly(size))
+    answer: dict[str, Any] = json.loads(await hear(process))
     return answer

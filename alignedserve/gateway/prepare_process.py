@@ -14,8 +14,8 @@ import sys
 import msgspec
 from tokenizers import Tokenizer as Backend
 
+from alignedserve.child import read_frame, write_frame
 from alignedserve.engine.validate import Vocabulary
-from alignedserve.gateway.child import read_frame, write_frame
 from alignedserve.gateway.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel

@@ -12,8 +12,8 @@ from functools import cached_property
 
 import msgspec
 
+from alignedserve.child import Child, ChildEnded
 from alignedserve.gateway import prepare_process
-from alignedserve.gateway.child import Child, ChildEnded
 from alignedserve.gateway.errors import ApiError, unavailable
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
@@ -35,7 +35,7 @@ class Lane:
     """One body after the other, in fair turns."""
 
     def __init__(self, greeting: Callable[[], bytes]) -> None:
-        self.child = Child(prepare_process.__name__, greeting, 2 * TIMEOUT_S)
+        self.child = Child(prepare_process.__name__, 2 * TIMEOUT_S, greeting)
         self.turns = Turns()
 
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from tokenizers import Tokenizer as Backend
 
+from alignedserve.child import frame, read_frame
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ FAILED = "failed"
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     source = os.fdopen(0, "rb", buffering=0)
-    if (vocabulary := read_frame(source)) is None:
+    if (vocabulary := _read(source)) is None:
         return
     grammars = _grammars(vocabulary)
     grammars.prepare()
@@ -59,7 +60,7 @@ def _serve(grammars: Grammars, source: BinaryIO) -> None:
                 waiting.unregister(place)
                 _bury(place, *numbers.pop(place))
                 continue
-            if (asked := read_frame(source)) is None:
+            if (asked := _read(source)) is None:
                 return
             child = _fork(grammars, asked)
             ended = os.pidfd_open(child)
@@ -94,22 +95,10 @@ def _bury(ended: int, child: int, number: int) -> None:
         _answer({"number": number, "ended": name})
 
 
-def frame(value: Any) -> bytes:
-    data = json.dumps(value).encode()
-    return len(data).to_bytes(4, "big") + data
-
-
-def read_frame(source: BinaryIO) -> Any:
+def _read(source: BinaryIO) -> Any:
     """None at the end."""
-    size = _read(source, 4)
-    return json.loads(_read(source, int.from_bytes(size, "big"))) if size else None
-
-
-def _read(source: BinaryIO, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size and (more := source.read(size - len(found))):
-        found += more
-    return bytes(found)
+    found = read_frame(source)
+    return None if found is None else json.loads(found)
 
 
 def _grammars(vocabulary: Any) -> Grammars:
@@ -127,7 +116,7 @@ def _problem(grammars: Grammars, asked: Any) -> str | None:
 
 def _answer(value: Any) -> None:
     """At once: what a pipe takes whole is not mixed with what others write. (A reason has a line of 500 characters.)"""
-    data = frame(value)
+    data = frame(json.dumps(value).encode())
     assert len(data) <= select.PIPE_BUF
     os.write(1, data)
 

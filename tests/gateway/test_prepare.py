@@ -181,7 +181,7 @@ def test_whoever_kills_the_process_costs_nobody_a_call() -> None:
         assert process
         os.kill(process.pid, signal.SIGSTOP)
         asking = asyncio.create_task(preparer.call(COMPLETIONS, LONG, ""))
-        while not preparer._medium.child._asking:
+        while not preparer._medium.child._at_work:
             await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
         assert (await asking).num_given == 1
@@ -197,7 +197,7 @@ def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPa
         assert process
         os.kill(process.pid, signal.SIGSTOP)
         first = asyncio.create_task(preparer.call(COMPLETIONS, LONG, ""))
-        while not preparer._medium.child._asking:
+        while not preparer._medium.child._at_work:
             await asyncio.sleep(0)
         with pytest.raises(ApiError, match="others' large bodies"):
             await preparer.call(COMPLETIONS, LONG, "")

@@ -1,0 +1,179 @@
+"""A process that works for this one, and can be stopped at it, which a thread can't.
+
+It is asked in frames, four bytes of length and then the content, and answers in frames. It ends with its stdin. What
+ends it, a signal of its own timer or the kernel, is heard by whoever asked. `Child` asks for one thing after the
+other; whoever needs it otherwise begins with `start`, `tell` and `hear`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import BinaryIO
+
+_LENGTH_BYTES = 4
+
+
+# what is heard from one that has ended
+ENDED = (asyncio.IncompleteReadError, ConnectionError)
+
+
+class ChildEnded(Exception):
+    """It ended over what it was asked, twice unless its timer ended it."""
+
+    def __init__(self, status: int) -> None:
+        """`status`: its exit status, or the number of the signal that ended it, below 0."""
+        super().__init__(f"it ended with status {status}")
+        self.status = status
+
+
+class Child:
+    """Starts when it is first needed, and again when it has ended."""
+
+    def __init__(self, module: str, patience_s: float, greeting: Callable[[], bytes] | None = None) -> None:
+        """`module`: its program. It is told `greeting` first, if there is one, and answers that with an empty frame.
+        One that answers nothing for `patience_s`, which is longer than its own timer, hangs: it is killed."""
+        self._module = module
+        self._greeting = greeting
+        self._patience_s = patience_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
+        # one thing at a time
+        self._turn = asyncio.Lock()
+        self._at_work: set[asyncio.Task[bytes]] = set()
+
+    async def prepare(self) -> None:
+        """Whoever asks first need not wait until it is there. Raises ChildEnded."""
+        await self._in_turn(self._prepared)
+
+    async def ask(self, content: bytes) -> bytes:
+        """The answer. What ends it other than its timer is tried once more. Raises ChildEnded."""
+        return await self._in_turn(lambda: self._asked(content))
+
+    async def aclose(self) -> None:
+        for task in self._at_work:
+            task.cancel()
+        await asyncio.gather(*self._at_work, return_exceptions=True)
+        if self._starting is not None:
+            self._process = await self._starting
+        if self._process is not None:
+            # it may be in the middle of something
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._status()
+
+    async def _in_turn(self, work: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
+        """Whoever stops waiting before its turn is not worked for. Later the work goes on: an answer that nobody reads
+        would be taken for the next one's."""
+        await self._turn.acquire()
+        task = asyncio.create_task(work())
+        self._at_work.add(task)
+        task.add_done_callback(self._over)
+        return await asyncio.shield(task)
+
+    async def _prepared(self) -> bytes:
+        await self._ready()
+        return b""
+
+    async def _asked(self, content: bytes) -> bytes:
+        try:
+            return await self._told(await self._ready(), content)
+        except ChildEnded as ended:
+            if ended.status == -signal.SIGALRM:
+                raise
+            # it had just ended by itself, after its last answer; or somebody killed it
+            return await self._told(await self._ready(), content)
+
+    async def _ready(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            self._starting = self._starting or asyncio.create_task(start(self._module))
+            process = await asyncio.shield(self._starting)
+            self._starting, self._process = None, process
+            if self._greeting is not None:
+                await self._told(process, self._greeting())
+        return self._process
+
+    async def _told(self, process: asyncio.subprocess.Process, content: bytes) -> bytes:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await tell(process, content)
+                return await hear(process)
+        except TimeoutError:
+            process.kill()
+            await self._status()
+            raise ChildEnded(-signal.SIGALRM) from None
+        except ENDED:
+            raise ChildEnded(await self._status()) from None
+
+    async def _status(self) -> int:
+        """Of the process, which has ended. (To kill it once more could take its status from whoever waits for it.)"""
+        process, self._process = self._process, None
+        return 0 if process is None else await process.wait()
+
+    def _over(self, task: asyncio.Task[bytes]) -> None:
+        self._at_work.discard(task)
+        self._turn.release()
+        if not task.cancelled():
+            # it is heard by whoever waits, if anyone does
+            task.exception()
+
+
+async def start(
+    module: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> asyncio.subprocess.Process:
+    """In a task of its own: a start that is cancelled on its way may never come to an end (in asyncio of Python 3.11).
+    `environment`: beside this process's."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        # a ctrl-C in the terminal is not for it: it ends when its stdin does
+        start_new_session=True,
+    )
+
+
+async def tell(process: asyncio.subprocess.Process, content: bytes) -> None:
+    assert process.stdin
+    process.stdin.write(len(content).to_bytes(_LENGTH_BYTES, "big"))
+    process.stdin.write(content)
+    await process.stdin.drain()
+
+
+async def hear(process: asyncio.subprocess.Process) -> bytes:
+    assert process.stdout
+    length = int.from_bytes(await process.stdout.readexactly(_LENGTH_BYTES), "big")
+    return await process.stdout.readexactly(length)
+
+
+# ---- the child's side ----
+
+
+def read_frame(source: BinaryIO) -> bytes | None:
+    """None at the end. `source` may be unbuffered."""
+    size = _read(source, _LENGTH_BYTES)
+    return _read(source, int.from_bytes(size, "big")) if size else None
+
+
+def frame(content: bytes) -> bytes:
+    return len(content).to_bytes(_LENGTH_BYTES, "big") + content
+
+
+def write_frame(answers: BinaryIO, content: bytes) -> None:
+    answers.write(frame(content))
+    answers.flush()
+
+
+def _read(source: BinaryIO, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size and (more := source.read(size - len(found))):
+        found += more
+    return bytes(found)
