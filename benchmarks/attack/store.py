@@ -93,25 +93,6 @@ async def attack_redis_that_hangs(target: Target) -> Finding:
         return Finding(name, held, f"files {quick}, chat {chat}, back after {took_s:.1f} s")
 
 
-async def attack_anothers_file(target: Target) -> Finding:
-    """Without a key there is nothing to see, where keys are needed."""
-    name = "files without a key"
-    async with _client(target) as client:
-        answers = [(await client.get(path)).status_code for path in ("/v1/files", "/v1/batches")]
-        if answers == [200, 200]:
-            return Finding(name, True, "skipped: this server needs no keys")
-        return Finding(name, answers == [401, 401], str(answers))
-
-
-ATTACKS = (
-    attack_line_of_a_million_items,
-    attack_blank_lines,
-    attack_many_jobs,
-    attack_anothers_file,
-    attack_redis_that_hangs,
-)
-
-
 async def _while_it_hangs(client: httpx.AsyncClient, target: Target) -> tuple[int, int]:
     """What files and a chat answer then."""
     # whoever is the first to ask waits

@@ -1,0 +1,186 @@
+"""What the holder of one key can do to the holder of another, and somebody without a key to both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from typing import Any
+
+import httpx
+
+from benchmarks.attack.answers import SLOW_PROPERTIES
+from benchmarks.attack.target import KEYS, Finding, Target
+
+NEEDS_KEYS = True
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "How far?"}
+ATTACKER, VICTIM = KEYS
+# Longest that a call of the victim's may take beside the attacker's that ask for the same thing, in seconds. Alone it
+# takes some hundredths; the attacker's calls take tens of seconds together.
+MAX_WAIT_S = 3.0
+
+
+def _client(target: Target, key: str | None) -> httpx.AsyncClient:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(base_url=target.url, timeout=60, headers=headers)
+
+
+async def attack_without_a_key(target: Target) -> Finding:
+    """Whatever is asked for is answered alike, before a body is read."""
+    asked = [
+        ("GET", "/v1/models"),
+        ("GET", "/v1/files"),
+        ("GET", "/v1/batches"),
+        ("GET", "/v1/cluster"),
+        ("POST", CHAT),
+        ("POST", "/tokenize"),
+        ("POST", "/v1/files"),
+        ("DELETE", "/v1/files/file-x"),
+    ]
+    wrong = [None, "", VICTIM[:-1], f"{VICTIM}x", VICTIM.upper(), f"{ATTACKER} {VICTIM}", "*"]
+    statuses: set[int] = set()
+    for key in wrong:
+        async with _client(target, key) as http:
+            statuses |= {(await http.request(method, path)).status_code for method, path in asked}
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    try:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {target.host}\r\nContent-Length: 8000000\r\n\r\n"
+        writer.write(head.encode())
+        first = await asyncio.wait_for(reader.readline(), 5)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+    held = statuses == {401} and b" 401 " in first
+    return Finding("calls without a key", held, f"{statuses}, before a body {first.decode().strip()}")
+
+
+async def attack_anothers_files(target: Target) -> Finding:
+    """They are not listed, read, used, deleted or cancelled."""
+    async with _client(target, VICTIM) as victim, _client(target, ATTACKER) as attacker:
+        body = {"model": target.model, "messages": [USER], "max_tokens": 200, "ignore_eos": True}
+        line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body}).encode()
+        form = {"purpose": (None, b"batch"), "file": ("in.jsonl", line)}
+        file_id = (await victim.post("/v1/files", files=form)).json()["id"]
+        wanted = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "1h"}
+        batch_id = (await victim.post("/v1/batches", json=wanted)).json()["id"]
+        answers = [
+            await attacker.get(f"/v1/files/{file_id}"),
+            await attacker.get(f"/v1/files/{file_id}/content"),
+            await attacker.delete(f"/v1/files/{file_id}"),
+            await attacker.get(f"/v1/batches/{batch_id}"),
+            await attacker.post(f"/v1/batches/{batch_id}/cancel"),
+            await attacker.post("/v1/batches", json=wanted),
+        ]
+        statuses = [answer.status_code for answer in answers]
+        listed = [(await attacker.get(path)).json()["data"] for path in ("/v1/files", "/v1/batches")]
+        own = [
+            (await victim.get(path)).status_code
+            for path in (f"/v1/files/{file_id}", f"/v1/batches/{batch_id}")
+        ]
+        await victim.post(f"/v1/batches/{batch_id}/cancel")
+    held = (
+        statuses[:5] == [404] * 5 and statuses[5] in (400, 404) and listed == [[], []] and own == [200, 200]
+    )
+    return Finding(
+        "another key's files and jobs", held, f"{statuses}, lists {[len(some) for some in listed]}, own {own}"
+    )
+
+
+async def attack_anothers_prompt(target: Target) -> Finding:
+    """Whether somebody else has asked the same can't be seen from how much of it was there."""
+    prompt = "A letter that nobody else has read. " * 40
+
+    async def num_cached(http: httpx.AsyncClient) -> int:
+        answer = await http.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 1})
+        details: dict[str, Any] = answer.json()["usage"].get("prompt_tokens_details") or {}
+        return int(details.get("cached_tokens") or 0)
+
+    async with _client(target, VICTIM) as victim, _client(target, ATTACKER) as attacker:
+        first, again = await num_cached(victim), await num_cached(victim)
+        seen = await num_cached(attacker)
+    held = first == 0 and again > 0 and seen == 0
+    return Finding(
+        "another key's prompts", held, f"cached tokens {first}, again {again}, with another key {seen}"
+    )
+
+
+async def attack_large_bodies(target: Target) -> Finding:
+    """They take seconds each to be read; another key's body waits for one of them at most."""
+    large = json.dumps({"prompt": "ab " * 60_000, "max_tokens": 1}).encode()
+    small = json.dumps({"messages": [USER], "user": "x" * 20_000, "max_tokens": 1}).encode()
+    asked = {"Content-Type": "application/json"}
+    async with _client(target, VICTIM) as victim, _client(target, ATTACKER) as attacker:
+        going_on = [
+            asyncio.create_task(attacker.post(COMPLETIONS, content=large, headers=asked)) for _ in range(40)
+        ]
+        await asyncio.sleep(0.5)
+        begun_s = time.monotonic()
+        answer = await victim.post(CHAT, content=small, headers=asked)
+        took_s = time.monotonic() - begun_s
+        num_left = await _ended(going_on)
+    held = answer.status_code == 200 and took_s < MAX_WAIT_S
+    detail = f"{answer.status_code} after {took_s:.2f} s, with {num_left} of 40 to come"
+    return Finding("a key's large bodies", held, detail)
+
+
+async def attack_slow_grammars(target: Target) -> Finding:
+    """Another key's, which is not quick either, does not wait for all of them."""
+
+    def asked(num_properties: int, title: str) -> dict[str, Any]:
+        properties = dict(list(SLOW_PROPERTIES.items())[:num_properties])
+        schema = {"type": "object", "properties": properties, "title": title}
+        return {"messages": [USER], "max_tokens": 1, "structured_outputs": {"json": schema}}
+
+    async with _client(target, VICTIM) as victim, _client(target, ATTACKER) as attacker:
+        await victim.post(CHAT, json=asked(0, "the process that compiles is there from now on"))
+        going_on = [
+            asyncio.create_task(attacker.post(CHAT, json=asked(500, str(number)))) for number in range(14)
+        ]
+        await asyncio.sleep(0.5)
+        begun_s = time.monotonic()
+        answer = await victim.post(CHAT, json=asked(5, "the victim's"))
+        took_s = time.monotonic() - begun_s
+        num_left = await _ended(going_on)
+    held = answer.status_code == 200 and took_s < MAX_WAIT_S
+    detail = f"{answer.status_code} after {took_s:.2f} s, with {num_left} of 14 to come"
+    return Finding("a key's slow grammars", held, detail)
+
+
+async def attack_memory_for_bodies(target: Target) -> Finding:
+    """A hundred bodies that never end: another key's are read all the same."""
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: {target.host}\r\nAuthorization: Bearer {ATTACKER}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 8000000\r\n\r\n"
+    ).encode()
+    pipes: list[asyncio.StreamWriter] = []
+
+    async def half_a_body() -> None:
+        with contextlib.suppress(ConnectionError):
+            _, writer = await asyncio.open_connection(target.host, target.port)
+            pipes.append(writer)
+            writer.write(head + b" " * 7_000_000)
+
+    try:
+        await asyncio.gather(*(half_a_body() for _ in range(100)))
+        async with _client(target, VICTIM) as victim:
+            begun_s = time.monotonic()
+            body = {"messages": [USER], "user": "x" * 500_000, "max_tokens": 1}
+            answer = await victim.post(CHAT, json=body)
+            took_s = time.monotonic() - begun_s
+    finally:
+        for writer in pipes:
+            writer.transport.abort()
+    held = answer.status_code == 200 and took_s < MAX_WAIT_S
+    return Finding("a key's bodies that never end", held, f"{answer.status_code} after {took_s:.2f} s")
+
+
+async def _ended(going_on: list[asyncio.Task[httpx.Response]]) -> int:
+    """How many were not answered yet."""
+    num_left = sum(not each.done() for each in going_on)
+    for each in going_on:
+        each.cancel()
+    await asyncio.gather(*going_on, return_exceptions=True)
+    return num_left
