@@ -62,16 +62,19 @@ async def served_by(
         process = GatewayProcess(config)
         serving = asyncio.create_task(process.serve(model, sock))
         url = f"http://127.0.0.1:{port}"
-        async with (
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-            httpx.AsyncClient(base_url=url, timeout=20) as http,
-        ):
-            found = Served(routers[0], client, http, ports[0], process)
-            yield found
-        process.stop()
-        await serving
-    for router in [found.router, *routers]:
-        router.hub.close()
+        found = None
+        try:
+            async with (
+                openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+                httpx.AsyncClient(base_url=url, timeout=20) as http,
+            ):
+                found = Served(routers[0], client, http, ports[0], process)
+                yield found
+        finally:
+            process.stop()
+            await serving
+            for router in [*([found.router] if found else []), *routers]:
+                router.hub.close()
 
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:
