@@ -53,8 +53,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class Signals:
     """Those that end a program, from the first line to the last. During the start they raise; that may be lost in
-    somebody's code on the way, also native code, but not that one has come. Then the supervisor is told. At the end,
-    while Ray and the store are put away, they are too late to change anything."""
+    somebody's code on the way, also native code, but not that one has come. Then they are held until the supervisor is
+    there, which is told. At the end, while Ray and the store are put away, they are too late to change anything."""
 
     def __init__(self) -> None:
         self._has_come = False
@@ -65,6 +65,10 @@ class Signals:
             # what nohup starts is not to hear of terminals
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._came)
+
+    def hold(self) -> None:
+        """From here on none raises: an event loop that is interrupted while it is made prints a traceback."""
+        self._tell = lambda: None
 
     def tell(self, told: Callable[[], object]) -> None:
         """In the event loop, of each from here on, and if one has come before, of that."""
@@ -131,6 +135,7 @@ def _serve(
             finally:
                 signals.ignore()
 
+        signals.hold()
         asyncio.run(supervise())
 
 

@@ -388,11 +388,13 @@ def test_a_signal_while_ray_starts_leaves_nothing() -> None:
             server.wait()
 
 
-def test_a_signal_whose_exception_is_lost_is_not() -> None:
-    server = Server("--pool-memory-bytes", str(64 << 20), program="tests.launch.deaf_serve")
+@pytest.mark.parametrize("program", ["deaf_serve", "interrupted_serve"])
+def test_a_signal_at_an_unlucky_moment_is_not_lost(program: str) -> None:
+    """One that raises in code that swallows it, and one in the middle of making the event loop."""
+    server = Server("--pool-memory-bytes", str(64 << 20), program=f"tests.launch.{program}")
     try:
         assert server.wait() == 0, server.output
-        assert "stopping" in server.lines
+        assert "stopping" in server.lines and "Traceback" not in server.output
     finally:
         if server._process.poll() is None:
             server.signal(signal.SIGKILL)
