@@ -28,6 +28,8 @@ __all__ = ["Compiler", "NoTurn"]
 MAX_KEPT = 4096
 # Of the processor's time, in the first lane. Schemas with some hundred properties take less.
 SHORT_S = 0.05
+# Of the clock, for each second of the processor's: others may have the processor.
+CLOCK_FACTOR = 4
 # Who comes when others' grammars take their whole time, one after the other, does not wait for ever.
 TURN_S = 10.0
 # What took too long is not tried again for so long: on a machine with less to do it might not.
@@ -66,8 +68,8 @@ class Compiler:
             logger.warning("grammars: the vocabulary could not be taken in, %s", error)
 
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
-        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn. `owner`: of the request;
-        those without one are one."""
+        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn. `timeout_s`: of the
+        processor's time. `owner`: of the request; those without one are one."""
         key = hashlib.sha256(f"{wanted.kind} {wanted.text}".encode()).digest()
         found = self._kept.get(key)
         if found is None or found.until_s < time.monotonic():
@@ -115,22 +117,22 @@ class Compiler:
         # its start is nobody's turn
         await self.prepare()
         async with self._short.turn(owner, TURN_S):
-            found = await self._compiled(self._process, wanted, timeout_s, min(SHORT_S, timeout_s))
+            found = await self._compiled(self._process, wanted, min(SHORT_S, timeout_s))
         if not found.is_slow:
             return found
         async with self._long.turn(owner, TURN_S):
-            return await self._compiled(self._process, wanted, timeout_s, timeout_s)
+            return await self._compiled(self._process, wanted, timeout_s)
 
     async def _compiled(
-        self, process: CompilerProcess, wanted: StructuredOutputsParams, timeout_s: float, cpu_s: float
+        self, process: CompilerProcess, wanted: StructuredOutputsParams, cpu_s: float
     ) -> _Found:
         later_s = time.monotonic() + SLOW_KEPT_S
         try:
-            answer = await process.compile(wanted, timeout_s, cpu_s)
+            answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
         except ProcessEnded:
             try:
                 # whatever ended it, it was not this grammar: its children do the work
-                answer = await process.compile(wanted, timeout_s, cpu_s)
+                answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
             except ProcessEnded:
                 return _Found(
                     "structured_outputs: not possible with this model's vocabulary", until_s=later_s

@@ -33,7 +33,9 @@ class Limits:
     max_stop_chars: Annotated[int, "of one stop string"] = 256
     max_token_ids: Annotated[int, "in stop_token_ids or logit_bias of one call"] = 1024
     max_grammar_bytes: Annotated[int, "of a JSON schema, regex, choice list or grammar"] = 64 << 10
-    grammar_timeout_s: Annotated[float, "longest that a schema, regex or grammar may take to compile"] = 1.0
+    grammar_timeout_s: Annotated[
+        float, "longest that a schema, regex or grammar may take to compile, of a processor's time"
+    ] = 1.0
     max_requests_per_key: Annotated[
         int, "that an API key, or all clients where none is needed, may have open at once; more: 429"
     ] = 4096

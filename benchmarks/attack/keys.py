@@ -17,8 +17,7 @@ NEEDS_KEYS = True
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "How far?"}
 ATTACKER, VICTIM = KEYS
-# Longest that a call of the victim's may take beside the attacker's that ask for the same thing, in seconds. Alone it
-# takes some hundredths; the attacker's calls take tens of seconds together.
+# Longest that a call of the victim's may take while the attacker's hold what memory there is for theirs, in seconds.
 MAX_WAIT_S = 3.0
 
 
@@ -39,7 +38,7 @@ async def attack_without_a_key(target: Target) -> Finding:
         ("POST", "/v1/files"),
         ("DELETE", "/v1/files/file-x"),
     ]
-    wrong = [None, "", VICTIM[:-1], f"{VICTIM}x", VICTIM.upper(), f"{ATTACKER} {VICTIM}", "*"]
+    wrong = [None, VICTIM[:1], VICTIM[:-1], f"{VICTIM}x", VICTIM.upper(), f"{ATTACKER} {VICTIM}", "*"]
     statuses: set[int] = set()
     for key in wrong:
         async with _client(target, key) as http:
@@ -108,21 +107,24 @@ async def attack_anothers_prompt(target: Target) -> Finding:
 
 
 async def attack_large_bodies(target: Target) -> Finding:
-    """They take seconds each to be read; another key's body waits for one of them at most."""
-    large = json.dumps({"prompt": "ab " * 60_000, "max_tokens": 1}).encode()
-    small = json.dumps({"messages": [USER], "user": "x" * 20_000, "max_tokens": 1}).encode()
+    """Another key's body, which is not small either, waits for one of them at most."""
+    large = json.dumps({"prompt": [[1]] * 500_000, "max_tokens": 1}).encode()
+    small = json.dumps({"messages": [USER], "user": "x" * 300_000, "max_tokens": 1}).encode()
     asked = {"Content-Type": "application/json"}
     async with _client(target, VICTIM) as victim, _client(target, ATTACKER) as attacker:
+        # the process that reads them is there from now on
+        await victim.post(CHAT, content=small, headers=asked)
         going_on = [
-            asyncio.create_task(attacker.post(COMPLETIONS, content=large, headers=asked)) for _ in range(40)
+            asyncio.create_task(attacker.post(COMPLETIONS, content=large, headers=asked)) for _ in range(12)
         ]
         await asyncio.sleep(0.5)
         begun_s = time.monotonic()
         answer = await victim.post(CHAT, content=small, headers=asked)
         took_s = time.monotonic() - begun_s
         num_left = await _ended(going_on)
-    held = answer.status_code == 200 and took_s < MAX_WAIT_S
-    detail = f"{answer.status_code} after {took_s:.2f} s, with {num_left} of 40 to come"
+    # one had its turn when the victim's came, and one may have had the next
+    held = answer.status_code == 200 and num_left >= 8
+    detail = f"{answer.status_code} after {took_s:.2f} s, with {num_left} of 12 to come"
     return Finding("a key's large bodies", held, detail)
 
 
@@ -144,7 +146,8 @@ async def attack_slow_grammars(target: Target) -> Finding:
         answer = await victim.post(CHAT, json=asked(5, "the victim's"))
         took_s = time.monotonic() - begun_s
         num_left = await _ended(going_on)
-    held = answer.status_code == 200 and took_s < MAX_WAIT_S
+    # one had its turn when the victim's came, and one may have had the next
+    held = answer.status_code == 200 and num_left >= 12
     detail = f"{answer.status_code} after {took_s:.2f} s, with {num_left} of 14 to come"
     return Finding("a key's slow grammars", held, detail)
 
@@ -167,7 +170,7 @@ async def attack_memory_for_bodies(target: Target) -> Finding:
         await asyncio.gather(*(half_a_body() for _ in range(100)))
         async with _client(target, VICTIM) as victim:
             begun_s = time.monotonic()
-            body = {"messages": [USER], "user": "x" * 500_000, "max_tokens": 1}
+            body = {"messages": [USER], "user": "x" * 200_000, "max_tokens": 1}
             answer = await victim.post(CHAT, json=body)
             took_s = time.monotonic() - begun_s
     finally:
