@@ -13,11 +13,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import BinaryIO
 
 _LENGTH_BYTES = 4
+# a pipe holds so much
+_STEP_BYTES = 64 << 10
 
 
 # what is heard from one that has ended
@@ -52,9 +54,10 @@ class Child:
         """Whoever asks first need not wait until it is there. Raises ChildEnded."""
         await self._in_turn(self._prepared)
 
-    async def ask(self, content: bytes) -> bytes:
-        """The answer. What ends it other than its timer is tried once more. Raises ChildEnded."""
-        return await self._in_turn(lambda: self._asked(content))
+    async def ask(self, *pieces: bytes) -> bytes:
+        """The answer. `pieces`: of one frame. What ends it, other than its timer, is tried once more. Raises
+        ChildEnded."""
+        return await self._in_turn(lambda: self._asked(pieces))
 
     async def aclose(self) -> None:
         for task in self._at_work:
@@ -81,14 +84,14 @@ class Child:
         await self._ready()
         return b""
 
-    async def _asked(self, content: bytes) -> bytes:
+    async def _asked(self, pieces: Sequence[bytes]) -> bytes:
         try:
-            return await self._told(await self._ready(), content)
+            return await self._told(await self._ready(), pieces)
         except ChildEnded as ended:
             if ended.status == -signal.SIGALRM:
                 raise
             # it had just ended by itself, after its last answer; or somebody killed it
-            return await self._told(await self._ready(), content)
+            return await self._told(await self._ready(), pieces)
 
     async def _ready(self) -> asyncio.subprocess.Process:
         if self._process is None:
@@ -96,13 +99,13 @@ class Child:
             process = await asyncio.shield(self._starting)
             self._starting, self._process = None, process
             if self._greeting is not None:
-                await self._told(process, self._greeting())
+                await self._told(process, [self._greeting()])
         return self._process
 
-    async def _told(self, process: asyncio.subprocess.Process, content: bytes) -> bytes:
+    async def _told(self, process: asyncio.subprocess.Process, pieces: Sequence[bytes]) -> bytes:
         try:
             async with asyncio.timeout(self._patience_s):
-                await tell(process, content)
+                await tell(process, *pieces)
                 return await hear(process)
         except TimeoutError:
             process.kill()
@@ -141,11 +144,14 @@ async def start(
     )
 
 
-async def tell(process: asyncio.subprocess.Process, content: bytes) -> None:
+async def tell(process: asyncio.subprocess.Process, *pieces: bytes) -> None:
+    """One frame. It is not put together here: to copy megabytes takes longer than others should have to wait."""
     assert process.stdin
-    process.stdin.write(len(content).to_bytes(_LENGTH_BYTES, "big"))
-    process.stdin.write(content)
-    await process.stdin.drain()
+    process.stdin.write(sum(map(len, pieces)).to_bytes(_LENGTH_BYTES, "big"))
+    for piece in pieces:
+        for start in range(0, len(piece), _STEP_BYTES):
+            process.stdin.write(memoryview(piece)[start : start + _STEP_BYTES])
+            await process.stdin.drain()
 
 
 async def hear(process: asyncio.subprocess.Process) -> bytes:

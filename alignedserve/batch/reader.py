@@ -8,7 +8,7 @@ from alignedserve.batch import parse_process
 from alignedserve.batch.config import STEP_BYTES
 from alignedserve.batch.lines import Line
 from alignedserve.batch.parse import LineProblem, Parsed, parse
-from alignedserve.batch.parse_process import Asked, Told
+from alignedserve.batch.parse_process import NUMBER_BYTES, Told
 from alignedserve.child import Child, ChildEnded
 from alignedserve.store import Problem
 
@@ -27,7 +27,7 @@ class LineReader:
         if line.text is None or len(line.text) <= STEP_BYTES:
             return parse(line.text, line.number)
         try:
-            answer = await self._child.ask(msgspec.msgpack.encode(Asked(line.number, line.text)))
+            answer = await self._child.ask(line.number.to_bytes(NUMBER_BYTES, "big"), line.text)
         except ChildEnded:
             raise LineProblem(Problem("invalid_json_line", "this line can't be read", line.number)) from None
         told = msgspec.msgpack.decode(answer, type=Told)

@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from alignedserve.gateway.connections import Connections, Doing
+from alignedserve.gateway.connections import READ_BYTES, Connections, Doing
 from alignedserve.gateway.errors import ApiError, BrokenOff, unavailable
 from alignedserve.gateway.framing import BadRequest, Framing
 
@@ -42,6 +42,10 @@ class _Transport:
         self._transport = transport
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
+        # uvicorn has more of a body than it wants for now
+        self._is_paused = False
+        # others are read first
+        self._awaits_turn = False
 
     @property
     def is_lingering(self) -> bool:
@@ -56,6 +60,24 @@ class _Transport:
     def write(self, data: bytes) -> None:
         if not self.is_closing():
             self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        if not self._awaits_turn:
+            self._transport.resume_reading()
+
+    def await_turn(self) -> None:
+        self._awaits_turn = True
+        self._transport.pause_reading()
+
+    def read_on(self) -> None:
+        self._awaits_turn = False
+        if not self._is_paused:
+            self._transport.resume_reading()
 
     def close(self) -> None:
         if self._connection.is_still_told:
@@ -112,6 +134,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._timer.cancel()
         self.transport.forget()
         self._heard()
+        self._crowd.reads.leave(self.transport)
         self._crowd.end(self)
         super().connection_lost(exc)
 
@@ -134,6 +157,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._drop(nbytes)
         else:
             self.data_received(bytes(self._crowd.read_buffer[:nbytes]))
+            if nbytes == READ_BYTES and not self.transport.is_closing():
+                self.transport.await_turn()
+                self._crowd.reads.wait(self.transport)
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

@@ -13,6 +13,8 @@ import resource
 from enum import Enum, auto
 from typing import Protocol
 
+from alignedserve.gateway.reads import Reads
+
 logger = logging.getLogger(__name__)
 
 # At one time, of one connection: what arrives is copied out of it at once.
@@ -40,6 +42,7 @@ class Connections:
         self._doing: dict[Closable, Doing] = {}
         self._by_doing: dict[Doing, dict[Closable, None]] = {doing: {} for doing in Doing}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.reads = Reads()
 
     def __len__(self) -> int:
         return len(self._doing)

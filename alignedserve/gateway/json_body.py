@@ -7,10 +7,11 @@ from fastapi import Request
 from alignedserve.gateway.errors import ApiError
 
 
-async def json_body(http: Request) -> bytes:
-    """Raises ApiError for what is not said to be JSON: a page can send such a thing to us without being asked."""
+async def json_body(http: Request) -> list[bytes]:
+    """In pieces: to put them together may take longer than others should have to wait. Raises ApiError for what is not
+    said to be JSON: a page can send such a thing to us without being asked."""
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     main, _, sub = kind.partition("/")
     if main != "application" or not (sub == "json" or sub.endswith("+json")):
         raise ApiError(400, "the body must be JSON, and come with the header Content-Type: application/json")
-    return await http.body()
+    return [piece async for piece in http.stream() if piece]

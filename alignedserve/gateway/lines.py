@@ -30,7 +30,7 @@ class LineAnswers:
         return LineAnswer(failure.status, failure.body)
 
     async def _answer(self, endpoint: str, body: bytes, deadline_s: float, owner: str) -> LineAnswer:
-        call = await self._intake.preparer.call(endpoint, body, owner)
+        call = await self._intake.preparer.call(endpoint, [body], owner)
         if call.is_stream:
             raise InvalidRequest("stream=True: not possible in a batch")
         service = Service("flex", "be", deadline_s=deadline_s)

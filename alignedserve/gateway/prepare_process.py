@@ -6,6 +6,7 @@ whatever it is doing; where memory runs out it says so, or a library ends it.
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import signal
@@ -14,7 +15,7 @@ import sys
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from alignedserve.child import read_frame, write_frame
+from alignedserve.child import frame, read_frame, write_frame
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.gateway.errors import ApiError
 from alignedserve.gateway.limits import Limits
@@ -60,9 +61,22 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
+    """In a frame: its length, this, and then the body, as it came."""
+
     endpoint: str
     timeout_s: float
-    body: bytes
+
+    @property
+    def head(self) -> bytes:
+        return frame(msgspec.msgpack.encode(self))
+
+    @staticmethod
+    def taken_from(content: bytes) -> tuple[Asked, bytes]:
+        """And the body."""
+        source = io.BytesIO(content)
+        head = read_frame(source)
+        assert head is not None
+        return msgspec.msgpack.decode(head, type=Asked), source.read()
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,19 +108,19 @@ def main() -> None:
 
 
 def _answer(content: bytes, model: ServedModel, limits: Limits) -> bytes:
-    asked = msgspec.msgpack.decode(content, type=Asked)
+    asked, body = Asked.taken_from(content)
     signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
     try:
-        return msgspec.msgpack.encode(_told(asked, model, limits))
+        return msgspec.msgpack.encode(_told(asked.endpoint, body, model, limits))
     except MemoryError:
         return msgspec.msgpack.encode(Told(error=(400, "the body takes too much memory to read", None, None)))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _told(asked: Asked, model: ServedModel, limits: Limits) -> Told:
+def _told(endpoint: str, body: bytes, model: ServedModel, limits: Limits) -> Told:
     try:
-        made = prepare(asked.endpoint, asked.body, model, limits)
+        made = prepare(endpoint, body, model, limits)
     except ApiError as error:
         return Told(error=(error.status, error.message, error.param, error.code))
     except MemoryError:

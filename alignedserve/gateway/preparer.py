@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import msgspec
@@ -49,13 +49,13 @@ class Preparer:
         """What is asked for first need not wait for a process."""
         await self._medium.child.prepare()
 
-    async def call(self, endpoint: str, body: bytes, owner: str) -> Prepared:
-        """`owner`: who asks, see Keys. Raises ApiError."""
+    async def call(self, endpoint: str, body: Sequence[bytes], owner: str) -> Prepared:
+        """`body`: its pieces. `owner`: who asks, see Keys. Raises ApiError."""
         found = await self._result(endpoint, body, owner)
         assert isinstance(found, Prepared)
         return found
 
-    async def answer(self, endpoint: str, body: bytes, owner: str) -> bytes:
+    async def answer(self, endpoint: str, body: Sequence[bytes], owner: str) -> bytes:
         """JSON, of an endpoint that is answered here and now. Raises ApiError."""
         found = await self._result(endpoint, body, owner)
         assert isinstance(found, bytes)
@@ -64,14 +64,14 @@ class Preparer:
     async def aclose(self) -> None:
         await asyncio.gather(self._medium.child.aclose(), self._large.child.aclose())
 
-    async def _result(self, endpoint: str, body: bytes, owner: str) -> Result:
-        if len(body) <= INLINE_BYTES:
-            return prepare(endpoint, body, self._model, self._limits)
-        lane = self._medium if len(body) <= MEDIUM_BYTES else self._large
-        asked = msgspec.msgpack.encode(Asked(endpoint, TIMEOUT_S, body))
+    async def _result(self, endpoint: str, body: Sequence[bytes], owner: str) -> Result:
+        num_bytes = sum(map(len, body))
+        if num_bytes <= INLINE_BYTES:
+            return prepare(endpoint, b"".join(body), self._model, self._limits)
+        lane = self._medium if num_bytes <= MEDIUM_BYTES else self._large
         try:
             async with lane.turns.turn(owner, TURN_S):
-                answer = await lane.child.ask(asked)
+                answer = await lane.child.ask(Asked(endpoint, TIMEOUT_S).head, *body)
         except NoTurn:
             raise unavailable("others' large bodies are being read") from None
         except ChildEnded as ended:

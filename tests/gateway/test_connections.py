@@ -22,6 +22,7 @@ from alignedserve.gateway.connection import Connection
 from alignedserve.gateway.connections import Connections, allow_descriptors, fitting
 from alignedserve.gateway.framing import Framing
 from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.reads import MAX_PIECES_A_ROUND, Reads
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.test_access import KEYED
 from tests.gateway.test_gateway import Served, play, served
@@ -407,3 +408,53 @@ def test_the_protocol_does_not_depend_on_what_is_installed() -> None:
     assert [each.__module__ for each in Connection.__mro__ if "uvicorn" in each.__module__] == [
         "uvicorn.protocols.http.h11_impl"
     ]
+
+
+# ---- much at once ----
+
+
+class Turn:
+    def __init__(self, name: int, went_on: list[int]) -> None:
+        self._name = name
+        self._went_on = went_on
+
+    def read_on(self) -> None:
+        self._went_on.append(self._name)
+
+
+def test_a_round_of_the_event_loop_reads_some_of_those_who_send_much() -> None:
+    async def scenario() -> None:
+        reads, went_on = Reads(), list[int]()
+        turns = [Turn(name, went_on) for name in range(3 * MAX_PIECES_A_ROUND + 1)]
+        for turn in turns:
+            reads.wait(turn)
+        reads.leave(turns[1])
+        reads.leave(turns[1])
+        expected = [name for name in range(len(turns)) if name != 1]
+        for num_rounds in range(1, 5):
+            await asyncio.sleep(0)
+            assert went_on == expected[: num_rounds * MAX_PIECES_A_ROUND]
+        # and again, behind the others
+        reads.wait(turns[0])
+        reads.wait(turns[1])
+        await asyncio.sleep(0)
+        assert went_on == [*expected, 0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_bodies_that_come_at_once_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their connections wait for their turns, and for who takes what has come, each in any order."""
+    waits: list[object] = []
+    wait = Reads.wait
+    monkeypatch.setattr(Reads, "wait", lambda self, reader: (waits.append(reader), wait(self, reader)))
+
+    async def scenario() -> None:
+        async with served(limits=Limits(max_body_bytes=2 << 20)) as at:
+            texts = ["ab " * 200_000 + str(number) for number in range(12)]
+            bodies = [{"prompt": "a", "user": text} for text in texts]
+            answers = await asyncio.gather(*(at.post("/v1/completions", body) for body in bodies))
+            assert {answer.status_code for answer in answers} == {200}
+            assert waits
+
+    play(scenario)

@@ -64,7 +64,7 @@ def test_the_process_says_what_the_event_loop_would_say(monkeypatch: pytest.Monk
                 data = json.dumps(body).encode()
                 ask = preparer.answer if endpoint.endswith("tokenize") else preparer.call
                 try:
-                    found: object = await ask(endpoint, data, "")
+                    found: object = await ask(endpoint, [data[:7], data[7:]], "")
                 except ApiError as error:
                     found = error.status, error.body
                 assert found == told(lambda e=endpoint, d=data: prepare(e, d, MODEL, Limits()))  # type: ignore[misc]
@@ -168,9 +168,9 @@ def test_a_body_that_takes_too_long_ends_and_others_go_on(monkeypatch: pytest.Mo
     async def scenario(preparer: Preparer) -> None:
         monkeypatch.setattr(preparer_module, "TIMEOUT_S", 1e-6)
         with pytest.raises(ApiError, match="not read within"):
-            await preparer.call(COMPLETIONS, LONG, "")
+            await preparer.call(COMPLETIONS, [LONG], "")
         monkeypatch.undo()
-        assert (await preparer.call(COMPLETIONS, LONG, "")).num_given == 1
+        assert (await preparer.call(COMPLETIONS, [LONG], "")).num_given == 1
 
     preparing(scenario)
 
@@ -180,7 +180,7 @@ def test_whoever_kills_the_process_costs_nobody_a_call() -> None:
         process = preparer._medium.child._process
         assert process
         os.kill(process.pid, signal.SIGSTOP)
-        asking = asyncio.create_task(preparer.call(COMPLETIONS, LONG, ""))
+        asking = asyncio.create_task(preparer.call(COMPLETIONS, [LONG], ""))
         while not preparer._medium.child._at_work:
             await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
@@ -196,11 +196,11 @@ def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPa
         process = preparer._medium.child._process
         assert process
         os.kill(process.pid, signal.SIGSTOP)
-        first = asyncio.create_task(preparer.call(COMPLETIONS, LONG, ""))
+        first = asyncio.create_task(preparer.call(COMPLETIONS, [LONG], ""))
         while not preparer._medium.child._at_work:
             await asyncio.sleep(0)
         with pytest.raises(ApiError, match="others' large bodies"):
-            await preparer.call(COMPLETIONS, LONG, "")
+            await preparer.call(COMPLETIONS, [LONG], "")
         os.kill(process.pid, signal.SIGCONT)
         assert (await first).num_given == 1
         assert process is preparer._medium.child._process
@@ -216,9 +216,9 @@ def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
         child._patience_s = 0.05
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(ApiError, match="not read within"):
-            await preparer.call(COMPLETIONS, LONG, "")
+            await preparer.call(COMPLETIONS, [LONG], "")
         assert await process.wait() == -signal.SIGKILL
         child._patience_s = 60
-        assert (await preparer.call(COMPLETIONS, LONG, "")).num_given == 1
+        assert (await preparer.call(COMPLETIONS, [LONG], "")).num_given == 1
 
     preparing(scenario)
