@@ -20,7 +20,7 @@ from alignedserve.bench.workload import Item
 from alignedserve.cli.bench import command
 from tests.gateway.observed import Observed, observed
 from tests.gateway.scripted import answer_of
-from tests.gateway.test_gateway import play
+from tests.gateway.served import play
 
 CHAT = [{"role": "user", "content": "How far?"}]
 NUM_TOKENS = len(answer_of("one two three"))

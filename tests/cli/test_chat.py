@@ -20,7 +20,7 @@ from alignedserve.launch.ports import free_port
 from alignedserve.messages import Rejected, Submit
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
-from tests.gateway.test_gateway import Served, play, served
+from tests.gateway.served import Served, play, served
 from tests.launch.server import Server, serving
 
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.gateway.exposition import HISTOGRAMS, INSTANCE_COUNTERS
 from tests.gateway.observed import observed
-from tests.gateway.test_gateway import play
+from tests.gateway.served import play
 from tests.gateway.test_metrics import KnowingRouter
 
 DASHBOARD = Path(__file__).parent.parent.parent / "deploy/grafana/alignedserve.json"

@@ -17,7 +17,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
 from alignedserve.messages import Drain
 from tests.gateway.scripted import ScriptedRouter
-from tests.gateway.test_gateway import GATEWAY, JSON, play, served
+from tests.gateway.served import GATEWAY, JSON, play, served
 
 KEYED = {"key_owners": owners_of(["secret", "other"], None)}
 

@@ -9,8 +9,8 @@ from starlette.datastructures import Headers
 
 from alignedserve.gateway.callers import ANY_CALLER, Callers, callers_of
 from alignedserve.launch.config import ServeConfig
+from tests.gateway.served import JSON, play, served
 from tests.gateway.test_access import KEYED
-from tests.gateway.test_gateway import JSON, play, served
 
 HERE = callers_of(("127.0.0.1", "127.0.0.1"), (), (), False)
 EVERYWHERE = callers_of(("0.0.0.0", "0.0.0.0"), (), (), False)  # noqa: S104

@@ -14,7 +14,7 @@ import pytest
 
 from alignedserve.logs import LogConfig, request_id, set_up_logging
 from tests.gateway.observed import observed
-from tests.gateway.test_gateway import play
+from tests.gateway.served import play
 
 GIVEN = {"X-Request-Id": "trace-1.a:b"}
 

@@ -24,8 +24,8 @@ from alignedserve.gateway.framing import Framing
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.reads import MAX_PIECES_A_ROUND, Reads
 from tests.gateway.scripted import ScriptedRouter
+from tests.gateway.served import Served, play, served
 from tests.gateway.test_access import KEYED
-from tests.gateway.test_gateway import Served, play, served
 from tests.store.redis_process import redis_running
 
 CHAT = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

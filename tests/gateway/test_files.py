@@ -15,8 +15,8 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.multipart import MAX_FIELD_BYTES
 from alignedserve.store import redis_connection
 from tests.gateway.batching import System, play, questions
-from tests.gateway.test_gateway import play as gateway_alone
-from tests.gateway.test_gateway import served
+from tests.gateway.served import play as gateway_alone
+from tests.gateway.served import served
 from tests.store.redis_process import redis_running
 
 

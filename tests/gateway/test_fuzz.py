@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.gateway.test_gateway import Served, served
+from tests.gateway.served import Served, served
 from tests.store.redis_process import redis_running
 
 CONFIG = Path(__file__).parent / "schemathesis.toml"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -16,75 +13,11 @@ import pytest
 from alignedserve import demo
 from alignedserve.config import EngineConfig
 from alignedserve.gateway import island as island_module
-from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
 from alignedserve.messages import Rejected, Request
-from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
-from tests.gateway.scripted import MODEL, TOKEN, TOKENIZER, ScriptedRouter, answer_of, part
-
-GATEWAY = InstanceId("gateway-0")
-QUESTION = [{"role": "user", "content": "How far?"}]
-ASKED: Any = QUESTION
-
-
-@dataclass
-class Served:
-    router: ScriptedRouter
-    client: openai.AsyncOpenAI
-    http: httpx.AsyncClient
-    router_port: int
-    process: GatewayProcess
-
-    async def post(self, path: str, body: Any) -> httpx.Response:
-        return await self.http.post(path, json=body)
-
-
-@asynccontextmanager
-async def served(
-    router: ScriptedRouter | None = None, model: ServedModel = MODEL, seed: int = 0, **settings: Any
-) -> AsyncIterator[Served]:
-    """`settings`: GatewayConfig's."""
-    async with served_by([router or ScriptedRouter()], model, seed, **settings) as found:
-        yield found
-
-
-@asynccontextmanager
-async def served_by(
-    routers: list[ScriptedRouter], model: ServedModel = MODEL, seed: int = 0, **settings: Any
-) -> AsyncIterator[Served]:
-    ports = [await router.hub.listen("127.0.0.1", 0) for router in routers]
-    with listen("127.0.0.1", 0) as sock:
-        port = sock.getsockname()[1]
-        addresses = tuple(RouterAddress("127.0.0.1", port, TOKEN) for port in ports)
-        engine = EngineConfig(str(demo.MODEL_DIR), seed=seed)
-        config = GatewayConfig(GATEWAY, addresses, "127.0.0.1", port, engine, "demo", **settings)
-        process = GatewayProcess(config)
-        serving = asyncio.create_task(process.serve(model, sock))
-        url = f"http://127.0.0.1:{port}"
-        found = None
-        try:
-            async with (
-                openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-                httpx.AsyncClient(base_url=url, timeout=20) as http,
-            ):
-                found = Served(routers[0], client, http, ports[0], process)
-                yield found
-        finally:
-            process.stop()
-            await serving
-            for router in [*([found.router] if found else []), *routers]:
-                router.hub.close()
-
-
-def play(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def within_time() -> None:
-        # far more than any takes, also beside others
-        async with asyncio.timeout(120):
-            await scenario()
-
-    asyncio.run(within_time())
-
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of, part
+from tests.gateway.served import ASKED, GATEWAY, JSON, QUESTION, play, served, served_by
 
 # ---- answers ----
 
@@ -456,9 +389,6 @@ def test_every_error_has_openais_envelope() -> None:
             assert at.router.submitted == []
 
     play(scenario)
-
-
-JSON = {"content-type": "application/json"}
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

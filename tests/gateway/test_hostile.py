@@ -20,7 +20,7 @@ from alignedserve.gateway.keys import ANYONE
 from alignedserve.gateway.multipart import MAX_PARTS
 from alignedserve.gateway.process import listen
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
-from tests.gateway.test_gateway import JSON, QUESTION, Served, play, served
+from tests.gateway.served import JSON, QUESTION, Served, play, served
 from tests.store.redis_process import redis_running
 
 

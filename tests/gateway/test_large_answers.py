@@ -18,7 +18,7 @@ from alignedserve.gateway.json_pieces import BLOCK_BYTES, blocks_of, json_respon
 from alignedserve.gateway.tool_readers import HermesReader
 from alignedserve.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
-from tests.gateway.test_gateway import QUESTION, play, served
+from tests.gateway.served import QUESTION, play, served
 
 LIKELIEST = {token: -0.5 * token for token in range(20, 40)}
 FOUND: TokenLogprobs = (-1.5, 4, LIKELIEST)

@@ -25,7 +25,7 @@ from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from tests.gateway.observed import Observed, observed
 from tests.gateway.scripted import MODEL, ScriptedRouter, answer_of
-from tests.gateway.test_gateway import play
+from tests.gateway.served import play
 from tests.store.redis_process import redis_running
 
 NUM_TOKENS = len(answer_of("one two three"))

@@ -12,7 +12,7 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.gateway.observed import observed
 from tests.gateway.scripted import ScriptedRouter, answer_of, part
-from tests.gateway.test_gateway import play
+from tests.gateway.served import play
 
 NUM_TOKENS = len(answer_of("one two three"))
 

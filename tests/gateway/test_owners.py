@@ -14,7 +14,7 @@ import pytest
 from alignedserve.gateway.keys import Keys, digest_of, owners_of
 from alignedserve.gateway.limits import Limits
 from tests.gateway.batching import CHATS, jsonl, questions
-from tests.gateway.test_gateway import Served, play, served
+from tests.gateway.served import Served, play, served
 from tests.store.redis_process import redis_running
 
 OWNERS = owners_of(["alone"], None) | {digest_of("one"): "group:team", digest_of("two"): "group:team"}

@@ -16,7 +16,7 @@ from alignedserve.gateway.telemetry import Telemetry
 from alignedserve.messages import Abort, Echo, Message
 from alignedserve.types import InstanceId, RequestKey
 from tests.gateway.scripted import ScriptedRouter
-from tests.gateway.test_gateway import play, served
+from tests.gateway.served import play, served
 
 
 class Paced:

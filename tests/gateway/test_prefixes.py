@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from alignedserve.messages import NewTokens, Request
 from tests.gateway.scripted import ScriptedRouter
-from tests.gateway.test_gateway import play, served
+from tests.gateway.served import play, served
 
 CHAT = {"messages": [{"role": "user", "content": "Say it."}], "max_tokens": 5}
 COMPLETION = {"prompt": ["one", "two"], "max_tokens": 5}

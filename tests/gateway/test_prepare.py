@@ -17,7 +17,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.prepare import Prepared, Result, ids_of, prepare
 from alignedserve.gateway.preparer import INLINE_BYTES, Preparer
 from tests.gateway.scripted import MODEL, TOKENIZER
-from tests.gateway.test_gateway import JSON, QUESTION, play, served
+from tests.gateway.served import JSON, QUESTION, play, served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]

@@ -11,7 +11,7 @@ from alignedserve.messages import NewTokens, Request, Tokens
 from alignedserve.prompt_logprobs import MAX_PROMPT_LOGPROBS, TokenLogprobs, pack
 from alignedserve.types import RequestKey
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
-from tests.gateway.test_gateway import QUESTION, Served, play, served
+from tests.gateway.served import QUESTION, Served, play, served
 
 PROMPT = TOKENIZER.encode("How far is it?")
 TEXTS = [MODEL.token_text(token) for token in PROMPT]

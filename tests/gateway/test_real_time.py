@@ -10,7 +10,7 @@ import pytest
 from alignedserve.gateway.service import SloConfig
 from alignedserve.messages import NewTokens, Rejected, Request
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
-from tests.gateway.test_gateway import QUESTION, play, served
+from tests.gateway.served import QUESTION, play, served
 
 CHAT = {"messages": QUESTION}
 

@@ -17,7 +17,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
-from tests.gateway.test_gateway import ASKED, QUESTION, play, served
+from tests.gateway.served import ASKED, QUESTION, play, served
 
 CHAT = {"messages": QUESTION}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -17,7 +17,7 @@ from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
 from alignedserve.types import InvalidRequest
 from tests.gateway.scripted import EOS, MODEL, TOKENIZER, ScriptedRouter, answer_of
-from tests.gateway.test_gateway import QUESTION, play, served
+from tests.gateway.served import QUESTION, play, served
 
 # as Qwen's is, in short
 TEMPLATE = (

@@ -26,7 +26,7 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.gateway.observed import observed
 from tests.gateway.scripted import ScriptedRouter
-from tests.gateway.test_gateway import play
+from tests.gateway.served import play
 
 STORY = [
     *(("queued", 0.0), ("reserving", 0.25), ("prefilling", 1.0), ("pooled", 2.0), ("offered", 3.0)),

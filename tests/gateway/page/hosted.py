@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.gateway.scripted import ScriptedRouter
-from tests.gateway.test_gateway import served
+from tests.gateway.served import served
 from tests.store.redis_process import redis_running
 
 TIMEOUT_S = 60.0
