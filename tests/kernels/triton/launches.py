@@ -18,8 +18,7 @@ from kernels.triton.decode_attention import (
 from kernels.triton.gather_kv import gather_kv
 from kernels.triton.gemv import gemv, gemv_tuning
 from kernels.triton.layer_norm import layer_norm
-from kernels.triton.move_blocks import gather_blocks, scatter_blocks
-from kernels.triton.rms_norm import add_rms_norm, rms_norm
+from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope_write import rope_write
 from kernels.triton.sampling import argmax, gumbel_argmax, sample
 from kernels.triton.silu_mul import silu_mul
@@ -59,7 +58,6 @@ def norm_launches(dtype: torch.dtype, width: int) -> dict[str, Callable[[], Any]
     x, weight = meta(32, width, dtype=dtype), meta(width, dtype=dtype)
     return {
         f"rms_norm {width}": partial(rms_norm, x, weight, 1e-5),
-        f"add_rms_norm {width}": partial(add_rms_norm, x, x, weight, 1e-5),
         f"layer_norm {width}": partial(layer_norm, x, weight, weight, 1e-5),
         f"layer_norm plain {width}": partial(layer_norm, x, None, None, 1e-5),
     }
@@ -76,14 +74,12 @@ def rope_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 
 def move_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     cache, ids = meta(1000, 32, 2, 8, 16, 128, dtype=dtype), meta(7, dtype=torch.int32)
-    buffer, context = meta(7, *cache.shape[1:], dtype=dtype), meta(9000, 8, 128, dtype=dtype)
+    context = meta(9000, 8, 128, dtype=dtype)
     odd_cache, odd_context = meta(1000, 32, 2, 8, 16, 80, dtype=dtype), meta(9000, 8, 80, dtype=dtype)
     table, one = meta(6 * 256, dtype=torch.int32), meta(1, dtype=torch.int32)
     return {
         "gather_kv 128": partial(gather_kv, cache, 3, table, one, one, ids, context, context),
         "gather_kv 80": partial(gather_kv, odd_cache, 3, table, one, one, ids, odd_context, odd_context),
-        "gather_blocks": partial(gather_blocks, cache, ids, buffer),
-        "scatter_blocks": partial(scatter_blocks, buffer, ids, cache),
     }
 
 

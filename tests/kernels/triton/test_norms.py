@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.triton.layer_norm import layer_norm, layer_norm_reference
-from kernels.triton.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from kernels.triton.rms_norm import rms_norm, rms_norm_reference
 from tests.kernels.triton.harness import DTYPES, apart, assert_close, poison, randn
 
 WIDTHS = [1, 5, 64, 777, 5120]
@@ -23,26 +23,6 @@ def test_rms_norm(dtype: torch.dtype, width: int, rows: int) -> None:
     out = poison(rows, width, dtype=dtype)
     assert rms_norm(x, weight, 1e-5, out) is out
     assert_close(out, rms_norm_reference(x, weight, 1e-5))
-
-
-@dtypes
-@sizes
-def test_add_rms_norm(dtype: torch.dtype, width: int) -> None:
-    x, residual = apart(randn(5, width, dtype=dtype)), apart(randn(5, width, dtype=dtype), gap=3)
-    weight = randn(width)
-    out, summed = poison(5, width, dtype=dtype), poison(5, width, dtype=dtype)
-    expected = add_rms_norm_reference(x, residual, weight, 1e-5)
-    for actual, wanted in zip(add_rms_norm(x, residual, weight, 1e-5, out, summed), expected, strict=True):
-        assert_close(actual, wanted)
-    assert add_rms_norm(x, residual, weight, 1e-5)[1].equal(summed)
-
-
-def test_add_rms_norm_in_place() -> None:
-    x, residual, weight = randn(3, 40), randn(3, 40), randn(40)
-    expected = add_rms_norm_reference(x, residual, weight, 1e-5)
-    add_rms_norm(x, residual, weight, 1e-5, out=x, summed_out=residual)
-    assert_close(x, expected[0])
-    assert_close(residual, expected[1])
 
 
 @dtypes
@@ -80,10 +60,8 @@ X = torch.zeros(2, 8)
         ("weight", rms_norm, (X, torch.zeros(7), 1e-5)),
         ("weight", layer_norm, (X, X[0].int(), None, 1e-5)),
         ("bias", layer_norm, (X, None, torch.zeros(9), 1e-5)),
-        ("residual", add_rms_norm, (X, X.half(), X[0], 1e-5)),
         ("out", rms_norm, (X, X[0], 1e-5, X.half())),
         ("out", layer_norm, (X, None, None, 1e-5, torch.zeros(2, 9)[:, :8])),
-        ("summed_out", add_rms_norm, (X, X, X[0], 1e-5, None, X[:1])),
     ],
 )
 def test_wrong_arguments_are_named(name: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
