@@ -316,12 +316,6 @@ class Coming(Message):
     num_ready: int
 
 
-class Withdraw(Message):
-    """Take these back from the candidates; answered by Withdrawn with those that were not admitted before."""
-
-    keys: list[RequestKey]
-
-
 class Evict(Message):
     """Save the request's KV to these pool blocks (the first `num_saved` tokens are there already), and leave it."""
 
@@ -375,7 +369,6 @@ class DecodeReport(Message):
     wants_evicted: list[RequestKey]
     # (request, tokens whose KV is in the pool now)
     evicted: list[tuple[RequestKey, int]]
-    withdrawn: list[RequestKey]
     num_free_blocks: int
     num_running: int
     # of the running batch
@@ -516,7 +509,6 @@ AnyMessage = (
     | Unstage
     | Offer
     | Coming
-    | Withdraw
     | Evict
     | PrefillReport
     | DecodeReport

@@ -158,7 +158,6 @@ class RunningRouter:
             admitted=admitted,
             wants_evicted=[],
             evicted=[],
-            withdrawn=[],
             num_free_blocks=0,
             num_running=len(self._keys),
             max_length=4000,

@@ -81,10 +81,6 @@ class DecodeSchedule:
         if self._mixing:
             self._mixing.expect(num_prefilling, num_ready, now)
 
-    def withdraw(self, keys: Iterable[RequestKey]) -> list[RequestKey]:
-        """Takes candidates back. Returns those that were: the others are being admitted, were, or are unknown."""
-        return [key for key in keys if self._candidates.drop(key)]
-
     def drop_candidates(self) -> list[RequestKey]:
         """Takes all of them back. Returns those that are being pulled: they are left to `abort`."""
         self._candidates.clear()

@@ -26,7 +26,6 @@ from alignedserve.messages import (
     InstanceLimits,
     NewTokens,
     Offer,
-    Withdraw,
     Work,
 )
 from alignedserve.transport.channel import Identity
@@ -45,10 +44,7 @@ class Changes:
 
     admitted: list[RequestKey] = field(default_factory=list)
     evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
-    withdrawn: list[RequestKey] = field(default_factory=list)
     num_computed: int = 0
-    # an order that is answered by a report, whatever it says
-    is_asked: bool = False
 
 
 class DecodeWorker(Worker):
@@ -93,9 +89,6 @@ class DecodeWorker(Worker):
                     self._addresses[order.source] = order.address
             case Coming():
                 self.schedule.expect(order.num_prefilling, order.num_ready, self._clock())
-            case Withdraw():
-                self._changes.withdrawn += self.schedule.withdraw(order.keys)
-                self._changes.is_asked = True
             case Evict():
                 self._evict(order)
             case Abort():
@@ -278,7 +271,6 @@ class DecodeWorker(Worker):
             admitted=changes.admitted,
             wants_evicted=wants_evicted,
             evicted=changes.evicted,
-            withdrawn=changes.withdrawn,
             num_free_blocks=schedule.num_free_blocks,
             num_running=schedule.num_running,
             max_length=max(lengths, default=0),

@@ -161,9 +161,6 @@ class DecodeSide:
                 life.counters.num_evicted_for_rt += view.awaits_rt and not entry.is_rt
                 entry.num_cached = num_tokens
                 life.requeue(entry)
-        for key in report.withdrawn:
-            if entry := life.at(key, sender, State.OFFERED):
-                life.recall(entry, gone_from=sender)
 
     def _victims(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
         life, sender = self._life, view.instance_id

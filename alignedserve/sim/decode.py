@@ -16,7 +16,6 @@ from alignedserve.messages import (
     InstanceLimits,
     NewTokens,
     Offer,
-    Withdraw,
     Work,
 )
 from alignedserve.sim.instance import Copies, Sequence, SimInstance
@@ -37,7 +36,6 @@ class Notes:
     news: list[NewTokens] = field(default_factory=list)
     admitted: list[RequestKey] = field(default_factory=list)
     evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
-    withdrawn: list[RequestKey] = field(default_factory=list)
     duration_s: float = 0.0
 
 
@@ -73,11 +71,6 @@ class SimDecode(SimInstance):
                     self.adopt(work)
             case Coming():
                 self.schedule.expect(order.num_prefilling, order.num_ready, self.world.clock.now)
-            case Withdraw():
-                taken_back = self.schedule.withdraw(order.keys)
-                self._notes.withdrawn += taken_back
-                for key in taken_back:
-                    del self.sequences[key]
             case Evict():
                 self._evict(order)
             case Abort():
@@ -196,7 +189,6 @@ class SimDecode(SimInstance):
             admitted=notes.admitted,
             wants_evicted=wants_evicted,
             evicted=notes.evicted,
-            withdrawn=notes.withdrawn,
             num_free_blocks=schedule.num_free_blocks,
             num_running=schedule.num_running,
             max_length=max(lengths, default=0),

@@ -31,7 +31,6 @@ from alignedserve.messages import (
     Submit,
     Tokens,
     Unstage,
-    Withdraw,
 )
 from alignedserve.types import RequestKey
 
@@ -61,7 +60,7 @@ def about(message: Message) -> Iterator[About]:
             yield key, ""
         case Failed(key=key) | Rejected(key=key):
             yield key, ""
-        case Gone(keys=keys) | MakeSpare(keys=keys) | Release(keys=keys) | Withdraw(keys=keys):
+        case Gone(keys=keys) | MakeSpare(keys=keys) | Release(keys=keys):
             yield from _unnamed(keys)
         case Unstage(keys=keys) | Candidates(keys=keys):
             yield from _unnamed(keys)
@@ -71,7 +70,7 @@ def about(message: Message) -> Iterator[About]:
             yield from _unnamed([*_turns(report.news), *(key for key, _ in report.saved), *report.staged])
         case DecodeReport() as report:
             evicted = (key for key, _ in report.evicted)
-            yield from _unnamed([*report.admitted, *_turns(report.news), *evicted, *report.withdrawn])
+            yield from _unnamed([*report.admitted, *_turns(report.news), *evicted])
 
 
 def _named(request: Request) -> About:

@@ -219,16 +219,6 @@ def test_missing_kv_is_computed_in_chunks_beside_the_others() -> None:
 # ---- orders that cross ----------------------------------------------------------------------------------------------
 
 
-def test_withdraw_takes_back_what_was_not_admitted() -> None:
-    schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
-    works = [make_work(40), make_work(40), make_work(8)]
-    schedule.offer(works[:2], is_batch=False)
-    schedule.offer(works[2:], is_batch=True)
-    assert keys(schedule.plan(0.0).pulls) == keys(works[:1])
-    assert schedule.withdraw([*keys(works), RequestKey(0)]) == keys(works[1:])
-    assert schedule.num_candidates == 0
-
-
 def test_evict_comes_too_late_for_what_has_ended() -> None:
     work = make_work(8)
     schedule = full(NEXT_ONLY, work)

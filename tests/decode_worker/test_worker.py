@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alignedserve.messages import DecodeReport, Evict, Failed, Prefill, Withdraw
+from alignedserve.messages import DecodeReport, Evict, Failed, Prefill
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
 from tests.island import Entry, Island
@@ -149,9 +149,6 @@ def test_what_changes_between_iterations_is_reported_once(island: Island) -> Non
     assert isinstance(report, DecodeReport) and not goes_on
     assert (report.num_running, report.num_free_blocks) == (0, decode.engine.num_blocks)
     assert decode.step() == ([], False), "nothing is new"
-    decode.on(Withdraw([RequestKey(5)]))
-    (report,) = decode.step()[0]
-    assert isinstance(report, DecodeReport) and report.withdrawn == []
     decode.on(Evict(RequestKey(5), [], 0))
     assert decode.step() == ([], False), "it had ended"
     island.close()

@@ -169,8 +169,6 @@ def prefill_report(**fields: Any) -> PrefillReport:
 
 
 def decode_report(**fields: Any) -> DecodeReport:
-    empty: dict[str, Any] = {
-        name: [] for name in ("news", "admitted", "wants_evicted", "evicted", "withdrawn")
-    }
+    empty: dict[str, Any] = {name: [] for name in ("news", "admitted", "wants_evicted", "evicted")}
     counts = {"num_free_blocks": 90, "num_running": 1, "max_length": 7, "sum_lengths": 7, "min_length": 7}
     return DecodeReport(**empty | counts | fields)

@@ -271,20 +271,6 @@ def test_what_does_not_fit_the_buffer_is_fetched_from_the_pool() -> None:
     )
 
 
-def test_a_withdrawn_candidate_leaves_its_buffer() -> None:
-    script = Script(link="gloo", num_staging_blocks=5)
-    script.pooled()
-    script.chosen(1)
-    script.say(PREFILL, prefill_report(staged=[ONE]))
-    script.take()
-    script.decode(withdrawn=[ONE])
-    assert script.take_one(Abort, PREFILL).key == ONE
-    script.gone(PREFILL)
-    assert script.entry().state is State.POOLED
-    script.chosen(1)
-    assert script.take_one(Stage, PREFILL).works[0].request.key == ONE
-
-
 def test_requests_of_like_length_are_looked_for_beside_a_running_batch() -> None:
     script = Script()
     script.running(1)
