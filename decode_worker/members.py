@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from alignedserve.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.messages import Work
 from alignedserve.types import InstanceId, RequestKey
-
-# what an answer is taken for as long as nothing is known of it
-UNKNOWN_OUTPUT = 512
 
 
 @dataclass(eq=False, slots=True)
@@ -46,11 +44,9 @@ class Member:
 
     @property
     def num_left(self) -> int:
-        """Tokens that its answer will still have, as far as is known. What was exceeded doubles."""
-        length, num_output = self.work.predicted_len or UNKNOWN_OUTPUT, self.num_output
-        while length <= num_output:
-            length *= 2
-        return max(min(length - num_output, self.max_cached + 1 - self.num_tokens), 1)
+        """Tokens that its answer will still have, as far as is known."""
+        length = length_beyond(self.work.predicted_len or UNKNOWN_OUTPUT, self.num_output)
+        return max(min(length - self.num_output, self.max_cached + 1 - self.num_tokens), 1)
 
     def allowance_s(self, now: float) -> float:
         """What the next iteration may take for its sake, of real time."""

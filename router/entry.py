@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from alignedserve.deadlines import Deadlines
-from alignedserve.lengths.forecast import Forecast
+from alignedserve.forecast import Forecast
 from alignedserve.messages import Request, Work
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from alignedserve.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.mix import MixConfig
 from alignedserve.types import RequestKey
 from router.entry import Entry
@@ -16,8 +17,6 @@ from router.fleet import Fleet
 
 # A request goes on while it waits for its way out.
 EVICT_SLACK_BLOCKS = 2
-# what an answer is taken for as long as none has ended
-UNKNOWN_OUTPUT = 512
 # an answer that ends counts for so much of the mean
 _WEIGHT = 0.05
 
@@ -77,10 +76,9 @@ class Memory:
         return not is_scarce and self.num_blocks + needed <= (1 - self._mix.rt_headroom) * size
 
     def expected_output(self, entry: Entry) -> int:
-        """In all. What was exceeded doubles, as a forecast does."""
+        """In all."""
         length = entry.forecast.length or int(self._mean_output.get(entry.is_rt, UNKNOWN_OUTPUT)) or 1
-        while length <= len(entry.output):
-            length *= 2
+        length = length_beyond(length, len(entry.output))
         return min(length, self.most_tokens(entry) - len(entry.request.prompt))
 
     def blocks_for(self, entry: Entry, num_output: int) -> int:

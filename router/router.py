@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from alignedserve.lengths.forecast import Forecast
+from alignedserve.forecast import Forecast
 from alignedserve.messages import (
     Abort,
     AnyMessage,

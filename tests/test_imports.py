@@ -36,6 +36,7 @@ BASE = {
         "cost",
         "deadlines",
         "estimate",
+        "forecast",
         "mix",
         "sampling_params",
         "prompt_logprobs",
@@ -61,7 +62,7 @@ SCHEDULES = {
 }
 # What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.
 MAY_IMPORT = {
-    "router": BASE | {"alignedserve.lengths.forecast", "kvpool.segment"},
+    "router": BASE | {"kvpool.segment"},
     "kvpool": BASE,
     "prefill_worker": INSTANCE,
     "decode_worker": INSTANCE,

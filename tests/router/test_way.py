@@ -426,7 +426,7 @@ def test_a_predicted_length_stays_with_its_request_and_doubles_when_it_is_exceed
         script.token()
         num_tokens += 1
         assert forecast.length > num_tokens
-    assert (forecast.length, forecast.num_exceeded, forecast.level(script.now)) == (12, 2, 2)
+    assert (forecast.length, forecast.level(script.now)) == (12, 2)
 
 
 def test_a_request_that_comes_again_may_have_exceeded_its_prediction_already() -> None:
@@ -434,4 +434,4 @@ def test_a_request_that_comes_again_may_have_exceeded_its_prediction_already() -
     script.say(GATEWAY, Submit(request(max_tokens=100), delivered=[50] * 9, predicted_len=8))
     assert script.entry().forecast.length == 16
     script.say(GATEWAY, Submit(request(key=2)))
-    assert script.entry(2).forecast.num_left(1) is None
+    assert script.entry(2).forecast.length == 0

@@ -5,28 +5,28 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.lengths.forecast import FORGIVEN_S, MAX_LEVEL, Forecast
+from alignedserve.forecast import FORGIVEN_S, MAX_LEVEL, Forecast
 
 
 def test_a_forecast_that_holds_changes_nothing() -> None:
     forecast = Forecast(10)
     assert not any(forecast.advance(count, now=float(count)) for count in range(10))
-    assert (forecast.length, forecast.level(9.0), forecast.num_left(9)) == (10, 0, 1)
+    assert (forecast.length, forecast.level(9.0)) == (10, 0)
 
 
 def test_one_that_is_exceeded_doubles_and_demotes() -> None:
     forecast = Forecast(10)
     assert forecast.advance(10, now=1.0)
-    assert (forecast.length, forecast.level(1.0), forecast.num_left(10)) == (20, 1, 10)
+    assert (forecast.length, forecast.level(1.0)) == (20, 1)
     assert not forecast.advance(19, now=2.0)
     assert forecast.advance(20, now=3.0)
-    assert (forecast.length, forecast.level(3.0), forecast.num_exceeded) == (40, 2, 2)
+    assert (forecast.length, forecast.level(3.0)) == (40, 2)
 
 
 def test_what_is_unknown_cannot_be_exceeded() -> None:
     forecast = Forecast()
     assert not forecast.advance(5000, now=1.0)
-    assert forecast.num_left(5000) is None and forecast.level(1.0) == 0
+    assert forecast.level(1.0) == 0
 
 
 def test_a_demotion_is_forgiven_one_level_at_a_time() -> None:
@@ -43,7 +43,7 @@ def test_a_demotion_is_forgiven_one_level_at_a_time() -> None:
 def test_several_doublings_at_once_are_one_demotion() -> None:
     forecast = Forecast(3)
     assert forecast.advance(50, now=0.0)
-    assert (forecast.length, forecast.num_exceeded, forecast.level(0.0)) == (96, 5, 1)
+    assert (forecast.length, forecast.level(0.0)) == (96, 1)
 
 
 @given(length=st.integers(1, 5000), true=st.integers(1, 20_000), step=st.integers(1, 300))
@@ -51,7 +51,6 @@ def test_it_is_always_ahead_and_never_more_than_twice_the_truth(length: int, tru
     forecast = Forecast(length)
     for count in range(step, true, step):
         forecast.advance(count, now=count * 0.01)
-        left = forecast.num_left(count)
-        assert left is not None and left > 0
+        assert forecast.length > count
         assert 0 <= forecast.level(count * 0.01) <= MAX_LEVEL
     assert forecast.length <= max(length, 2 * true)
