@@ -1,7 +1,7 @@
 """What a decode instance does at its next iteration boundary. Pure: no tensors, no clock, counts of blocks only.
 
 The running batch R, candidate requests Q (they belong with R) and the candidate batch B (it runs next), after each
-iteration (DESIGN section 8):
+iteration:
 1. who ended leaves, and its blocks are free (`holders.py`);
 2. when R will not fit: victims are named (`eviction.py`, `victims.py`);
 3. Q is admitted in order while there are slots and blocks (`candidates.py`, `admission.py`);

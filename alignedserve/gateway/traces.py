@@ -27,7 +27,7 @@ import alignedserve
 from alignedserve.gateway.calls import HttpCall
 from alignedserve.gateway.watch import Watch
 
-# the router's states -> stages of DESIGN section 4; not the last one, which is over with the request
+# By the router's states, a request's stages; the last stage is over with the request, and has no state.
 STAGES = {
     "queued": "queue",
     "reserving": "queue",
