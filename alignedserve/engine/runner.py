@@ -66,8 +66,5 @@ class ModelRunner:
             part = targets[start : start + self._max_rows]
             rows = torch.arange(first_row + start, first_row + start + len(part), dtype=torch.int32)
             logprobs = self._model.logits(rows).log_softmax(dim=-1)
-            num_likeliest = request.params.prompt_logprobs or 0
-            found += [
-                token_logprobs(row, token, num_likeliest) for row, token in zip(logprobs, part, strict=True)
-            ]
+            found += token_logprobs(logprobs, part, request.params.prompt_logprobs or 0)
         return found

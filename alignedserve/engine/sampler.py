@@ -74,7 +74,8 @@ class Sampler:
             if tokens[row] != BROKEN:
                 assert draft.logprobs is not None
                 wanted = due.requests[row].params.logprobs or 0
-                sampled.logprobs[row] = token_logprobs(draft.logprobs[index], int(tokens[row]), wanted)
+                rows = draft.logprobs[index : index + 1]
+                [sampled.logprobs[row]] = token_logprobs(rows, [int(tokens[row])], wanted)
         return sampled
 
     def _likeliest(self, model: CompiledModel, rows: torch.Tensor) -> np.ndarray:

@@ -187,11 +187,13 @@ class CompletionAnswer(Answer):
             "finish_reason": choice.finish_reason,
         }
         members: dict[str, Iterable[Piece]] = {}
+        # which come with the first answer to a prompt
+        of_prompt = self._choices[number * self.num_made].prompt_logprobs
         if self.num_logprobs is None:
             body["logprobs"] = None
         else:
-            members["logprobs"] = self._all_logprobs(number, choice.prompt_logprobs, choice.logprobs)
-        members |= self._prompt_logprobs(self.prompts[number], choice.prompt_logprobs)
+            members["logprobs"] = self._all_logprobs(number, of_prompt, choice.logprobs)
+        members |= self._prompt_logprobs(self.prompts[number], of_prompt)
         return object_of(body, members)
 
     def _opening(self, first: Delta) -> Iterator[Piece] | None:

@@ -77,6 +77,9 @@ class Generation:
     structure_name: str = "structured_outputs"
     # False: only what is known with the first token is of interest, and not that token
     gives_output: bool = True
+    # prompt_logprobs are asked for once a prompt, and come with its first answer: the prompt is computed in full for
+    # them, and what further answers need of it can be shared
+    asks_prompt_logprobs_once: bool = False
     # of the length of each prompt's answers
     predictions: Sequence[Prediction | None] = ()
     # where prompts get theirs if the call brings none
@@ -100,12 +103,13 @@ class Generation:
                 self._open(*each)
 
     def _wanted(self) -> Iterator[tuple[list[int], SamplingParams, int, Prediction | None]]:
-        one = replace(self.params, n=1)
+        first = replace(self.params, n=1)
+        further = replace(first, prompt_logprobs=None) if self.asks_prompt_logprobs_once else first
         predictions = self.predictions or [None] * len(self.prompts)
         for prompt, prediction in zip(self.prompts, predictions, strict=True):
             seed = self.seeds.randint(0, MAX_SEED) if self.params.seed is None else self.params.seed
             for n in range(self.params.n):
-                yield prompt, one, child_seed(seed, n), prediction
+                yield prompt, further if n else first, child_seed(seed, n), prediction
 
     def close(self) -> None:
         """Aborts what has not ended. Safe to repeat."""

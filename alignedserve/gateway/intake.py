@@ -53,9 +53,11 @@ class Intake:
             service,
             call.structure_name,
             call.gives_output,
-            predictions,
-            self.seeds,
-            _salt(owner, call.cache_salt),
+            # a stream may have an answer begin before the first one does
+            asks_prompt_logprobs_once=not call.is_stream,
+            predictions=predictions,
+            seeds=self.seeds,
+            cache_salt=_salt(owner, call.cache_salt),
         )
         return generation, self._answer(call, service, prompts)
 

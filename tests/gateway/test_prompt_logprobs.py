@@ -67,7 +67,9 @@ def test_an_echo_has_the_prompts_logprobs_before_the_answers(count: int) -> None
                 assert choice["text"] == "How far is it?one two three"
                 check_echoed(choice["logprobs"], count, len(SAID))
                 assert "prompt_logprobs" not in choice
-            assert {each.request.params.prompt_logprobs for each in at.router.submitted} == {count}
+            # all of the prompt is computed for these: once, and others share that
+            asked = [each.request.params.prompt_logprobs for each in at.router.submitted]
+            assert sorted(asked, key=str) == [count, None]
 
     play(scenario)
 
@@ -179,6 +181,36 @@ def test_prompt_logprobs_are_shaped_as_vllms(count: int) -> None:
             found = chat.json()["prompt_logprobs"]
             assert len(found) == len(TOKENIZER.chat_ids(QUESTION)) and found[0] is None
             assert "prompt_logprobs" not in chat.json()["choices"][0]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("options", [{"n": 2}, {"n": 2, "best_of": 3}])
+def test_each_choice_has_its_prompts(options: dict[str, int]) -> None:
+    other = PROMPT[:-2]
+
+    async def scenario() -> None:
+        async with served(Telling()) as at:
+            answer = await completion(at, prompt=[PROMPT, other], prompt_logprobs=2, **options)
+            lengths = [len(each["prompt_logprobs"]) for each in answer["choices"]]
+            assert lengths == [len(PROMPT)] * 2 + [len(other)] * 2
+            assert [each["prompt_logprobs"] for each in answer["choices"]][:2] == [vllms(2)] * 2
+
+    play(scenario)
+
+
+def test_each_streamed_echo_has_them() -> None:
+    """Whichever begins first."""
+
+    async def scenario() -> None:
+        async with served(Telling()) as at:
+            body = {"prompt": PROMPT, "max_tokens": 50, "echo": True, "logprobs": 2, "stream": True, "n": 2}
+            events = (await at.post("/v1/completions", body)).text.strip().split("\n\n")[:-1]
+            choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+            openings = [choice for choice in choices if choice["text"] == "How far is it?"]
+            assert sorted(choice["index"] for choice in openings) == [0, 1]
+            for opening in openings:
+                check_echoed(opening["logprobs"], 2, 0)
 
     play(scenario)
 
