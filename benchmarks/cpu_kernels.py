@@ -19,8 +19,8 @@ import torch
 from alignedserve.engine.ops.cpu_model import CpuModel
 from alignedserve.engine.ops.cpu_ops import CpuOps
 from alignedserve.engine.step import StepInputs
-from kernels.cpu.sampling import argmax, gumbel_argmax
-from kernels.cpu.structs import Op, OpKind
+from alignedserve.kernels.cpu.sampling import argmax, gumbel_argmax
+from alignedserve.kernels.cpu.structs import Op, OpKind
 from tests.kernels.tiny_model import SHAPE_125M, Chunk, LlamaLike, fill_step, new_cache
 
 BLOCK_SIZE = 16

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from alignedserve.config import EngineConfig
+from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.messages import DecodeReport, Offer, Request, Work
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
-from decode_worker.worker import DecodeWorker
 
 CONFIG = """{{"architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64,
 "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": {max_len},

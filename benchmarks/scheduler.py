@@ -16,6 +16,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 
+from alignedserve.kvpool.basket import Limits
+from alignedserve.kvpool.quadtree import MAX_LENGTH, QuadTree
+from alignedserve.kvpool.search import find_near, form_batch
 from alignedserve.messages import (
     AnyMessage,
     Candidates,
@@ -28,15 +31,12 @@ from alignedserve.messages import (
     Reserved,
     Submit,
 )
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.events import Connected, Received
+from alignedserve.router.policies import POLICIES
+from alignedserve.router.router import Router
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
-from kvpool.basket import Limits
-from kvpool.quadtree import MAX_LENGTH, QuadTree
-from kvpool.search import find_near, form_batch
-from router.config import RouterConfig
-from router.events import Connected, Received
-from router.policies import POLICIES
-from router.router import Router
 
 BLOCK_SIZE = 16
 SIZES = (4096, 100_000)

@@ -23,11 +23,11 @@ from typing import get_args
 
 from alignedserve.cost import Attention
 from alignedserve.cost_presets import load_cost_model
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.router.config import RouterConfig
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, cut, poisson_arrivals, read_azure_trace, scale_rate
-from decode_worker.options import DecodeOptions
-from router.config import RouterConfig
 
 KERNELS: tuple[Attention, ...] = get_args(Attention)
 POLICIES = ("fcfs", "aligned")

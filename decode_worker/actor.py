@@ -13,6 +13,6 @@ class DecodeActor:
         self._config = config
 
     def run(self) -> None:
-        from decode_worker.process import DecodeProcess
+        from alignedserve.decode_worker.process import DecodeProcess
 
         DecodeProcess(self._config).run()

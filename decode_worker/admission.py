@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from alignedserve.decode_worker.candidates import Candidates
+from alignedserve.decode_worker.holders import Holders
+from alignedserve.decode_worker.members import Member
+from alignedserve.decode_worker.mixing import Mixing
+from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.messages import InstanceLimits, Work
-from decode_worker.candidates import Candidates
-from decode_worker.holders import Holders
-from decode_worker.members import Member
-from decode_worker.mixing import Mixing
-from decode_worker.options import DecodeOptions
 
 
 class Admission:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, ValuesView
 from itertools import chain
 
+from alignedserve.decode_worker.members import Member, Members, member_of
 from alignedserve.messages import Work
 from alignedserve.types import InstanceId, RequestKey
-from decode_worker.members import Member, Members, member_of
 
 
 class Candidates:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from alignedserve.decode_worker.candidates import Candidates
+from alignedserve.decode_worker.holders import Holders
+from alignedserve.decode_worker.members import Member
+from alignedserve.decode_worker.mixing import Mixing
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.victims import by_length, by_worth
 from alignedserve.types import RequestKey
-from decode_worker.candidates import Candidates
-from decode_worker.holders import Holders
-from decode_worker.members import Member
-from decode_worker.mixing import Mixing
-from decode_worker.options import DecodeOptions
-from decode_worker.victims import by_length, by_worth
 
 
 class Eviction:

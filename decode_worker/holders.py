@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from alignedserve.decode_worker.members import Member, Members
 from alignedserve.messages import InstanceLimits
 from alignedserve.types import RequestKey
-from decode_worker.members import Member, Members
 
 
 class Holders:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from alignedserve.decode_worker.eviction import Eviction
+from alignedserve.decode_worker.holders import Holders
+from alignedserve.decode_worker.members import Member
+from alignedserve.decode_worker.mixing import Mixing
+from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.messages import InstanceLimits
-from decode_worker.eviction import Eviction
-from decode_worker.holders import Holders
-from decode_worker.members import Member
-from decode_worker.mixing import Mixing
-from decode_worker.plan import DecodePlan
 
 
 class Iterations:

@@ -6,6 +6,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
+from alignedserve.decode_worker.coming import Coming
+from alignedserve.decode_worker.limit import Limit
+from alignedserve.decode_worker.members import Member
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits
 from alignedserve.mix import MixConfig
@@ -13,9 +16,6 @@ from alignedserve.mix.enough import num_enough
 from alignedserve.mix.headroom import headroom_blocks, headroom_slots
 from alignedserve.mix.lately import Lately
 from alignedserve.mix.trickle import Trickle
-from decode_worker.coming import Coming
-from decode_worker.limit import Limit
-from decode_worker.members import Member
 
 # Of what an iteration may take, how much is given away: the rest is for what forecasts miss, and for a token's way out.
 SAFETY = 0.9

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kv_format import BlockFormat
+from alignedserve.kvpool.segment import Segment
 from alignedserve.types import Epoch
-from decode_worker.options import DecodeOptions
-from decode_worker.worker import DecodeWorker
-from kvpool.segment import Segment
 
 
 class DecodeProcess(InstanceProcess):

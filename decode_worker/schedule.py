@@ -21,17 +21,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from alignedserve.decode_worker.admission import Admission
+from alignedserve.decode_worker.candidates import Candidates
+from alignedserve.decode_worker.eviction import Eviction
+from alignedserve.decode_worker.holders import Holders
+from alignedserve.decode_worker.iterations import Iterations
+from alignedserve.decode_worker.mixing import Mixing
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.types import InstanceId, RequestKey
-from decode_worker.admission import Admission
-from decode_worker.candidates import Candidates
-from decode_worker.eviction import Eviction
-from decode_worker.holders import Holders
-from decode_worker.iterations import Iterations
-from decode_worker.mixing import Mixing
-from decode_worker.options import DecodeOptions
-from decode_worker.plan import DecodePlan
 
 
 class DecodeSchedule:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from alignedserve.decode_worker.members import Member
 from alignedserve.types import RequestKey
-from decode_worker.members import Member
 
 
 def by_length(members: Iterable[Member], named: Collection[RequestKey], has_classes: bool) -> list[Member]:

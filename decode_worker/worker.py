@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Request
 from alignedserve.estimate import Estimate
@@ -33,9 +36,6 @@ from alignedserve.transport.completions import Outcome
 from alignedserve.transport.link import Want
 from alignedserve.transport.links import Links
 from alignedserve.types import Epoch, InstanceId, RequestKey
-from decode_worker.options import DecodeOptions
-from decode_worker.plan import DecodePlan
-from decode_worker.schedule import DecodeSchedule
 
 
 @dataclass

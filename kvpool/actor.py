@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import ray
 
 if TYPE_CHECKING:
-    from kvpool.process import PoolProcessConfig
+    from alignedserve.kvpool.process import PoolProcessConfig
 
 
 @ray.remote
@@ -16,6 +16,6 @@ class PoolActor:
         self._config = config
 
     def run(self) -> None:
-        from kvpool.process import PoolProcess
+        from alignedserve.kvpool.process import PoolProcess
 
         PoolProcess(self._config).run()

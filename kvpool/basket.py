@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
+from alignedserve.kvpool.quadtree import MAX_LENGTH, QuadTree
 from alignedserve.types import RequestKey
-from kvpool.quadtree import MAX_LENGTH, QuadTree
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from alignedserve.kvpool.owners import Holding, OwnerTable, State
 from alignedserve.types import PoolBlockId, RequestKey
-from kvpool.owners import Holding, OwnerTable, State
 
 
 @dataclass(frozen=True)

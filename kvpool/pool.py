@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from alignedserve.kvpool.basket import Limits
+from alignedserve.kvpool.ledger import Ledger
+from alignedserve.kvpool.owners import OwnerTable
+from alignedserve.kvpool.quadtree import QuadTree
+from alignedserve.kvpool.search import find_near, form_batch
 from alignedserve.messages import (
     Candidates,
     Commit,
@@ -21,11 +26,6 @@ from alignedserve.messages import (
     Stored,
 )
 from alignedserve.types import RequestKey
-from kvpool.basket import Limits
-from kvpool.ledger import Ledger
-from kvpool.owners import OwnerTable
-from kvpool.quadtree import QuadTree
-from kvpool.search import find_near, form_batch
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alignedserve.kv_format import BlockFormat
+from alignedserve.kvpool.pool import Pool
+from alignedserve.kvpool.segment import DIRECTORY, Segment, is_private, sweep
 from alignedserve.logs import LogConfig
 from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
 from alignedserve.steady import settle
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, RouterLink, new_epoch, stop_on_sigterm
-from kvpool.pool import Pool
-from kvpool.segment import DIRECTORY, Segment, is_private, sweep
 
 logger = logging.getLogger(__name__)
 

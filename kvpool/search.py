@@ -15,10 +15,10 @@ import math
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
+from alignedserve.kvpool.basket import Basket, Limits
+from alignedserve.kvpool.quadtree import MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
+from alignedserve.kvpool.widen import Widening, lengths_of
 from alignedserve.types import RequestKey
-from kvpool.basket import Basket, Limits
-from kvpool.quadtree import MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
-from kvpool.widen import Widening, lengths_of
 
 
 class Totals(NamedTuple):

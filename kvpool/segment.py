@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.kv_format import BlockFormat
-from kvpool.owners import OwnerTable
+from alignedserve.kvpool.owners import OwnerTable
 
 DIRECTORY = Path("/dev/shm")
 # what all names begin with

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 
-from kvpool.basket import Basket
-from kvpool.quadtree import LEAF_WIDTH, Node, QuadTree
+from alignedserve.kvpool.basket import Basket
+from alignedserve.kvpool.quadtree import LEAF_WIDTH, Node, QuadTree
 
 
 class Widening:

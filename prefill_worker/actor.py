@@ -13,6 +13,6 @@ class PrefillActor:
         self._config = config
 
     def run(self) -> None:
-        from prefill_worker.process import PrefillProcess
+        from alignedserve.prefill_worker.process import PrefillProcess
 
         PrefillProcess(self._config).run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.messages import InstanceLimits
-from prefill_worker.members import Member
+from alignedserve.prefill_worker.members import Member
 
 
 class Blocks:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from alignedserve.cost import ChunkCosts
 from alignedserve.estimate import Estimate
+from alignedserve.prefill_worker.members import Member
 from alignedserve.types import RequestKey
-from prefill_worker.members import Member
 
 # A bound that one block alone breaks can't be held: then whatever fits into so much more than the block takes.
 FLOOR = 1.25

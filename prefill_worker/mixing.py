@@ -13,10 +13,10 @@ from alignedserve.mix.enough import num_enough
 from alignedserve.mix.headroom import headroom_blocks
 from alignedserve.mix.lately import Lately
 from alignedserve.mix.trickle import Trickle
+from alignedserve.prefill_worker.chunks import Cut
+from alignedserve.prefill_worker.members import Member
+from alignedserve.prefill_worker.urgency import is_ahead, place_of
 from alignedserve.types import RequestKey
-from prefill_worker.chunks import Cut
-from prefill_worker.members import Member
-from prefill_worker.urgency import is_ahead, place_of
 
 # Of the pace that BE could have, so much is enough while RT comes and goes: chunks are as short as that allows.
 ENOUGH = 0.95

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prefill_worker.members import Member
-from prefill_worker.mixing import Mixing
+from alignedserve.prefill_worker.members import Member
+from alignedserve.prefill_worker.mixing import Mixing
 
 
 class Order:

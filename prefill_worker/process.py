@@ -9,11 +9,11 @@ from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kv_format import BlockFormat
+from alignedserve.kvpool.segment import Segment
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.transport.data_path import allocator
 from alignedserve.types import Epoch
-from kvpool.segment import Segment
-from prefill_worker.options import PrefillOptions
-from prefill_worker.worker import PrefillWorker
 
 
 class PrefillProcess(InstanceProcess):

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from alignedserve.messages import Work
+from alignedserve.prefill_worker.blocks import Blocks
+from alignedserve.prefill_worker.members import Member, Members, State, num_tokens
 from alignedserve.types import RequestKey
-from prefill_worker.blocks import Blocks
-from prefill_worker.members import Member, Members, State, num_tokens
 
 
 class Shares(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefill_worker.members import Member
+from alignedserve.prefill_worker.members import Member
 
 
 def victims(members: Sequence[Member], num_blocks: int, needs_slot: bool) -> list[Member]:

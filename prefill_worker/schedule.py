@@ -21,18 +21,18 @@ from msgspec.structs import replace
 
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
+from alignedserve.prefill_worker.blocks import Blocks
+from alignedserve.prefill_worker.chunks import cut_in_order
+from alignedserve.prefill_worker.members import State, num_tokens
+from alignedserve.prefill_worker.mixing import Mixing
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.order import Order
+from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.prompts import NothingShared, Prompts, Shares
+from alignedserve.prefill_worker.stages import Stages
+from alignedserve.prefill_worker.starts import Starts
+from alignedserve.prefill_worker.twins import Twins
 from alignedserve.types import RequestKey
-from prefill_worker.blocks import Blocks
-from prefill_worker.chunks import cut_in_order
-from prefill_worker.members import State, num_tokens
-from prefill_worker.mixing import Mixing
-from prefill_worker.options import PrefillOptions
-from prefill_worker.order import Order
-from prefill_worker.plan import PrefillPlan
-from prefill_worker.prompts import NothingShared, Prompts, Shares
-from prefill_worker.stages import Stages
-from prefill_worker.starts import Starts
-from prefill_worker.twins import Twins
 
 
 class PrefillSchedule:

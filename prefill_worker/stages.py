@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from alignedserve.messages import Work
+from alignedserve.prefill_worker.blocks import Blocks
+from alignedserve.prefill_worker.members import Member, Members, State
 from alignedserve.types import RequestKey
-from prefill_worker.blocks import Blocks
-from prefill_worker.members import Member, Members, State
 
 
 class Stages:

@@ -14,11 +14,11 @@ from typing import Protocol
 
 from alignedserve.engine.engine import Engine
 from alignedserve.messages import AnyMessage, Failed, Gone, Work
+from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.mover import Pairs
 from alignedserve.transport.shelf import Shelf
 from alignedserve.types import BlockId, RequestId, RequestKey
-from prefill_worker.schedule import PrefillSchedule
 
 
 class Neighbour(Protocol):

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prefill_worker.blocks import Blocks
-from prefill_worker.members import Member, State
-from prefill_worker.mixing import Mixing
-from prefill_worker.order import Order
-from prefill_worker.plan import PrefillPlan
-from prefill_worker.prompts import Prompts
-from prefill_worker.room import victims
-from prefill_worker.stages import Stages
-from prefill_worker.twins import Twins
+from alignedserve.prefill_worker.blocks import Blocks
+from alignedserve.prefill_worker.members import Member, State
+from alignedserve.prefill_worker.mixing import Mixing
+from alignedserve.prefill_worker.order import Order
+from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.prompts import Prompts
+from alignedserve.prefill_worker.room import victims
+from alignedserve.prefill_worker.stages import Stages
+from alignedserve.prefill_worker.twins import Twins
 
 # with so many blocks
 MayStart = Callable[[int], bool]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
+from alignedserve.prefill_worker.members import Member
+from alignedserve.prefill_worker.order import Order
+from alignedserve.prefill_worker.prompts import Shares
 from alignedserve.prefixes import pays_to_wait
 from alignedserve.types import RequestKey
-from prefill_worker.members import Member
-from prefill_worker.order import Order
-from prefill_worker.prompts import Shares
 
 
 class Twins:

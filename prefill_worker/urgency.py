@@ -7,7 +7,7 @@ import math
 
 from alignedserve.deadlines import UNSTATED_TTFT_S, due_s, is_demoted, place_s
 from alignedserve.estimate import Estimate
-from prefill_worker.members import Member
+from alignedserve.prefill_worker.members import Member
 
 
 def place_of(member: Member, estimate: Estimate, now: float) -> float:

@@ -31,6 +31,11 @@ from alignedserve.messages import (
     Unstage,
     Work,
 )
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.prefill_worker.sharing import Beginning, Sharing
+from alignedserve.prefill_worker.staging import Staging
 from alignedserve.text.grammar import Matcher
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Done, Outcome
@@ -38,11 +43,6 @@ from alignedserve.transport.lender import Lender
 from alignedserve.transport.mover import Pairs
 from alignedserve.transport.shelf import Shelf
 from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
-from prefill_worker.options import PrefillOptions
-from prefill_worker.plan import PrefillPlan
-from prefill_worker.schedule import PrefillSchedule
-from prefill_worker.sharing import Beginning, Sharing
-from prefill_worker.staging import Staging
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import ray
 
 if TYPE_CHECKING:
-    from router.process import RouterProcessConfig
+    from alignedserve.router.process import RouterProcessConfig
 
 
 @ray.remote
@@ -16,6 +16,6 @@ class RouterActor:
         self._config = config
 
     def run(self) -> None:
-        from router.process import RouterProcess
+        from alignedserve.router.process import RouterProcess
 
         RouterProcess(self._config).run()

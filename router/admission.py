@@ -8,8 +8,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from alignedserve.messages import Request
-from router.config import RouterConfig
-from router.fleet import Fleet
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.fleet import Fleet
 
 Refusal = tuple[str, str]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
+from alignedserve.router.entry import Entry
 from alignedserve.types import InstanceId, RequestKey
-from router.entry import Entry
 
 
 class _Seen(NamedTuple):

@@ -15,12 +15,12 @@ from alignedserve.messages import (
     Stage,
     Unstage,
 )
+from alignedserve.router.entry import Entry, State
+from alignedserve.router.express import express
+from alignedserve.router.fleet import DecodeView, PrefillView
+from alignedserve.router.life import Life
+from alignedserve.router.policies import Assign
 from alignedserve.types import InstanceId, RequestKey
-from router.entry import Entry, State
-from router.express import express
-from router.fleet import DecodeView, PrefillView
-from router.life import Life
-from router.policies import Assign
 
 # Victims without room in the pool wait for it while others run. When nothing has run for so long, or for so many
 # iterations, one of them is computed again later.

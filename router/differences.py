@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from router.eventlog import LogReader, Step
-from router.events import Send
+from alignedserve.router.eventlog import LogReader, Step
+from alignedserve.router.events import Send
 
 
 @dataclass(frozen=True)

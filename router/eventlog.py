@@ -17,10 +17,10 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from alignedserve.mix import MixConfig
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.events import Event, Send
+from alignedserve.router.router import Router
 from alignedserve.types import Epoch
-from router.config import RouterConfig
-from router.events import Event, Send
-from router.router import Router
 
 MAGIC = b"alignedserve event log 3\n"
 _NUMBER_BYTES = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from alignedserve.router.entry import Entry
+from alignedserve.router.fleet import DecodeView
+from alignedserve.router.policies.base import Assign
 from alignedserve.types import InstanceId
-from router.entry import Entry
-from router.fleet import DecodeView
-from router.policies.base import Assign
 
 
 def express(entries: Iterable[Entry], views: Sequence[DecodeView]) -> list[Assign]:

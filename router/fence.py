@@ -10,7 +10,7 @@ import os
 import signal
 from pathlib import Path
 
-from kvpool.segment import path_of
+from alignedserve.kvpool.segment import path_of
 
 
 def kill_user(pid: int, segment: str) -> bool:

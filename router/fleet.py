@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from alignedserve.messages import Coming, DecodeReport, Hello
+from alignedserve.router.beginnings import Beginnings
+from alignedserve.router.tally import Tally
 from alignedserve.types import InstanceId, RequestKey
-from router.beginnings import Beginnings
-from router.tally import Tally
 
 
 @dataclass(eq=False, slots=True)

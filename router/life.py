@@ -13,21 +13,21 @@ from __future__ import annotations
 
 from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release
 from alignedserve.mix import DISCIPLINES, MixConfig
+from alignedserve.router.census import Census
+from alignedserve.router.clock import with_first_token
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.counters import Counters
+from alignedserve.router.entry import COMING, RUNNING, Entry, State
+from alignedserve.router.events import Send
+from alignedserve.router.fleet import Fleet
+from alignedserve.router.memory import Memory
+from alignedserve.router.policies.base import BatchPolicy
+from alignedserve.router.pooled import Pooled
+from alignedserve.router.queue import PrefillQueue
+from alignedserve.router.tally import Tally
+from alignedserve.router.telling import Telling
+from alignedserve.router.urgency import urgency_of
 from alignedserve.types import InstanceId, RequestKey
-from router.census import Census
-from router.clock import with_first_token
-from router.config import RouterConfig
-from router.counters import Counters
-from router.entry import COMING, RUNNING, Entry, State
-from router.events import Send
-from router.fleet import Fleet
-from router.memory import Memory
-from router.policies.base import BatchPolicy
-from router.pooled import Pooled
-from router.queue import PrefillQueue
-from router.tally import Tally
-from router.telling import Telling
-from router.urgency import urgency_of
 
 # finish reasons of answers that are whole
 ENDS = ("stop", "length")

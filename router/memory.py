@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from alignedserve.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.mix import MixConfig
+from alignedserve.router.entry import Entry
+from alignedserve.router.fleet import Fleet
 from alignedserve.types import RequestKey
-from router.entry import Entry
-from router.fleet import Fleet
 
 # A request goes on while it waits for its way out.
 EVICT_SLACK_BLOCKS = 2

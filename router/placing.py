@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from router.fleet import PrefillView
+from alignedserve.router.fleet import PrefillView
 
 # Tokens of the prompt whose KV an instance may have: so much less to do there.
 NumKnown = Callable[[PrefillView], int]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
 
+from alignedserve.router.entry import Entry
 from alignedserve.types import RequestKey
-from router.entry import Entry
 
 
 class Pooled:

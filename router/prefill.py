@@ -8,12 +8,12 @@ from itertools import islice
 
 from alignedserve.messages import Prefill, PrefillReport, Reserve, Reserved
 from alignedserve.mix.lately import Lately
+from alignedserve.router import beginnings, placing
+from alignedserve.router.entry import Entry, State
+from alignedserve.router.fleet import PrefillView
+from alignedserve.router.life import Life
+from alignedserve.router.queue import Room
 from alignedserve.types import InstanceId
-from router import beginnings, placing
-from router.entry import Entry, State
-from router.fleet import PrefillView
-from router.life import Life
-from router.queue import Room
 
 # While real time comes and goes, prompts of best effort are not computed further ahead than this, in requests that are
 # ready for each slot of the decode instances: where none of them is computed, real time waits for nobody.

@@ -10,13 +10,13 @@ from pathlib import Path
 from alignedserve.logs import LogConfig
 from alignedserve.mix import MixConfig
 from alignedserve.private_files import create, make_directory
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.eventlog import EventLog
+from alignedserve.router.router import Router
+from alignedserve.router.server import RouterServer
 from alignedserve.steady import settle
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, new_epoch, stop_on_sigterm
-from router.config import RouterConfig
-from router.eventlog import EventLog
-from router.router import Router
-from router.server import RouterServer
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from alignedserve.deadlines import DEMOTION_S
 from alignedserve.mix import Discipline
-from router.entry import Entry, State
-from router.tally import Tally
-from router.urgency import Urgency
+from alignedserve.router.entry import Entry, State
+from alignedserve.router.tally import Tally
+from alignedserve.router.urgency import Urgency
 
 
 class Room(NamedTuple):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from alignedserve.messages import Hello, MakeSpare, UsePool, Welcome
+from alignedserve.router.decode import DecodeSide
+from alignedserve.router.entry import Entry, State
+from alignedserve.router.fleet import Process, Search
+from alignedserve.router.life import Life
+from alignedserve.router.orphans import Orphans
 from alignedserve.types import Epoch, InstanceId
-from router.decode import DecodeSide
-from router.entry import Entry, State
-from router.fleet import Process, Search
-from router.life import Life
-from router.orphans import Orphans
 
 
 class Recovery:

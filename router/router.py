@@ -24,18 +24,18 @@ from alignedserve.messages import (
     Submit,
 )
 from alignedserve.mix import MixConfig
+from alignedserve.router.admission import refuse, refuse_slo, remark_on, with_possible_slo
+from alignedserve.router.clock import arrived_s, deadlines_of
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.decode import DecodeSide
+from alignedserve.router.entry import Entry, State
+from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
+from alignedserve.router.life import Life
+from alignedserve.router.orphans import Orphans
+from alignedserve.router.policies import make_policy
+from alignedserve.router.prefill import PrefillSide
+from alignedserve.router.recovery import Recovery
 from alignedserve.types import Epoch, InstanceId, RequestKey
-from router.admission import refuse, refuse_slo, remark_on, with_possible_slo
-from router.clock import arrived_s, deadlines_of
-from router.config import RouterConfig
-from router.decode import DecodeSide
-from router.entry import Entry, State
-from router.events import Closed, Connected, Event, Received, Send, Tick
-from router.life import Life
-from router.orphans import Orphans
-from router.policies import make_policy
-from router.prefill import PrefillSide
-from router.recovery import Recovery
 
 
 class Router:

@@ -29,14 +29,14 @@ from alignedserve.messages import (
     Stop,
     Submit,
 )
+from alignedserve.router.eventlog import EventLog
+from alignedserve.router.events import Closed, Connected, Event, Received, Tick
+from alignedserve.router.fence import kill_user
+from alignedserve.router.router import Router
+from alignedserve.router.status import describe
 from alignedserve.steady import collect_when_idle
 from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
 from alignedserve.wire import Hub, RouterAddress, WireError
-from router.eventlog import EventLog
-from router.events import Closed, Connected, Event, Received, Tick
-from router.fence import kill_user
-from router.router import Router
-from router.status import describe
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from alignedserve.messages import Cluster, Hello, InstanceStats, Moved, Part, PoolUse
+from alignedserve.router.fleet import DecodeView, PrefillView
+from alignedserve.router.router import Router
 from alignedserve.types import Epoch, InstanceId
-from router.fleet import DecodeView, PrefillView
-from router.router import Router
 
 UP, DOWN = "up", "down"
 _NEVER = Epoch(0)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from alignedserve.messages import NewTokens, Tokens
+from alignedserve.router.entry import Entry
 from alignedserve.types import InstanceId, RequestKey
-from router.entry import Entry
 
 # Best-effort tokens that are told together. Requests that began at different times have so many at different times.
 AT_ONCE = 8

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from alignedserve.deadlines import due_s, latest_start_s
 from alignedserve.mix import Discipline
-from router.entry import Entry
-from router.fleet import Fleet
+from alignedserve.router.entry import Entry
+from alignedserve.router.fleet import Fleet
 
 
 class Urgency(NamedTuple):

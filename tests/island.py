@@ -14,8 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine
 from alignedserve.instance.worker import Worker
+from alignedserve.kvpool.owners import OwnerTable
+from alignedserve.kvpool.pool import Pool
 from alignedserve.messages import (
     Abort,
     AnyMessage,
@@ -34,13 +38,9 @@ from alignedserve.messages import (
     Reserved,
     Work,
 )
+from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
-from decode_worker.options import DecodeOptions
-from decode_worker.worker import DecodeWorker
-from kvpool.owners import OwnerTable
-from kvpool.pool import Pool
-from prefill_worker.worker import PrefillWorker
 from tests.engine.helpers import make_engine
 
 STALL_S = 60.0

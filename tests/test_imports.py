@@ -24,7 +24,9 @@ DATA_PLANE_MAY_IMPORT = {
     "triton",
 }
 
-OURS = ("alignedserve", "kernels", "kvpool", "router", "prefill_worker", "decode_worker")
+# `alignedserve` has links to those beside it, and only as parts of it they are imported.
+BESIDE = ("kernels", "kvpool", "router", "prefill_worker", "decode_worker")
+OURS = ("alignedserve", *BESIDE)
 BASE = {
     f"alignedserve.{name}"
     for name in (
@@ -55,14 +57,16 @@ INSTANCE = BASE | {
     "alignedserve.instance",
     "alignedserve.text.grammar",
     "alignedserve.transport",
-    "kvpool.segment",
+    "alignedserve.kvpool.segment",
 }
 SCHEDULES = {
-    f"{part}_worker.{module}" for part in ("prefill", "decode") for module in ("schedule", "plan", "options")
+    f"alignedserve.{part}_worker.{module}"
+    for part in ("prefill", "decode")
+    for module in ("schedule", "plan", "options")
 }
 # What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.
 MAY_IMPORT = {
-    "router": BASE | {"kvpool.segment"},
+    "router": BASE | {"alignedserve.kvpool.segment"},
     "kvpool": BASE,
     "prefill_worker": INSTANCE,
     "decode_worker": INSTANCE,
@@ -80,7 +84,9 @@ MAY_IMPORT = {
     "alignedserve/lengths": BASE,
     "alignedserve/batch": BASE | {"alignedserve.store"},
     "alignedserve/store": BASE,
-    "alignedserve/sim": BASE | SCHEDULES | {"alignedserve.cost_presets", "router", "kvpool"},
+    "alignedserve/sim": BASE
+    | SCHEDULES
+    | {"alignedserve.cost_presets", "alignedserve.router", "alignedserve.kvpool"},
 }
 
 
@@ -95,9 +101,7 @@ def imports_of(path: Path) -> set[str]:
 def test_the_data_plane_needs_no_server(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
         packages = {name.split(".")[0] for name in imports_of(path)}
-        foreign = (
-            packages - set(sys.stdlib_module_names) - DATA_PLANE_MAY_IMPORT - {"alignedserve", "kernels"}
-        )
+        foreign = packages - set(sys.stdlib_module_names) - DATA_PLANE_MAY_IMPORT - {"alignedserve"}
         assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
 
 
@@ -127,7 +131,7 @@ def is_within(name: str, packages: Iterable[str]) -> bool:
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imports_point_one_way(folder: str) -> None:
-    itself = folder.replace("/", ".")
+    itself = f"alignedserve.{folder.removeprefix('alignedserve/')}".replace("/", ".")
     files = list((ROOT / folder).rglob("*.py"))
     assert files
     for path in files:
@@ -156,12 +160,19 @@ def run_python(code: str) -> str:
 
 
 def test_help_and_kernels_load_no_torch() -> None:
-    loaded = run_python("import sys, alignedserve, alignedserve.cli, kernels; print('torch' in sys.modules)")
+    loaded = run_python(
+        "import sys, alignedserve, alignedserve.cli, alignedserve.kernels; print('torch' in sys.modules)"
+    )
     assert loaded.strip() == "False"
 
 
 @pytest.mark.parametrize(
-    "modules", ["router.router, router.process", "kvpool.pool, kvpool.process", "alignedserve.sim.compare"]
+    "modules",
+    [
+        "alignedserve.router.router, alignedserve.router.process",
+        "alignedserve.kvpool.pool, alignedserve.kvpool.process",
+        "alignedserve.sim.compare",
+    ],
 )
 def test_who_decides_loads_neither_torch_nor_ray(modules: str) -> None:
     assert (
@@ -175,9 +186,12 @@ def test_the_launcher_sets_ray_up_before_it_loads_it() -> None:
     assert loaded.strip() == "False"
 
 
-def test_transformers_does_not_take_our_kernels_for_its_own() -> None:
-    """It probes for a package of that name; ours has no distribution called so, and is not used."""
-    code = (
-        "import kernels; from transformers.utils import is_kernels_available; print(is_kernels_available())"
-    )
-    assert run_python(code).strip() == "False"
+def test_folders_beside_the_package_are_parts_of_it() -> None:
+    """Installed, they are nowhere else: `kernels` is Hugging Face's."""
+    for path in (
+        path for package in (*OURS, "tests", "benchmarks") for path in (ROOT / package).rglob("*.py")
+    ):
+        packages = {name.split(".")[0] for name in imports_of(path)}
+        assert not packages & set(BESIDE), f"{path.relative_to(ROOT)} imports {packages & set(BESIDE)}"
+    for name in BESIDE:
+        assert (ROOT / "alignedserve" / name).resolve() == ROOT / name

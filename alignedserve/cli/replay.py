@@ -14,7 +14,7 @@ def command(log: Path) -> None:
     """Tell a new router what LOG says that one was told, and compare its orders.
 
     LOG is a file of `alignedserve serve --event-log DIR`. Exit status 1: the orders differ."""
-    from router.differences import compare, described
+    from alignedserve.router.differences import compare, described
 
     found = compare(log)
     if found.difference:

@@ -13,7 +13,7 @@ from alignedserve.config import EngineConfig
 from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
 from alignedserve.mix import MixConfig
-from router.config import RouterConfig
+from alignedserve.router.config import RouterConfig
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import alignedserve
 from alignedserve.cli.options import OutputFile, options_of, taken
 from alignedserve.config import EngineConfig
 from alignedserve.mix import MixConfig
+from alignedserve.router.config import RouterConfig
 from alignedserve.sim.config import SimConfig
-from router.config import RouterConfig
 
 if TYPE_CHECKING:
     from tqdm import tqdm

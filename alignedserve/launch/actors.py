@@ -7,12 +7,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from alignedserve.decode_worker.actor import DecodeActor
 from alignedserve.gateway.actor import GatewayActor
+from alignedserve.kvpool.actor import PoolActor
 from alignedserve.launch.plan import PartPlan
-from decode_worker.actor import DecodeActor
-from kvpool.actor import PoolActor
-from prefill_worker.actor import PrefillActor
-from router.actor import RouterActor
+from alignedserve.prefill_worker.actor import PrefillActor
+from alignedserve.router.actor import RouterActor
 
 ACTORS: dict[str, Any] = {
     "router": RouterActor,

@@ -16,17 +16,17 @@ from alignedserve.gateway.process import GatewayConfig
 from alignedserve.gateway.service import SloConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
+from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.config import ServeConfig
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.models.locate import Location
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.policies import make_policy
+from alignedserve.router.process import RouterProcessConfig
 from alignedserve.transport.choose import choose_link
 from alignedserve.types import GATEWAY, InstanceId
 from alignedserve.wire import RouterAddress
-from kvpool.process import PoolProcessConfig
-from router.config import RouterConfig
-from router.policies import make_policy
-from router.process import RouterProcessConfig
 
 # Most that is taken without being asked for; and of what is free, so much is left to others.
 DEFAULT_POOL_BYTES = 1 << 30

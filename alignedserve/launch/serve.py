@@ -13,6 +13,7 @@ from types import FrameType
 
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.limits import Limits
+from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.plan import Request, Site, check, plan_gateway, plan_island
 from alignedserve.launch.ports import check_address
@@ -21,8 +22,7 @@ from alignedserve.launch.store import store_site
 from alignedserve.mix import MixConfig
 from alignedserve.models.locate import locate_model
 from alignedserve.private_files import make_directory
-from kvpool.segment import NAME_PREFIX
-from router.config import RouterConfig
+from alignedserve.router.config import RouterConfig
 
 logger = logging.getLogger(__name__)
 

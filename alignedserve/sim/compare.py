@@ -10,6 +10,8 @@ from typing import Protocol
 from alignedserve.config import EngineConfig
 from alignedserve.cost import CostModel
 from alignedserve.mix import MixConfig
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.policies import make_policy
 from alignedserve.sim.config import SimConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import Goodput, find_goodput
@@ -18,8 +20,6 @@ from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import rate_of
 from alignedserve.sim.traffic import RATE, at_rate, make_backlog, make_traffic
 from alignedserve.sim.trial import Outcome, Trial, Workload
-from router.config import RouterConfig
-from router.policies import make_policy
 
 MAX_MODEL_LEN = 16_384
 # a search that finds the first rate too high begins again lower, so many times

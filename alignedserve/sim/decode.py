@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.estimate import Estimate
 from alignedserve.messages import (
     Abort,
@@ -21,9 +24,6 @@ from alignedserve.messages import (
 from alignedserve.sim.instance import Copies, Sequence, SimInstance
 from alignedserve.sim.prefill import SimPrefill
 from alignedserve.types import InstanceId, RequestKey
-from decode_worker.options import DecodeOptions
-from decode_worker.plan import DecodePlan
-from decode_worker.schedule import DecodeSchedule
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World

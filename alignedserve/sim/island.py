@@ -7,8 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from alignedserve.cost import CostModel
+from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.messages import InstanceLimits, Request
 from alignedserve.mix import DISCIPLINES, Discipline, MixConfig
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.router import Router
 from alignedserve.sim.decode import SimDecode
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
@@ -20,10 +24,6 @@ from alignedserve.sim.process import SimProcess
 from alignedserve.sim.router import RouterProcess
 from alignedserve.sim.world import World
 from alignedserve.types import InstanceId
-from decode_worker.options import DecodeOptions
-from prefill_worker.options import PrefillOptions
-from router.config import RouterConfig
-from router.router import Router
 
 # between two processes on one host, over loopback
 LATENCY_S = 0.0003

@@ -19,8 +19,8 @@ from alignedserve.messages import (
     Stage,
     Submit,
 )
+from alignedserve.router.events import Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
-from router.events import Event, Received, Send
 
 # in the order of an undisturbed life; most can happen again
 EVENTS = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alignedserve.messages import DecodeReport, PrefillReport
+from alignedserve.router.events import Event, Received, Send, Tick
 from alignedserve.sim.island import Island
-from router.events import Event, Received, Send, Tick
 
 
 class Load:

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from alignedserve.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, PrefillReport
+from alignedserve.router.events import Closed, Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
-from router.events import Closed, Event, Received, Send
 
 # request -> whether it was in the last iteration
 _Members = dict[RequestKey, bool]

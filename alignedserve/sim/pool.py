@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from alignedserve.kvpool.pool import Pool
 from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
 from alignedserve.types import InstanceId
-from kvpool.pool import Pool
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World

@@ -17,11 +17,11 @@ from alignedserve.messages import (
     Unstage,
     Work,
 )
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.sim.instance import Copies, SimInstance
 from alignedserve.types import InstanceId, RequestKey
-from prefill_worker.options import PrefillOptions
-from prefill_worker.plan import PrefillPlan
-from prefill_worker.schedule import PrefillSchedule
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from alignedserve.messages import AnyMessage, Hello, Refused
+from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
+from alignedserve.router.router import Router
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
 from alignedserve.types import Epoch, InstanceId
-from router.events import Closed, Connected, Event, Received, Send, Tick
-from router.router import Router
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 from alignedserve.cost import CostModel
+from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.messages import InstanceLimits, Request
 from alignedserve.mix import MixConfig
+from alignedserve.router.config import RouterConfig
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.island import Island, IslandConfig
@@ -19,8 +21,6 @@ from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Report, Slo, make_report
 from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.types import RequestKey
-from decode_worker.options import DecodeOptions
-from router.config import RouterConfig
 
 # a request that makes no progress for so long in virtual time is stuck
 STUCK_S = 3600.0

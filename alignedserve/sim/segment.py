@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
-from kvpool.owners import OwnerTable
 
 
 @dataclass(frozen=True, slots=True)

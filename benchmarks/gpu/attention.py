@@ -106,7 +106,7 @@ class Inputs:
     def __init__(
         self, device: torch.device, lengths: list[int], num_heads: int, num_kv_heads: int, head_dim: int
     ) -> None:
-        from kernels.triton.decode_attention import DecodeScratch, PagedStep, decode_tuning
+        from alignedserve.kernels.triton.decode_attention import DecodeScratch, PagedStep, decode_tuning
 
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.lengths, self.scale = lengths, head_dim**-0.5
@@ -158,7 +158,7 @@ class Inputs:
         return found
 
     def error(self) -> float:
-        from kernels.triton.decode_attention import decode_attention_torch
+        from alignedserve.kernels.triton.decode_attention import decode_attention_torch
 
         self.out.fill_(float("nan"))
         self._balanced(0)
@@ -166,14 +166,14 @@ class Inputs:
         return float((self.out.double() - expected).norm() / expected.norm())
 
     def _balanced(self, layer: int) -> None:
-        from kernels.triton.decode_attention import balanced_attention
+        from alignedserve.kernels.triton.decode_attention import balanced_attention
 
         balanced_attention(
             self.q, self.cache[:, layer], self.step, self.plan, self.scratch, self.scale, None, self.out
         )
 
     def _plain(self, layer: int) -> None:
-        from kernels.triton.decode_attention import plain_attention
+        from alignedserve.kernels.triton.decode_attention import plain_attention
 
         plain_attention(self.q, self.cache[:, layer], self.step, self.scale, None, self.out, self.tuning)
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from alignedserve.engine.build import BuiltEngine
 from alignedserve.kv_format import BlockFormat
+from alignedserve.kvpool.segment import DIRECTORY, Segment
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.cuda import Copies
 from alignedserve.transport.mover import Mover, Pairs
@@ -30,7 +31,6 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.ceilings import ceiling
 from benchmarks.gpu.decoding import Decoding, engine_for
 from benchmarks.gpu.record import Row
-from kvpool.segment import DIRECTORY, Segment
 
 MIB = 1 << 20
 AIM_SHARE, AIM_SLOW_DOWN = 0.90, 0.03

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from alignedserve.bench.client import Outcome
+from alignedserve.router.eventlog import replay
 from alignedserve.sim.pauses import Pauses
 from benchmarks.rt_with_be import peer
 from benchmarks.rt_with_be.arithmetic import (
@@ -33,7 +34,6 @@ from benchmarks.rt_with_be.served import (
     serving,
 )
 from benchmarks.rt_with_be.traffic import chats, lines
-from router.eventlog import replay
 
 PLACE = "1+1"
 BURST_CV = 5.0

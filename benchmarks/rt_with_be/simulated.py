@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace as replace_struct
 
 from alignedserve.cost_presets import load_cost_model
+from alignedserve.router.config import RouterConfig
 from alignedserve.sim.foresight import DEMO_ERROR, Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.mixture import Mixture, mixture
@@ -25,7 +26,6 @@ from alignedserve.sim.trace import (
     read_azure_trace,
 )
 from benchmarks.rt_with_be.arithmetic import Case, Row, objectives_s
-from router.config import RouterConfig
 
 COST = "opt-13b/a100-80gb"
 MAX_MODEL_LEN = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-from kernels.cpu import build, structs
+from alignedserve.kernels.cpu import build, structs
 
 
 @cache

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from kernels.cpu.library import library
-from kernels.cpu.structs import DTYPE_CODES, Op, OpKind, Step
+from alignedserve.kernels.cpu.library import library
+from alignedserve.kernels.cpu.structs import DTYPE_CODES, Op, OpKind, Step
 
 
 class Buffers:

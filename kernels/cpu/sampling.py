@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.library import library
+from alignedserve.kernels.cpu.library import library
 
 _MASK = 0xFFFFFFFF
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu.arena import Arena
-from kernels.cpu.library import library
-from kernels.cpu.structs import ActivationCode
+from alignedserve.kernels.cpu.arena import Arena
+from alignedserve.kernels.cpu.library import library
+from alignedserve.kernels.cpu.structs import ActivationCode
 
 TILE_COLUMNS = 32
 _WORD_BYTES = 4

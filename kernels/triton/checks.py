@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.row_tiles import MAX_ROW_WIDTH
+from alignedserve.kernels.triton.row_tiles import MAX_ROW_WIDTH
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

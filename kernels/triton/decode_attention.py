@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.decode_plan import make_plan, plan_size
+from alignedserve.kernels.triton.decode_plan import make_plan, plan_size
 
 LOG2_E = 1.4426950408889634
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.checks import check_cache, check_layer, check_tensor
+from alignedserve.kernels.triton.checks import check_cache, check_layer, check_tensor
 
 TILE = 32
 # times kv heads: enough to fill a GPU, few enough to start at once where there is little to do

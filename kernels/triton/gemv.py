@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
+from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 NONE, RELU, GELU, GELU_TANH, SILU_GATED = range(5)
 ACTIVATIONS = {"none": NONE, "relu": RELU, "gelu": GELU, "gelu_tanh": GELU_TANH, "silu": SILU_GATED}

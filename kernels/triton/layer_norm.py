@@ -12,9 +12,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.triton.checks import check_like, check_row_width, check_rows, check_vector
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
-from kernels.triton.row_tiles import row_warps
+from alignedserve.kernels.triton.checks import check_like, check_row_width, check_rows, check_vector
+from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
+from alignedserve.kernels.triton.row_tiles import row_warps
 
 
 @triton.jit

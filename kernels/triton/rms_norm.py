@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.checks import check_like, check_row_width, check_rows, check_vector
-from kernels.triton.row_tiles import row_warps
+from alignedserve.kernels.triton.checks import check_like, check_row_width, check_rows, check_vector
+from alignedserve.kernels.triton.row_tiles import row_warps
 
 
 @triton.jit

@@ -17,8 +17,15 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.checks import check_cache, check_layer, check_like, check_rows, check_tensor, check_vector
-from kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
+from alignedserve.kernels.triton.checks import (
+    check_cache,
+    check_layer,
+    check_like,
+    check_rows,
+    check_tensor,
+    check_vector,
+)
+from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 # Up to so many tokens, small programs: all of them fit the GPU at once, and each is as short as can be.
 FEW_TOKENS = 256

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.checks import check_rows, check_tensor
+from alignedserve.kernels.triton.checks import check_rows, check_tensor
 
 # Columns per program: small pieces spread few rows over the GPU, large ones keep many loads in flight in each thread.
 FEW_ROWS = 16

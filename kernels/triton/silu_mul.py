@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.triton.checks import check_like, check_rows
+from alignedserve.kernels.triton.checks import check_like, check_rows
 
 # Four warps of threads with eight columns each: 16 bytes of half precision from the gate, and 16 from up.
 BLOCK = 1024

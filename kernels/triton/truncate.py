@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.checks import check_rows, check_tensor
+from alignedserve.kernels.triton.checks import check_rows, check_tensor
 
 BLOCK = 4096
 NUM_WARPS = 16

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from router.config import RouterConfig
-from router.policies.aligned import AlignedPolicy
-from router.policies.base import Assign, BatchPolicy
-from router.policies.fcfs import FcfsPolicy
-from router.policies.priority import PriorityPolicy
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.policies.aligned import AlignedPolicy
+from alignedserve.router.policies.base import Assign, BatchPolicy
+from alignedserve.router.policies.fcfs import FcfsPolicy
+from alignedserve.router.policies.priority import PriorityPolicy
 
 POLICIES: dict[str, type[BatchPolicy]] = {
     policy.name: policy for policy in (AlignedPolicy, PriorityPolicy, FcfsPolicy)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.messages import FindNear, FormBatch
-from router.fleet import DecodeView, Fleet
-from router.policies.base import Assign, BatchPolicy
-from router.pooled import Pooled
+from alignedserve.router.fleet import DecodeView, Fleet
+from alignedserve.router.policies.base import Assign, BatchPolicy
+from alignedserve.router.pooled import Pooled
 
 
 class AlignedPolicy(BatchPolicy):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from alignedserve.messages import FindNear, FormBatch
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.entry import Entry
+from alignedserve.router.fleet import Fleet
+from alignedserve.router.pooled import Pooled
 from alignedserve.types import InstanceId
-from router.config import RouterConfig
-from router.entry import Entry
-from router.fleet import Fleet
-from router.pooled import Pooled
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from alignedserve.router.entry import Entry
+from alignedserve.router.fleet import Fleet
+from alignedserve.router.policies.base import Assign, BatchPolicy
+from alignedserve.router.pooled import Pooled
 from alignedserve.types import InstanceId
-from router.entry import Entry
-from router.fleet import Fleet
-from router.policies.base import Assign, BatchPolicy
-from router.pooled import Pooled
 
 
 class FcfsPolicy(BatchPolicy):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from router.entry import Entry
-from router.policies.fcfs import FcfsPolicy
-from router.pooled import Pooled
+from alignedserve.router.entry import Entry
+from alignedserve.router.policies.fcfs import FcfsPolicy
+from alignedserve.router.pooled import Pooled
 
 
 class PriorityPolicy(FcfsPolicy):

@@ -16,9 +16,9 @@ from alignedserve.messages import (
     Reserved,
     Tokens,
 )
+from alignedserve.router.eventlog import replay
+from alignedserve.router.events import Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
-from router.eventlog import replay
-from router.events import Event, Received, Send
 
 
 class History:

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.process import DecodeProcess
+from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine, Iteration, TokenOutput
 from alignedserve.estimate import Estimate
 from alignedserve.gateway.process import GatewayProcess
+from alignedserve.kvpool.process import PoolProcess
+from alignedserve.prefill_worker.process import PrefillProcess
+from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.router.process import RouterProcess
 from alignedserve.types import Epoch, InstanceId
-from decode_worker.options import DecodeOptions
-from decode_worker.process import DecodeProcess
-from decode_worker.worker import DecodeWorker
-from kvpool.process import PoolProcess
-from prefill_worker.process import PrefillProcess
-from prefill_worker.worker import PrefillWorker
-from router.process import RouterProcess
 
 
 class CrowdedDecode(DecodeProcess):

@@ -17,15 +17,15 @@ from alignedserve.config import EngineConfig
 from alignedserve.handshake import ClientHandshake
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
+from alignedserve.kvpool.process import PoolProcessConfig, segments
+from alignedserve.kvpool.segment import Segment
 from alignedserve.launch.ports import free_port
 from alignedserve.logs import LogConfig
 from alignedserve.messages import Hello, InstanceLimits, Stop
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.process import RouterProcessConfig
 from alignedserve.types import LAUNCHER, InstanceId
 from alignedserve.wire import RouterAddress, frame, new_epoch
-from kvpool.process import PoolProcessConfig, segments
-from kvpool.segment import Segment
-from router.config import RouterConfig
-from router.process import RouterProcessConfig
 from tests.cluster.part import start
 
 TOKEN = "of this test"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.engine.engine import TokenOutput
 from alignedserve.sampling_params import SamplingParams
-from decode_worker.options import DecodeOptions
 from tests.engine.helpers import greedy_params, make_engine, run, tokens
 from tests.island import Entry, Island
 from tests.tiny_models import MAX_LEN, VOCAB_SIZE, greedy, prompts

@@ -13,17 +13,17 @@ from msgspec.structs import replace
 
 from alignedserve.cost import Line
 from alignedserve.deadlines import Deadlines
+from alignedserve.decode_worker.coming import HOLD, MAX_BARRED_S
+from alignedserve.decode_worker.members import Member
+from alignedserve.decode_worker.mixing import DEFAULT_TBT_S, SAFETY
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.decode_worker.schedule import DecodeSchedule
+from alignedserve.decode_worker.victims import by_worth
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.types import RequestKey
-from decode_worker.coming import HOLD, MAX_BARRED_S
-from decode_worker.members import Member
-from decode_worker.mixing import DEFAULT_TBT_S, SAFETY
-from decode_worker.options import DecodeOptions
-from decode_worker.plan import DecodePlan
-from decode_worker.schedule import DecodeSchedule
-from decode_worker.victims import by_worth
 from tests.sim.islands import COST
 from tests.works import make_work
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.instance.config import TransferConfig
 from alignedserve.messages import (
     AnyMessage,
@@ -22,9 +23,8 @@ from alignedserve.messages import (
     Unstage,
     Work,
 )
+from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
-from decode_worker.worker import DecodeWorker
-from prefill_worker.worker import PrefillWorker
 from tests.engine.helpers import greedy_params, make_engine
 from tests.transport.helpers import identity
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.deadlines import Deadlines
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.types import RequestKey
-from decode_worker.options import DecodeOptions
-from decode_worker.plan import DecodePlan
-from decode_worker.schedule import DecodeSchedule
 from tests.works import make_work
 
 BLOCK = 4

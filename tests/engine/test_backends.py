@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alignedserve.engine.ops import make_ops
-from kernels.cpu.library import library
+from alignedserve.kernels.cpu.library import library
 from tests.engine.helpers import greedy_params, make_engine, run, tokens
 from tests.tiny_models import greedy, prompts
 

@@ -156,6 +156,8 @@ def test_log_files_are_not_for_others_and_not_where_others_write(log: io.StringI
 def test_text_is_for_people(log: io.StringIO) -> None:
     written = io.StringIO()
     set_up_logging("text", to=written)
-    logging.getLogger("router.server").warning("cut off", extra={"fields": {"instance": "decode-0"}})
+    logging.getLogger("alignedserve.router.server").warning(
+        "cut off", extra={"fields": {"instance": "decode-0"}}
+    )
     assert written.getvalue().endswith("WARNING router.server [-] cut off instance=decode-0\n")
     assert not log.getvalue(), "set up anew, not twice"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from alignedserve.config import EngineConfig
+from alignedserve.decode_worker.process import DecodeProcess
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.process import InstanceProcess
+from alignedserve.prefill_worker.process import PrefillProcess
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
-from decode_worker.process import DecodeProcess
-from prefill_worker.process import PrefillProcess
 
 ROLES: dict[str, type[InstanceProcess]] = {"prefill": PrefillProcess, "decode": DecodeProcess}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import build
+from alignedserve.kernels.cpu import build
 
 
 def python(code: str, **env: str) -> subprocess.Popen[str]:
@@ -15,7 +15,9 @@ def python(code: str, **env: str) -> subprocess.Popen[str]:
 
 
 def test_importing_kernels_imports_nothing_heavy() -> None:
-    process = python("import sys, kernels; print({'torch', 'ctypes', 'numpy'} & set(sys.modules))")
+    process = python(
+        "import sys, alignedserve.kernels; print({'torch', 'ctypes', 'numpy'} & set(sys.modules))"
+    )
     assert process.communicate()[0].strip() == "set()"
 
 
@@ -50,7 +52,7 @@ def test_two_processes_may_build_at_once(tmp_path: Path) -> None:
     source.mkdir()
     (source / "small.cpp").write_text('extern "C" int one() { return 1; }')
     code = (
-        "from pathlib import Path; from kernels.cpu import build; "
+        "from pathlib import Path; from alignedserve.kernels.cpu import build; "
         f"build.SOURCE_DIR = Path({str(source)!r}); print(build.build())"
     )
     processes = [python(code, ALIGNEDSERVE_CACHE_DIR=str(tmp_path / "cache")) for _ in range(3)]
@@ -73,7 +75,7 @@ def test_a_library_cut_off_is_built_again(tmp_path: Path) -> None:
         'extern "C" __attribute__((visibility("default"))) int one() { return 1; }'
     )
     code = (
-        "from pathlib import Path; from kernels.cpu import build, library; "
+        "from pathlib import Path; from alignedserve.kernels.cpu import build, library; "
         f"build.SOURCE_DIR = Path({str(source)!r}); build.build().write_bytes(b''); print(library._load().one())"
     )
     process = python(code, ALIGNEDSERVE_CACHE_DIR=str(tmp_path / "cache"))

@@ -10,12 +10,12 @@ import time
 
 import torch
 
-from kernels.cpu.sampling import argmax
+from alignedserve.kernels.cpu.sampling import argmax
 from tests.kernels.harness import randn
 
 RUN_IN_CHILD = """
 import os, torch
-from kernels.cpu.sampling import argmax
+from alignedserve.kernels.cpu.sampling import argmax
 logits = torch.randn(64, 1000)
 argmax(logits)
 pid = os.fork()

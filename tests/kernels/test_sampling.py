@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kernels.cpu.sampling import argmax, gumbel_argmax, gumbel_argmax_torch, gumbel_noise_torch
+from alignedserve.kernels.cpu.sampling import argmax, gumbel_argmax, gumbel_argmax_torch, gumbel_noise_torch
 from tests.kernels.harness import randn
 
 INF = float("inf")

@@ -7,8 +7,8 @@ import sys
 from itertools import count
 from random import Random
 
-from kvpool.ledger import Ledger
-from kvpool.segment import Segment
+from alignedserve.kvpool.ledger import Ledger
+from alignedserve.kvpool.segment import Segment
 from tests.kvpool.ledger_steps import BLOCK_SIZE, random_step
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
+from alignedserve.kvpool.ledger import Ledger
+from alignedserve.kvpool.owners import State
 from alignedserve.types import RequestKey
-from kvpool.ledger import Ledger
-from kvpool.owners import State
 
 BLOCK_SIZE = 4
 PATIENCE_S = 6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from alignedserve.kvpool.basket import Limits
 from alignedserve.types import RequestKey
-from kvpool.basket import Limits
 
 MAX_LENGTH, LEAF_WIDTH, NUM_LEVELS = 65536, 16, 7
 

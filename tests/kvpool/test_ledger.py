@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from alignedserve.kvpool.ledger import Ledger
+from alignedserve.kvpool.owners import OwnerTable, State
 from alignedserve.types import RequestKey
-from kvpool.ledger import Ledger
-from kvpool.owners import OwnerTable, State
 from tests.kvpool.ledger_steps import records
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)

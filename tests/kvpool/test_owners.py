@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignedserve.kvpool.ledger import Ledger
+from alignedserve.kvpool.owners import OwnerTable, State
 from alignedserve.types import PoolBlockId, RequestKey
-from kvpool.ledger import Ledger
-from kvpool.owners import OwnerTable, State
 from tests.kvpool.ledger_steps import BLOCK_SIZE, assert_between, random_step, records
 
 COLUMNS = ("_key", "_position", "_num_blocks", "_num_tokens", "_state")

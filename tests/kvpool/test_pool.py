@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from alignedserve.kvpool.owners import OwnerTable
+from alignedserve.kvpool.pool import Pool, PoolConfig
 from alignedserve.messages import (
     Abort,
     Candidates,
@@ -16,8 +18,6 @@ from alignedserve.messages import (
     Stored,
 )
 from alignedserve.types import InstanceId, RequestKey
-from kvpool.owners import OwnerTable
-from kvpool.pool import Pool, PoolConfig
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 DECODE = InstanceId("decode-0")

@@ -8,6 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from alignedserve.kvpool.owners import OwnerTable, State
+from alignedserve.kvpool.pool import Pool, PoolConfig, gone
 from alignedserve.messages import (
     Candidates,
     Commit,
@@ -19,8 +21,6 @@ from alignedserve.messages import (
     Reserved,
 )
 from alignedserve.types import InstanceId, RequestKey
-from kvpool.owners import OwnerTable, State
-from kvpool.pool import Pool, PoolConfig, gone
 
 NUM_BLOCKS, BLOCK_SIZE, LAPSE_S = 16, 4, 5
 DECODE = InstanceId("decode-0")

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
+from alignedserve.kvpool.widen import lengths_of
 from alignedserve.types import RequestKey
-from kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
-from kvpool.widen import lengths_of
 
 A, B = RequestKey(1), RequestKey(2)
 LENGTHS = st.one_of(

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kvpool.basket import Limits
+from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, QuadTree
+from alignedserve.kvpool.search import find_near, form_batch
 from alignedserve.types import RequestKey
-from kvpool.basket import Limits
-from kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, QuadTree
-from kvpool.search import find_near, form_batch
 from tests.kvpool.plain_search import EVERYTHING, PlainIndex, PlainSearch, Pooled, plain_batch
 
 HORIZON_S, STARVATION_S = 2, 5

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from alignedserve.kv_format import BlockFormat
+from alignedserve.kvpool.ledger import Ledger
+from alignedserve.kvpool.owners import OwnerTable
+from alignedserve.kvpool.process import segments
+from alignedserve.kvpool.segment import DIRECTORY, Segment, sweep
 from alignedserve.types import RequestKey
-from kvpool.ledger import Ledger
-from kvpool.owners import OwnerTable
-from kvpool.process import segments
-from kvpool.segment import DIRECTORY, Segment, sweep
 from tests.kvpool.ledger_steps import BLOCK_SIZE, assert_between, random_step, records
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,10 @@ def test_what_nobody_uses_any_more_is_swept_away(name: str) -> None:
 
 
 def test_what_a_killed_process_used_is_swept_away(name: str) -> None:
-    hold = "import sys; from kvpool.segment import Segment; s = Segment.attach(sys.argv[1]); print(1, flush=True)"
+    hold = (
+        "import sys; from alignedserve.kvpool.segment import Segment; "
+        "s = Segment.attach(sys.argv[1]); print(1, flush=True)"
+    )
     Segment.create(name, FORM, num_blocks=2).close()
     command = [sys.executable, "-c", f"{hold}; input()", name]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

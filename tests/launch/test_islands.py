@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from alignedserve.kvpool.segment import sweep
 from alignedserve.launch.leftovers import descendants, end
-from kvpool.segment import sweep
 from tests.launch.server import Server, files_of, serving
 from tests.launch.streams import QUESTIONS, ask_all, engine_alone
 

@@ -13,8 +13,8 @@ from alignedserve.config import EngineConfig
 from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.plan import DEFAULT_POOL_BYTES, Request, Site, check, plan_gateway, plan_island
 from alignedserve.models.locate import locate_model
+from alignedserve.router.config import RouterConfig
 from alignedserve.wire import RouterAddress
-from router.config import RouterConfig
 
 MODEL = str(demo.MODEL_DIR)
 GIB = 1 << 30

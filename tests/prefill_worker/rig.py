@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from alignedserve.messages import AnyMessage, Gone, NewTokens, PrefillReport, Request, Work
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
-from prefill_worker.options import PrefillOptions
-from prefill_worker.worker import PrefillWorker
 from tests.engine.helpers import greedy_params, make_engine
 
 KEY = RequestKey(7)

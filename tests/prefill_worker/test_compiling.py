@@ -13,13 +13,13 @@ from alignedserve.deadlines import Deadlines
 from alignedserve.estimate import Estimate
 from alignedserve.messages import NewTokens, Prefill, PrefillReport, Request, Work
 from alignedserve.mix import MixConfig
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
-from prefill_worker.options import PrefillOptions
-from prefill_worker.worker import PrefillWorker
 from tests.engine.helpers import make_engine
 from tests.sim.islands import COST
 

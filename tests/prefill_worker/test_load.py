@@ -10,9 +10,9 @@ from alignedserve.cost_presets import load_cost_model
 from alignedserve.deadlines import Deadlines
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Request, Work
+from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
-from prefill_worker.schedule import PrefillSchedule
 from tests.calls import num_calls
 
 COST = load_cost_model("opt-13b/a100-80gb")

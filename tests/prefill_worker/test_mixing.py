@@ -15,13 +15,13 @@ from alignedserve.deadlines import Deadlines
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.mix import DISCIPLINES, MixConfig
+from alignedserve.prefill_worker.chunks import FLOOR
+from alignedserve.prefill_worker.members import State
+from alignedserve.prefill_worker.mixing import MAX_STRETCH
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.types import RequestKey
-from prefill_worker.chunks import FLOOR
-from prefill_worker.members import State
-from prefill_worker.mixing import MAX_STRETCH
-from prefill_worker.options import PrefillOptions
-from prefill_worker.plan import PrefillPlan
-from prefill_worker.schedule import PrefillSchedule
 from tests.sim.islands import COST
 from tests.works import make_work
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.messages import InstanceLimits, Work
+from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.types import RequestKey
-from prefill_worker.schedule import PrefillSchedule
 from tests.works import make_work
 
 BLOCK = 4

@@ -12,9 +12,9 @@ import torch
 from msgspec.structs import replace
 
 from alignedserve.messages import Abort, Prefill, Work
+from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import PoolBlockId, RequestKey
-from prefill_worker.options import PrefillOptions
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker.rig import BLOCK, KEY, Rig, work
 from tests.tiny_models import VOCAB_SIZE, oracle, prompts

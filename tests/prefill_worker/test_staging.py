@@ -25,10 +25,10 @@ from alignedserve.messages import (
     Unstage,
     Work,
 )
+from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.links import Links
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
-from prefill_worker.worker import PrefillWorker
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import prompts
 from tests.transport.helpers import Outcomes, identity

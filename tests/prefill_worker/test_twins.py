@@ -19,13 +19,13 @@ from alignedserve.deadlines import Deadlines
 from alignedserve.estimate import Estimate
 from alignedserve.messages import Abort, InstanceLimits, Prefill, Work
 from alignedserve.mix import DISCIPLINES
+from alignedserve.prefill_worker.members import State
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.prompts import NothingShared
+from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefixes import names_of
 from alignedserve.types import PoolBlockId, RequestKey
-from prefill_worker.members import State
-from prefill_worker.options import PrefillOptions
-from prefill_worker.plan import PrefillPlan
-from prefill_worker.prompts import NothingShared
-from prefill_worker.schedule import PrefillSchedule
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker import rig
 from tests.prefill_worker.rig import Rig

@@ -19,12 +19,12 @@ from alignedserve.messages import (
     Submit,
 )
 from alignedserve.mix import MixConfig
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.entry import Entry
+from alignedserve.router.events import Closed, Connected, Received, Tick
+from alignedserve.router.router import Router
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
-from router.config import RouterConfig
-from router.entry import Entry
-from router.events import Closed, Connected, Received, Tick
-from router.router import Router
 
 POOL, PREFILL, DECODE, GATEWAY = map(InstanceId, ("kvpool", "prefill-0", "decode-0", "gateway-0"))
 BLOCK_SIZE = 4

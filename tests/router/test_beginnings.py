@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.messages import Gone, Prefill, Reserve, Submit
+from alignedserve.router.beginnings import GRAIN, Beginnings
 from alignedserve.types import InstanceId, RequestKey
-from router.beginnings import GRAIN, Beginnings
 from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, request
 
 SECOND = InstanceId("prefill-1")

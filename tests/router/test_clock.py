@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from alignedserve.deadlines import Deadlines
 from alignedserve.messages import NewTokens, Offer, Prefill, Submit
-from router.clock import deadlines_of, with_first_token
+from alignedserve.router.clock import deadlines_of, with_first_token
 from tests.router.script import DECODE, GATEWAY, ONE, PREFILL, Script, prefill_report, request
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from alignedserve.messages import Cluster, InstanceStats, Moved, Submit, Tokens
+from alignedserve.router.status import describe
 from alignedserve.types import InstanceId, RequestKey
-from router.status import describe
 from tests.router.script import (
     DECODE,
     GATEWAY,

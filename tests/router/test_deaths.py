@@ -18,8 +18,8 @@ from alignedserve.messages import (
     Tokens,
     UsePool,
 )
+from alignedserve.router.entry import State
 from alignedserve.types import PoolBlockId, RequestKey
-from router.entry import State
 from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, request
 
 BLOCKS = [PoolBlockId(10), PoolBlockId(11)]

@@ -9,12 +9,12 @@ import pytest
 
 from alignedserve.messages import Evict, InstanceLimits, NewTokens, PrefillReport
 from alignedserve.mix import MixConfig
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.differences import brief, compare, described
+from alignedserve.router.eventlog import MAGIC, EventLog, LogReader
+from alignedserve.router.events import Event, Received, Send
 from alignedserve.sim.island import Island
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
-from router.config import RouterConfig
-from router.differences import brief, compare, described
-from router.eventlog import MAGIC, EventLog, LogReader
-from router.events import Event, Received, Send
 from tests.sim.islands import requests, small_island
 
 CONFIG = RouterConfig(policy="aligned", link="host", min_batch_requests=4)

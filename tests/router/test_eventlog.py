@@ -10,13 +10,13 @@ import pytest
 
 from alignedserve.messages import Abort
 from alignedserve.mix import MixConfig
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.eventlog import EventLog, LogReader, replay
+from alignedserve.router.events import Event, Send
+from alignedserve.router.process import RouterProcess, RouterProcessConfig
+from alignedserve.router.router import Router
 from alignedserve.types import Epoch
 from alignedserve.wire import RouterAddress
-from router.config import RouterConfig
-from router.eventlog import EventLog, LogReader, replay
-from router.events import Event, Send
-from router.process import RouterProcess, RouterProcessConfig
-from router.router import Router
 from tests.router.script import DECODE, GATEWAY, ONE, Script
 
 

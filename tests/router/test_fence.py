@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from alignedserve.kv_format import BlockFormat
-from kvpool.segment import Segment
-from router.fence import kill_user
+from alignedserve.kvpool.segment import Segment
+from alignedserve.router.fence import kill_user
 
 FORM = BlockFormat(num_layers=1, block_size=16, num_kv_heads=1, head_dim=16, dtype="float32")
 HANG = """
 import os, signal, sys
-from kvpool.segment import Segment
+from alignedserve.kvpool.segment import Segment
 segment = Segment.attach(sys.argv[1]) if len(sys.argv) > 1 else None
 os.write(1, b".")
 os.kill(os.getpid(), signal.SIGSTOP)

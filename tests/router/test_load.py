@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.messages import Abort, Hello, Reserve, Submit
+from alignedserve.router.events import Event, Send
+from alignedserve.router.prefill import MAX_STARTS
+from alignedserve.router.router import Router
+from alignedserve.router.status import describe
 from alignedserve.sim.island import Island
 from alignedserve.types import Epoch, InstanceId, RequestKey
-from router.events import Event, Send
-from router.prefill import MAX_STARTS
-from router.router import Router
-from router.status import describe
 from tests.calls import num_calls
 from tests.router.script import GATEWAY, PREFILL, Script, hello, request
 from tests.sim.islands import limits, requests, small_island

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from alignedserve.messages import MakeSpare, Prefill, Reserve, Reserved, Submit
 from alignedserve.mix import MixConfig
+from alignedserve.router.entry import State
 from alignedserve.types import RequestKey
-from router.entry import State
 from tests.router.script import GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
 
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from alignedserve.messages import Abort, Prefill, Rejected, Reserve, Submit
 from alignedserve.mix.lately import MEMORY_S
+from alignedserve.router.fleet import PrefillView
+from alignedserve.router.placing import for_best_effort, for_real_time
+from alignedserve.router.prefill import STOCK
 from alignedserve.types import InstanceId, RequestKey
-from router.fleet import PrefillView
-from router.placing import for_best_effort, for_real_time
-from router.prefill import STOCK
 from tests.router.script import GATEWAY, PREFILL, Script, hello, request
 
 SECOND = InstanceId("prefill-1")

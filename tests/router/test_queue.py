@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from alignedserve.deadlines import DEMOTION_S, Deadlines
 from alignedserve.mix import DISCIPLINES
-from router.entry import Entry, State
-from router.fleet import Fleet
-from router.queue import PrefillQueue, Room
-from router.urgency import urgency_of
+from alignedserve.router.entry import Entry, State
+from alignedserve.router.fleet import Fleet
+from alignedserve.router.queue import PrefillQueue, Room
+from alignedserve.router.urgency import urgency_of
 from tests.router.script import GATEWAY, request
 
 ALIGNED, PRIORITY, FCFS = (DISCIPLINES[name] for name in ("aligned", "priority", "fcfs"))

@@ -31,15 +31,15 @@ from alignedserve.messages import (
     Welcome,
 )
 from alignedserve.mix import MixConfig
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.differences import compare
+from alignedserve.router.eventlog import EventLog, replay
+from alignedserve.router.events import Send
+from alignedserve.router.router import Router
+from alignedserve.router.server import RouterServer
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from alignedserve.wire import RefusedByRouter, RouterAddress, RouterLink
-from router.config import RouterConfig
-from router.differences import compare
-from router.eventlog import EventLog, replay
-from router.events import Send
-from router.router import Router
-from router.server import RouterServer
 
 TOKEN = "secret"
 EPOCH = Epoch(5)

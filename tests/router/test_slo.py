@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from alignedserve.cost_presets import load_cost_model
 from alignedserve.messages import Prefill, Rejected, Request, Submit
-from router.admission import DEFAULT_SLACK
-from router.events import Connected
+from alignedserve.router.admission import DEFAULT_SLACK
+from alignedserve.router.events import Connected
 from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, hello, request
 
 COST = load_cost_model("opt-13b/a100-80gb")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.messages import Abort, NewTokens, Request, Submit, Tokens
+from alignedserve.router.telling import AT_ONCE, PATIENCE_S
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
-from router.telling import AT_ONCE, PATIENCE_S
 from tests.router.script import GATEWAY, PREFILL, Script, prefill_report
 
 ONE, TWO = RequestKey(1), RequestKey(2)

@@ -27,9 +27,9 @@ from alignedserve.messages import (
     UsePool,
     Welcome,
 )
+from alignedserve.router.entry import State
+from alignedserve.router.events import Connected
 from alignedserve.types import RequestKey
-from router.entry import State
-from router.events import Connected
 from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, hello, prefill_report, request
 
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from alignedserve.messages import Prefill, Request
 from alignedserve.mix import MixConfig
+from alignedserve.router.events import Event, Send
+from alignedserve.router.router import Router
 from alignedserve.sim.island import Island
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import Epoch
-from router.events import Event, Send
-from router.router import Router
 from tests.sim.islands import COST, limits, requests, small_island
 
 NUM_BE = 60

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from alignedserve.cost_presets import load_cost_model
 from alignedserve.messages import DecodeReport, Evict, Failed, NewTokens, PrefillReport
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.events import Received, Send
 from alignedserve.sim.foresight import Roughly, nothing, oracle, sigma_for
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.mixture import is_kept, mixture, real_time
@@ -22,8 +24,6 @@ from alignedserve.sim.report import Slo
 from alignedserve.sim.scenario import Ran, Scenario
 from alignedserve.sim.trace import Arrival, Lengths, gamma_arrivals, mixed, poisson_arrivals, rate_of
 from alignedserve.types import InstanceId, RequestKey
-from router.config import RouterConfig
-from router.events import Received, Send
 
 COST = replace(load_cost_model("opt-13b/a100-80gb"), num_kv_tokens=6_000)
 DECODE, PREFILL = InstanceId("decode-0"), InstanceId("prefill-0")

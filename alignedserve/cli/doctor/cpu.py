@@ -10,7 +10,7 @@ from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota
 from alignedserve.cli.doctor.finding import Finding, fail, note, ok, warn
 from alignedserve.engine.ops import UNAVAILABLE, fastest, make_ops
-from kernels.cpu.build import cpu_features, library_path
+from alignedserve.kernels.cpu.build import cpu_features, library_path
 
 # that the kernels have code for, the fastest first
 INSTRUCTIONS = ("avx512_bf16", "avx512f", "fma", "asimd")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from alignedserve.engine.ops.base import Ops
-from kernels.cpu.build import BuildFailed, NoCompiler
+from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def _torch(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> Op
 
 def _cpu(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> Ops:
     from alignedserve.engine.ops.cpu_ops import CpuOps
-    from kernels.cpu.library import library
+    from alignedserve.kernels.cpu.library import library
 
     if device.type != "cpu":
         raise ValueError(f"attention_backend='cpu': runs on device cpu, not {device}")

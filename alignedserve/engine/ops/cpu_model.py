@@ -6,8 +6,8 @@ import torch
 
 from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.engine.step import StepInputs
-from kernels.cpu.program import Program, Value
-from kernels.cpu.structs import Op, Step
+from alignedserve.kernels.cpu.program import Program, Value
+from alignedserve.kernels.cpu.structs import Op, Step
 
 
 class CpuModel(CompiledModel):

@@ -9,11 +9,19 @@ import torch
 from alignedserve.engine.ops.base import Activation, AttentionSpec, Ops
 from alignedserve.engine.ops.cpu_model import CpuModel
 from alignedserve.engine.step import StepInputs
-from kernels.cpu import sampling
-from kernels.cpu.arena import Arena
-from kernels.cpu.program import Buffers, Program, Value
-from kernels.cpu.structs import ActivationCode, AttentionOp, EmbedOp, GatherOp, LinearOp, NormOp, OpKind
-from kernels.cpu.weights import PackedWeight, pack
+from alignedserve.kernels.cpu import sampling
+from alignedserve.kernels.cpu.arena import Arena
+from alignedserve.kernels.cpu.program import Buffers, Program, Value
+from alignedserve.kernels.cpu.structs import (
+    ActivationCode,
+    AttentionOp,
+    EmbedOp,
+    GatherOp,
+    LinearOp,
+    NormOp,
+    OpKind,
+)
+from alignedserve.kernels.cpu.weights import PackedWeight, pack
 
 MAX_HEAD_DIM = 256
 

@@ -12,15 +12,15 @@ import torch
 from alignedserve.engine.ops.base import AttentionSpec
 from alignedserve.engine.ops.torch_attention import attend_sequence
 from alignedserve.engine.step import StepInputs
-from kernels.triton.decode_attention import (
+from alignedserve.kernels.triton.decode_attention import (
     DecodeScratch,
     PagedStep,
     balanced_attention,
     decode_tuning,
     plain_attention,
 )
-from kernels.triton.gather_kv import gather_kv
-from kernels.triton.rope_write import rope_write
+from alignedserve.kernels.triton.gather_kv import gather_kv
+from alignedserve.kernels.triton.rope_write import rope_write
 
 
 class CudaAttention:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.engine.step import StepInputs
 from alignedserve.engine.step_shape import Ladder, StepShape
-from kernels.triton.host_copy import send_tokens
+from alignedserve.kernels.triton.host_copy import send_tokens
 
 Argmax = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 

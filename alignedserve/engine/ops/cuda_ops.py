@@ -20,15 +20,15 @@ from alignedserve.engine.ops.cuda_shapes import chunk_shapes, decode_shapes
 from alignedserve.engine.ops.torch_ops import TorchLinear, TorchOps, activate
 from alignedserve.engine.step import StepInputs
 from alignedserve.engine.step_shape import Ladder
+from alignedserve.kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
+from alignedserve.kernels.triton.host_copy import receive
+from alignedserve.kernels.triton.layer_norm import layer_norm
+from alignedserve.kernels.triton.rms_norm import rms_norm
+from alignedserve.kernels.triton.sampling import argmax, sample
+from alignedserve.kernels.triton.silu_mul import silu_mul
+from alignedserve.kernels.triton.skinny_linear import can_be_skinny, skinny_linear, skinny_tuning
+from alignedserve.kernels.triton.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
-from kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
-from kernels.triton.host_copy import receive
-from kernels.triton.layer_norm import layer_norm
-from kernels.triton.rms_norm import rms_norm
-from kernels.triton.sampling import argmax, sample
-from kernels.triton.silu_mul import silu_mul
-from kernels.triton.skinny_linear import can_be_skinny, skinny_linear, skinny_tuning
-from kernels.triton.truncate import truncate
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from alignedserve.engine.ops.base import Activation, AttentionSpec, CompiledModel, Ops
 from alignedserve.engine.ops.torch_attention import paged_attention
 from alignedserve.engine.step import StepInputs
-from kernels.cpu.sampling import gumbel_argmax_torch
+from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
 
 
 @dataclass(frozen=True)

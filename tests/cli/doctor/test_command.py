@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from alignedserve import demo
 from alignedserve.cli.doctor.command import command
+from alignedserve.kernels.cpu.build import cache_dir
 from alignedserve.launch.ports import free_port
-from kernels.cpu.build import cache_dir
 
 AREAS = (
     *("python", "packages", "ray", "gpu", "cores", "model", "weights", "tokenizer", "kernels", "kv", "plan"),

@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 
-from kernels.triton.decode_attention import (
+from alignedserve.kernels.triton.decode_attention import (
     DecodeScratch,
     PagedStep,
     balanced_attention,
     decode_tuning,
     plain_attention,
 )
-from kernels.triton.gather_kv import gather_kv
-from kernels.triton.gemv import gemv, gemv_tuning
-from kernels.triton.layer_norm import layer_norm
-from kernels.triton.rms_norm import rms_norm
-from kernels.triton.rope_write import rope_write
-from kernels.triton.sampling import argmax, gumbel_argmax, sample
-from kernels.triton.silu_mul import silu_mul
-from kernels.triton.skinny_linear import SkinnyScratch, skinny_linear, skinny_tuning
-from kernels.triton.truncate import truncate
+from alignedserve.kernels.triton.gather_kv import gather_kv
+from alignedserve.kernels.triton.gemv import gemv, gemv_tuning
+from alignedserve.kernels.triton.layer_norm import layer_norm
+from alignedserve.kernels.triton.rms_norm import rms_norm
+from alignedserve.kernels.triton.rope_write import rope_write
+from alignedserve.kernels.triton.sampling import argmax, gumbel_argmax, sample
+from alignedserve.kernels.triton.silu_mul import silu_mul
+from alignedserve.kernels.triton.skinny_linear import SkinnyScratch, skinny_linear, skinny_tuning
+from alignedserve.kernels.triton.truncate import truncate
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

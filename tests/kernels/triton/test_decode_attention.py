@@ -7,7 +7,7 @@ from tests.kernels.triton.harness import DEVICE
 
 triton = pytest.importorskip("triton")
 
-from kernels.triton.decode_attention import (  # noqa: E402
+from alignedserve.kernels.triton.decode_attention import (  # noqa: E402
     DecodeScratch,
     PagedStep,
     Tuning,
@@ -15,7 +15,7 @@ from kernels.triton.decode_attention import (  # noqa: E402
     decode_attention_torch,
     plain_attention,
 )
-from kernels.triton.decode_plan import make_plan_torch  # noqa: E402
+from alignedserve.kernels.triton.decode_plan import make_plan_torch  # noqa: E402
 
 BLOCK_SIZE = 16
 NAN = float("nan")

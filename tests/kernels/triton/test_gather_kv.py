@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.triton.gather_kv import TILE, gather_kv, gather_kv_reference
+from alignedserve.kernels.triton.gather_kv import TILE, gather_kv, gather_kv_reference
 from tests.kernels.triton.harness import DEVICE, DTYPES, ints, poison
 
 LAYERS = 2
@@ -49,7 +49,7 @@ def test_gathers_every_token_and_nothing_else(
 
 
 def test_few_programs_take_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernels.triton.gather_kv.MAX_PROGRAMS", 2)
+    monkeypatch.setattr("alignedserve.kernels.triton.gather_kv.MAX_PROGRAMS", 2)
     lens = [3] * 37 + [TILE * 3]
     cache, table = cached(lens, 2, 4, 8, torch.float32)
     k, v = (poison(sum(lens), 2, 8) for _ in range(2))

@@ -7,8 +7,8 @@ from tests.kernels.triton.harness import DEVICE
 
 pytest.importorskip("triton")
 
-from kernels.triton import gemv as module
-from kernels.triton.gemv import GemvTuning, gemv, gemv_torch
+from alignedserve.kernels.triton import gemv as module
+from alignedserve.kernels.triton.gemv import GemvTuning, gemv, gemv_torch
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 TUNINGS = [GemvTuning(4, 64, 4, 2), GemvTuning(2, 256, 4, 3), GemvTuning(16, 128, 4, 1)]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.triton.layer_norm import layer_norm, layer_norm_reference
-from kernels.triton.rms_norm import rms_norm, rms_norm_reference
+from alignedserve.kernels.triton.layer_norm import layer_norm, layer_norm_reference
+from alignedserve.kernels.triton.rms_norm import rms_norm, rms_norm_reference
 from tests.kernels.triton.harness import DTYPES, apart, assert_close, poison, randn
 
 WIDTHS = [1, 5, 64, 777, 5120]

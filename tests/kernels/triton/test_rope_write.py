@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from alignedserve.engine.ops.torch_attention import head_norm, rotate
-from kernels.triton.gather_kv import gather_kv
-from kernels.triton.rope_write import rope_write, rope_write_reference
+from alignedserve.kernels.triton.gather_kv import gather_kv
+from alignedserve.kernels.triton.rope_write import rope_write, rope_write_reference
 from tests.kernels.triton.harness import DEVICE, DTYPES, apart, assert_close, ints, poison, randn
 
 LAYERS, BLOCKS = 3, 7
@@ -66,7 +66,7 @@ def test_is_what_the_torch_backend_computes(dtype: torch.dtype, with_rope: bool,
 
 
 def test_many_tokens_take_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernels.triton.rope_write.FEW_TOKENS", 2)
+    monkeypatch.setattr("alignedserve.kernels.triton.rope_write.FEW_TOKENS", 2)
     cache = make_cache(1, 4, 20, torch.float16)
     qkv = randn(4, (17 + 2) * 20, dtype=torch.float16)
     check(qkv, ints(0, 27, 5, -1), cache, 17, rope=rope_table(20))

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cpu.sampling import _mix, gumbel_argmax_torch, gumbel_noise_torch
-from kernels.triton.sampling import (
+from alignedserve.kernels.cpu.sampling import _mix, gumbel_argmax_torch, gumbel_noise_torch
+from alignedserve.kernels.triton.sampling import (
     FEW_ROWS,
     PIECE_OF_FEW,
     argmax,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.triton.silu_mul import BLOCK, silu_mul, silu_mul_reference
+from alignedserve.kernels.triton.silu_mul import BLOCK, silu_mul, silu_mul_reference
 from tests.kernels.triton.harness import DEVICE, DTYPES, apart, assert_close, poison, randn
 
 

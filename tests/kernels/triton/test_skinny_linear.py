@@ -7,8 +7,8 @@ from tests.kernels.triton.harness import DEVICE, assert_close, randn
 
 pytest.importorskip("triton")
 
-from kernels.triton.gemv import gemv_torch
-from kernels.triton.skinny_linear import SkinnyScratch, SkinnyTuning, skinny_linear
+from alignedserve.kernels.triton.gemv import gemv_torch
+from alignedserve.kernels.triton.skinny_linear import SkinnyScratch, SkinnyTuning, skinny_linear
 
 # The interpreter multiplies matrices of bfloat16 as if they were integers.
 DTYPES = [torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")

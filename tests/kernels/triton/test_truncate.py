@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from alignedserve.engine.truncate import truncate as truncate_row
+from alignedserve.kernels.triton.truncate import BLOCK, truncate, truncate_reference
 from alignedserve.sampling_params import SamplingParams
-from kernels.triton.truncate import BLOCK, truncate, truncate_reference
 from tests.kernels.triton.harness import DEVICE, apart, ints, randn
 
 INF = float("inf")
