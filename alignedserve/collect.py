@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from alignedserve.engine.engine import TokenOutput
-from alignedserve.engine.logprobs import TokenLogprobs
+from alignedserve.engine.outputs import TokenLogprobs, TokenOutput
 from alignedserve.outputs import CompletionOutput, Logprob, PositionLogprobs
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.stop import StopStrings

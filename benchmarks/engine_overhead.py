@@ -28,6 +28,7 @@ from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.ops.base import CompiledModel
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.messages import DecodeReport, Offer, Request, Work
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
@@ -99,7 +100,7 @@ def executing(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
 
 def working(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     pulled = threading.Semaphore(0)
-    worker = DecodeWorker(engine, Epoch(1), wake=pulled.release)
+    worker = DecodeWorker(engine, LiveTransfers(engine.cache.blocks, Epoch(1), pulled.release))
     form = engine.cache.format
     worker.use_pool(np.zeros((1, form.block_bytes), dtype=np.uint8))
     worker.on(Offer(offered(args, form.num_blocks(args.context)), is_batch=True))

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.segment import Segment
-from alignedserve.types import Epoch
+from alignedserve.transport.channel import Identity
 
 
 class DecodeProcess(InstanceProcess):
     role = "decode"
 
     def _make_worker(
-        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
     ) -> DecodeWorker:
         options = DecodeOptions(discipline=self._config.discipline, mix=self._config.mix)
-        return DecodeWorker(engine, epoch, wake, options, self._config.transfers, estimate)
+        return DecodeWorker(engine, transfers, options, estimate)
+
+    def _open(self, transfers: LiveTransfers, me: Identity) -> str:
+        transfers.be_known_as(me)
+        return ""
 
     def _attach(self, segment: str, form: BlockFormat) -> Segment:
         return Segment.attach(segment, form)

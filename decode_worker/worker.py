@@ -5,6 +5,7 @@ What an iteration needs is there when it starts: nobody waits for the router, an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,10 +13,9 @@ from functools import partial
 from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
-from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Request
 from alignedserve.estimate import Estimate
-from alignedserve.instance.config import TransferConfig
+from alignedserve.instance.executor import Executor, Iteration, Transfers, Wanted
 from alignedserve.instance.requests import adopt, coming_news, complete, limits_of
 from alignedserve.instance.worker import Worker
 from alignedserve.messages import (
@@ -31,11 +31,8 @@ from alignedserve.messages import (
     Offer,
     Work,
 )
-from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Outcome
-from alignedserve.transport.link import Want
-from alignedserve.transport.links import Links
-from alignedserve.types import Epoch, InstanceId, RequestKey
+from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
 @dataclass
@@ -47,20 +44,27 @@ class Changes:
     num_computed: int = 0
 
 
-class DecodeWorker(Worker):
+@dataclass
+class DecodeStep:
+    begun_s: float
+    plan: DecodePlan
+    iteration: Iteration | None
+    # of each request that gets a token, all but the token
+    news: list[NewTokens]
+
+
+class DecodeWorker(Worker[DecodeStep]):
     def __init__(
         self,
-        engine: Engine,
-        epoch: Epoch,
-        wake: Callable[[], object] = lambda: None,
+        engine: Executor,
+        transfers: Transfers,
         options: DecodeOptions | None = None,
-        transfers: TransferConfig | None = None,
         estimate: Estimate | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(engine, epoch, wake, transfers)
+        super().__init__(engine, transfers, clock)
         self.schedule = DecodeSchedule(limits_of(engine), options, estimate)
-        # to the prefill instances that stage for it, and where those are
-        self._links: Links | None = None
+        # of prefill instances that stage for it
         self._addresses: dict[InstanceId, str] = {}
         # those that hold blocks
         self._requests: dict[RequestKey, Request] = {}
@@ -73,11 +77,6 @@ class DecodeWorker(Worker):
     @property
     def limits(self) -> InstanceLimits:
         return self.schedule.limits
-
-    def open_link(self, me: Identity) -> str:
-        if self.transfers.is_staged:
-            self._links = Links(self.transfers.link, self.engine.cache.blocks, me, self._completions)
-        return ""
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
@@ -100,7 +99,7 @@ class DecodeWorker(Worker):
         request = self._requests.get(order.key)
         if request is None:
             return  # it ended while the order was on its way
-        needed = self.engine.cache.format.num_blocks(request.num_computed)
+        needed = self.engine.format.num_blocks(request.num_computed)
         if needed > len(order.blocks):
             reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"
             self._outbox.append(Failed(order.key, "evict", reason))
@@ -109,14 +108,14 @@ class DecodeWorker(Worker):
             self._save_changed(order, request, needed)
 
     def _save_changed(self, order: Evict, request: Request, num_blocks: int) -> None:
-        changed = slice(order.num_saved // self.engine.cache.format.block_size, num_blocks)
+        changed = slice(order.num_saved // self.engine.format.block_size, num_blocks)
         pairs = zip(self.engine.blocks_of(request)[changed], order.blocks[changed], strict=True)
         self._save(order.key, list(pairs), self._evicted)
 
     def _abort(self, key: RequestKey, farewell: Gone | None) -> None:
         if self.schedule.abort(key):
             self._farewells[key] = farewell
-            self._mover.abandon(key)
+            self.transfers.abandon(key)
             if self._compiling.drop(key):
                 self._arrived(key)
         elif key in self._requests:
@@ -142,12 +141,12 @@ class DecodeWorker(Worker):
 
     def _pull(self, works: Sequence[Work]) -> None:
         """From the pool each by itself; all that a prefill instance has staged in one transfer."""
-        staged: dict[InstanceId, list[Want]] = {}
+        staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
         for work in works:
             key = work.request.key
             request = self._requests[key] = adopt(self.engine, work)
             self._compiling.begin(key, request.matcher)
-            cached = slice(self.engine.cache.format.num_blocks(work.num_cached))
+            cached = slice(self.engine.format.num_blocks(work.num_cached))
             blocks, source = self.engine.blocks_of(request)[cached], self.schedule.source_of(key)
             if source is None:
                 pairs = list(zip(blocks, work.blocks[cached], strict=True))
@@ -157,18 +156,14 @@ class DecodeWorker(Worker):
         for source, wants in staged.items():
             self._pull_from(source, wants)
 
-    def _pull_from(self, source: InstanceId, wants: Sequence[Want]) -> None:
-        keys = [key for key, _ in wants]
-        if self._links is None:
-            raise RuntimeError(f"requests {keys} are staged at {source}, but there are no links: link='host'")
+    def _pull_from(self, source: InstanceId, wants: Wanted) -> None:
         pulled = self._pulled if len(wants) == 1 else partial(self._pulled_together, source, wants)
-        done = self._counted(keys, pulled)
-        self._links.pull(source, self._addresses[source], wants, done, self.transfers.timeout_s)
+        done = self._counted([key for key, _ in wants], pulled)
+        self.transfers.pull(source, self._addresses[source], wants, done)
 
-    def _pulled_together(self, source: InstanceId, wants: Sequence[Want], outcome: Outcome) -> None:
+    def _pulled_together(self, source: InstanceId, wants: Wanted, outcome: Outcome) -> None:
         """If that failed because one of them is not there any more, each gets a chance by itself."""
-        assert self._links
-        if outcome.error is None or self._links.error(source) is not None:
+        if outcome.error is None or not self.transfers.is_reachable(source):
             self._pulled(outcome)
             return
         for key, blocks in wants:
@@ -176,12 +171,6 @@ class DecodeWorker(Worker):
                 self._pulled(replace(outcome, keys=(key,)))
             else:
                 self._pull_from(source, [(key, blocks)])
-
-    def _stop_copies(self) -> None:
-        """Links too; they are made again when they are needed."""
-        if self._links is not None:
-            self._links.close()
-        super()._stop_copies()
 
     def _pulled(self, outcome: Outcome) -> None:
         for key in outcome.keys:
@@ -221,43 +210,52 @@ class DecodeWorker(Worker):
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
-    def step(self) -> tuple[list[AnyMessage], bool]:
+    def begin(self) -> DecodeStep:
         begun_s = self._clock()
         self._stopwatch.begin()
-        self._completions.run()
+        self.transfers.completions.run()
         plan = self.schedule.plan(begun_s)
         self.patience_s = plan.hold_s or None
         self._pull(plan.pulls)
-        news = self._compute(plan)
+        return self._launch(DecodeStep(begun_s, plan, None, []))
+
+    def finish(self, step: DecodeStep) -> tuple[list[AnyMessage], bool]:
+        plan = step.plan
+        if step.iteration is not None:
+            self._computed(step.iteration, step.news)
         if plan.goes_on:
             self.schedule.took(*self._stopwatch.lap())
         else:
             self._stopwatch.stop()
         self._check_blocks(self.schedule.num_free_blocks)
-        report = self._report(news, plan.wants_evicted, self._clock() - begun_s)
+        report = self._report(step.news, plan.wants_evicted, self._clock() - step.begun_s)
         return self._take_messages(report), plan.goes_on
 
-    def _compute(self, plan: DecodePlan) -> list[NewTokens]:
+    def _launch(self, step: DecodeStep) -> DecodeStep:
+        plan = step.plan
         work = [(request, request.num_pending) for request in map(self._requests.__getitem__, plan.run)]
         work += [(self._requests[key], count) for key, count in plan.chunks]
         if not work:
-            return []
-        with self._stopwatch.engine():
-            iteration = self.engine.launch(work)
-            self._changes.num_computed += sum(count for _, count in work)
-            # beside a GPU: all that needs no tokens
-            self.schedule.sampled(plan.run)
-            for key, count in plan.chunks:
-                self.schedule.computed(key, count)
-            news = [coming_news(request) for request in iteration.requests]
-            outputs = self.engine.finish(iteration)
+            return step
+        self._stopwatch.engine_begins()
+        step.iteration = self.engine.launch(work)
+        self._changes.num_computed += sum(count for _, count in work)
+        # beside a GPU: all that needs no tokens
+        self.schedule.sampled(plan.run)
+        for key, count in plan.chunks:
+            self.schedule.computed(key, count)
+        step.news = [coming_news(request) for request in step.iteration.requests]
+        return step
+
+    def _computed(self, iteration: Iteration, news: list[NewTokens]) -> None:
+        outputs = self.engine.finish(iteration)
+        self._stopwatch.engine_ends()
         # outputs beyond those have prompt_logprobs alone, which nobody asks an instance for
         for one, output in zip(news, outputs, strict=False):
             complete(one, output)
             if output.finish_reason:
                 self.schedule.ended(one.key)
                 self._leave(one.key)
-        return news
 
     # ---- reports ----------------------------------------------------------------------------------------------------
 

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from alignedserve.engine.build import Allocate
 from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.segment import Segment
 from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.transport.channel import Identity
 from alignedserve.transport.data_path import allocator
-from alignedserve.types import Epoch
 
 
 class PrefillProcess(InstanceProcess):
     role = "prefill"
 
     def _make_worker(
-        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
     ) -> PrefillWorker:
         options = PrefillOptions(
             self._config.discipline, self._config.mix, self._config.engine.enable_prefix_caching
         )
-        return PrefillWorker(engine, epoch, wake, self._config.transfers, options, estimate)
+        return PrefillWorker(engine, transfers, options, estimate)
+
+    def _open(self, transfers: LiveTransfers, me: Identity) -> str:
+        return transfers.listen(me)
 
     @property
     def _allocate(self) -> Allocate:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Request
+from alignedserve.instance.executor import Executor
 from alignedserve.instance.requests import id_of
 from alignedserve.messages import Work
 from alignedserve.prefixes import names_of
@@ -32,10 +32,10 @@ class Beginning:
 class Sharing:
     """See `prompts.Shares`."""
 
-    def __init__(self, engine: Engine, is_enabled: bool) -> None:
+    def __init__(self, engine: Executor, is_enabled: bool) -> None:
         self._engine = engine
         self._is_enabled = is_enabled
-        self._block_size = engine.cache.format.block_size
+        self._block_size = engine.format.block_size
         # of prompts that wait
         self._waiting: dict[RequestKey, Beginning] = {}
         self._num_asked = self._num_found = 0

@@ -1,6 +1,6 @@
 """Candidates of decode instances, at the prefill instance from which they are pulled.
 
-    loading (KV on its way from the pool) -> on the shelf -> gone, when they are pulled or unstaged
+    loading (KV on its way from the pool) -> staged -> gone, when they are pulled or unstaged
 
 What is lent just then is gone when that has ended, and until then its blocks are held; an order for the same request
 that comes meanwhile waits for it.
@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.engine.engine import Engine
+from alignedserve.instance.executor import Executor, Pairs, Transfers
 from alignedserve.messages import AnyMessage, Failed, Gone, Work
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.transport.completions import Done, Outcome
-from alignedserve.transport.mover import Pairs
-from alignedserve.transport.shelf import Shelf
 from alignedserve.types import BlockId, RequestId, RequestKey
 
 
@@ -38,7 +36,7 @@ class Neighbour(Protocol):
 @dataclass(eq=False)
 class Candidate:
     blocks: list[BlockId]
-    is_on_shelf: bool = False
+    is_staged: bool = False
     is_leaving: bool = False
     # what to say when it is gone, and what to do then
     farewell: Failed | Gone | None = None
@@ -46,10 +44,12 @@ class Candidate:
 
 
 class Staging:
-    def __init__(self, engine: Engine, schedule: PrefillSchedule, shelf: Shelf, worker: Neighbour) -> None:
+    def __init__(
+        self, engine: Executor, schedule: PrefillSchedule, transfers: Transfers, worker: Neighbour
+    ) -> None:
         self._engine = engine
         self._schedule = schedule
-        self._shelf = shelf
+        self._transfers = transfers
         self._worker = worker
         # those that hold blocks
         self._candidates: dict[RequestKey, Candidate] = {}
@@ -67,7 +67,7 @@ class Staging:
 
     def start(self, work: Work) -> None:
         """The schedule has found it room."""
-        key, num_blocks = work.request.key, self._engine.cache.format.num_blocks(work.num_cached)
+        key, num_blocks = work.request.key, self._engine.format.num_blocks(work.num_cached)
         blocks = self._engine.lease(_owner(key), num_blocks)
         self._candidates[key] = Candidate(blocks)
         pairs = list(zip(blocks, work.blocks[:num_blocks], strict=True))
@@ -80,8 +80,8 @@ class Staging:
             return False
         candidate.is_leaving, candidate.then = True, None
         candidate.farewell = farewell or candidate.farewell
-        if candidate.is_on_shelf:
-            self._shelf.withdraw(key)
+        if candidate.is_staged:
+            self._transfers.unstage(key)
         else:
             self._schedule.unstage([key])
             self._worker.abandon(key)
@@ -94,8 +94,8 @@ class Staging:
             self._schedule.unstage([key])
             candidate.farewell = Failed(key, "load", outcome.error)
         if self._schedule.staged(key):
-            candidate.is_on_shelf = True
-            self._shelf.put(key, candidate.blocks, self._lent)
+            candidate.is_staged = True
+            self._transfers.stage(key, candidate.blocks, self._lent)
             self._worker.staged(key)
         else:
             self._leave(key)

@@ -6,16 +6,16 @@ What it shares with earlier prompts (`sharing.py`) is saved with it: in the pool
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from alignedserve.engine.engine import BrokenLogits, Engine, TokenOutput
-from alignedserve.engine.logprobs import TokenLogprobs
+from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.validate import check_request
 from alignedserve.estimate import Estimate
-from alignedserve.instance.config import TransferConfig
+from alignedserve.instance.executor import Executor, Iteration, Pairs, Transfers
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.worker import DRAIN_STEP_S, Worker
 from alignedserve.messages import (
@@ -37,12 +37,8 @@ from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.sharing import Beginning, Sharing
 from alignedserve.prefill_worker.staging import Staging
 from alignedserve.text.grammar import Matcher
-from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Done, Outcome
-from alignedserve.transport.lender import Lender
-from alignedserve.transport.mover import Pairs
-from alignedserve.transport.shelf import Shelf
-from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
+from alignedserve.types import BlockId, InvalidRequest, PoolBlockId, RequestKey
 
 
 @dataclass(eq=False)
@@ -83,24 +79,29 @@ class Changes:
     num_found: int = 0
 
 
-class PrefillWorker(Worker):
+@dataclass
+class PrefillStep:
+    begun_s: float
+    plan: PrefillPlan
+    iteration: Iteration | None
+
+
+class PrefillWorker(Worker[PrefillStep]):
     def __init__(
         self,
-        engine: Engine,
-        epoch: Epoch,
-        wake: Callable[[], object] = lambda: None,
-        transfers: TransferConfig | None = None,
+        engine: Executor,
+        transfers: Transfers,
         options: PrefillOptions | None = None,
         estimate: Estimate | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(engine, epoch, wake, transfers)
-        staging_share = self.transfers.staging_share if self.transfers.is_staged else 0.0
+        super().__init__(engine, transfers, clock)
         options = options or PrefillOptions()
         self._sharing = Sharing(engine, options.shares_prefixes)
-        self.schedule = PrefillSchedule(limits_of(engine), staging_share, options, estimate, self._sharing)
-        self._shelf = Shelf(epoch, self._completions)
-        self._staging = Staging(engine, self.schedule, self._shelf, self)
-        self._lender: Lender | None = None
+        self.schedule = PrefillSchedule(
+            limits_of(engine), transfers.staging_share, options, estimate, self._sharing
+        )
+        self._staging = Staging(engine, self.schedule, transfers, self)
         # those that hold blocks
         self._prompts: dict[RequestKey, Prompt] = {}
         # of prompts that hold none, those with a grammar
@@ -113,12 +114,6 @@ class PrefillWorker(Worker):
     @property
     def limits(self) -> InstanceLimits:
         return self.schedule.limits
-
-    def open_link(self, me: Identity) -> str:
-        if not self.transfers.is_staged:
-            return ""
-        self._lender = Lender(self.transfers.link, self.engine.cache.blocks, self._shelf, me)
-        return self._lender.address
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
@@ -181,16 +176,9 @@ class PrefillWorker(Worker):
         for key in self.schedule.drop_waiting():
             if not self._staging.drop(key):
                 self._drop(self._prompts[key], None)
-        if self._lender is not None:
-            self._lender.cut()
         self._stop_copies()
         while len(self._staging):
-            self._completions.run(DRAIN_STEP_S)
-
-    def close(self) -> None:
-        super().close()
-        if self._lender is not None:
-            self._lender.close()
+            self.transfers.completions.run(DRAIN_STEP_S)
 
     def drop_all(self) -> None:
         self.drop_orders()
@@ -200,10 +188,10 @@ class PrefillWorker(Worker):
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
-    def step(self) -> tuple[list[AnyMessage], bool]:
+    def begin(self) -> PrefillStep:
         begun_s = self._clock()
         self._stopwatch.begin()
-        self._completions.run()
+        self.transfers.completions.run()
         plan = self.schedule.plan(begun_s)
         for key in plan.gives_up:
             self._give_up(self._prompts[key])
@@ -213,16 +201,20 @@ class PrefillWorker(Worker):
             self._load_cached(work)
         for work in plan.stages:
             self._staging.start(work)
-        self._compute(plan)
+        return PrefillStep(begun_s, plan, self._launch(plan))
+
+    def finish(self, step: PrefillStep) -> tuple[list[AnyMessage], bool]:
+        if step.iteration is not None:
+            self._computed(step.plan, step.iteration)
         # what could be copied at once is said with what was computed
-        self._completions.run()
+        self.transfers.completions.run()
         self._check_blocks(self.schedule.num_free_blocks)
-        return self._take_messages(self._clock() - begun_s), plan.goes_on
+        return self._take_messages(self._clock() - step.begun_s), step.plan.goes_on
 
     def _start(self, work: Work) -> None:
         key, beginning = work.request.key, self._sharing.start(work)
         request = adopt(self.engine, work, self._matchers.pop(key, None), beginning.num_found)
-        num_saved_blocks = work.num_cached // self.engine.cache.format.block_size
+        num_saved_blocks = work.num_cached // self.engine.format.block_size
         wants_logprobs = request.params.prompt_logprobs is not None
         logprobs = self._partial_logprobs.pop(key, []) if wants_logprobs else None
         self._prompts[key] = Prompt(work, request, beginning, num_saved_blocks, logprobs=logprobs)
@@ -231,12 +223,16 @@ class PrefillWorker(Worker):
         if beginning.num_found:
             self._changes.progress.append((key, beginning.num_found))
 
-    def _compute(self, plan: PrefillPlan) -> None:
+    def _launch(self, plan: PrefillPlan) -> Iteration | None:
         if not plan.chunks:
             self._stopwatch.stop()
-            return
-        with self._stopwatch.engine():
-            outputs = self.engine.execute([(self._prompts[key].request, count) for key, count in plan.chunks])
+            return None
+        self._stopwatch.engine_begins()
+        return self.engine.launch([(self._prompts[key].request, count) for key, count in plan.chunks])
+
+    def _computed(self, plan: PrefillPlan, iteration: Iteration) -> None:
+        outputs = self.engine.finish(iteration)
+        self._stopwatch.engine_ends()
         self.schedule.took(*self._stopwatch.lap())
         self._changes.num_computed += sum(count for _, count in plan.chunks)
         for output in outputs:
@@ -264,10 +260,10 @@ class PrefillWorker(Worker):
             self._drop(prompt, None)  # it ended with its first token
         elif prompt.is_computed:
             self.engine.part(request)
-            self._save_blocks(prompt, self.engine.cache.format.num_blocks(request.num_computed))
+            self._save_blocks(prompt, self.engine.format.num_blocks(request.num_computed))
         else:
             self._changes.progress.append((prompt.key, request.num_computed))
-            self._save_blocks(prompt, request.num_computed // self.engine.cache.format.block_size)
+            self._save_blocks(prompt, request.num_computed // self.engine.format.block_size)
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 
@@ -275,7 +271,7 @@ class PrefillWorker(Worker):
         prompt = self._prompts[work.request.key]
         self._load(
             prompt.key,
-            self._pairs(prompt, 0, self.engine.cache.format.num_blocks(work.num_cached)),
+            self._pairs(prompt, 0, self.engine.format.num_blocks(work.num_cached)),
             self._loaded,
             work.deadlines.is_rt,
         )
@@ -307,7 +303,7 @@ class PrefillWorker(Worker):
     def _give_up(self, prompt: Prompt) -> None:
         prompt.is_giving_up = True
         self.engine.part(prompt.request)
-        self._save_blocks(prompt, self.engine.cache.format.num_blocks(prompt.request.num_computed))
+        self._save_blocks(prompt, self.engine.format.num_blocks(prompt.request.num_computed))
         self._leave_if_done(prompt)
 
     def _gave_up(self, prompt: Prompt) -> None:
@@ -329,7 +325,7 @@ class PrefillWorker(Worker):
         self._load(key, pairs, done, is_urgent)
 
     def abandon(self, key: RequestKey) -> None:
-        self._mover.abandon(key)
+        self.transfers.abandon(key)
 
     def staged(self, key: RequestKey) -> None:
         self._changes.staged.append(key)
@@ -346,7 +342,7 @@ class PrefillWorker(Worker):
             self.schedule.abort(prompt.key)
             if prompt.request.status is Status.RUNNING:
                 self.engine.part(prompt.request)
-            self._mover.abandon(prompt.key)
+            self.transfers.abandon(prompt.key)
         elif isinstance(farewell, Gone):
             prompt.farewell = farewell
         self._leave_if_done(prompt)

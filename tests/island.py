@@ -17,6 +17,7 @@ import numpy as np
 from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.worker import Worker
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.pool import Pool
@@ -213,15 +214,21 @@ class Island(Rules):
         **both: Any,
     ) -> None:
         self._wake = threading.Event()
-        self.prefill = PrefillWorker(_engine(directory, both, prefill), Epoch(1), self._wake.set)
-        self.decode = DecodeWorker(_engine(directory, both, decode), Epoch(1), self._wake.set, options)
-        self.workers: tuple[Worker, Worker] = (self.prefill, self.decode)
+        self.prefill = PrefillWorker(*self._parts(directory, both, prefill))
+        self.decode = DecodeWorker(*self._parts(directory, both, decode), options)
+        self.workers: tuple[Worker[Any], Worker[Any]] = (self.prefill, self.decode)
         form = self.prefill.engine.cache.format
         super().__init__(OwnerTable.plain(num_pool_blocks), form.block_size, self.prefill.on, self.decode.on)
         self.memory = np.zeros((num_pool_blocks, form.block_bytes), dtype=np.uint8)
         for worker in self.workers:
             worker.use_pool(self.memory)
         self.meddle = meddle
+
+    def _parts(
+        self, directory: Path, both: dict[str, Any], own: dict[str, Any] | None
+    ) -> tuple[Engine, LiveTransfers]:
+        engine = _engine(directory, both, own)
+        return engine, LiveTransfers(engine.cache.blocks, Epoch(1), self._wake.set)
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
         """The tokens of each; everything is empty afterwards."""
@@ -255,7 +262,7 @@ class Island(Rules):
         for worker in self.workers:
             worker.engine.check_idle()
 
-    def _step(self, worker: Worker) -> bool:
+    def _step(self, worker: Worker[Any]) -> bool:
         messages, goes_on = worker.step()
         for message in messages:
             self.received(message)

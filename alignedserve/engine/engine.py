@@ -15,36 +15,17 @@ from alignedserve.engine.batch import BatchTable, Due, Work
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.endings import Endings
 from alignedserve.engine.kv_cache import KVCache
-from alignedserve.engine.logprobs import TokenLogprobs
+from alignedserve.engine.outputs import BrokenLogits, TokenOutput
 from alignedserve.engine.policy import IterationPolicy, Limits, Plan, Queues
 from alignedserve.engine.prefix_cache import PrefixCache
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
 from alignedserve.engine.validate import Vocabulary, check_request
+from alignedserve.kv_format import BlockFormat
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import Grammars, Matcher
 from alignedserve.types import BlockId, RequestId
-
-
-class BrokenLogits(RuntimeError):
-    """The model's logits for this request hold NaN or infinity."""
-
-
-@dataclass(slots=True)
-class TokenOutput:
-    """What one iteration did for one request."""
-
-    request_id: RequestId
-    # None when the request ended without a token, or only prompt_logprobs are reported
-    token_id: int | None
-    # "stop", "length", "error", or None while it goes on
-    finish_reason: str | None = None
-    # the stop token that ended it, if it was not the end of sequence
-    stop_reason: int | None = None
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    error: Exception | None = None
 
 
 @dataclass
@@ -203,6 +184,10 @@ class Engine:
         self._blocks.reset()
         self.cache.reset()
         self._table.reset()
+
+    @property
+    def format(self) -> BlockFormat:
+        return self.cache.format
 
     @property
     def limits(self) -> Limits:

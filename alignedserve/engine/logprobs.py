@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """One position: the chosen token first, then the likeliest ones (which may name it again)."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    ranks: list[int]
+from alignedserve.engine.outputs import TokenLogprobs
 
 
 def token_logprobs(rows: torch.Tensor, tokens: Sequence[int], num_likeliest: int) -> list[TokenLogprobs]:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from alignedserve.engine.batch import Batch, BatchTable, Due
-from alignedserve.engine.logprobs import TokenLogprobs, token_logprobs
+from alignedserve.engine.logprobs import token_logprobs
 from alignedserve.engine.ops.base import CompiledModel
+from alignedserve.engine.outputs import TokenLogprobs
 from alignedserve.engine.request import Request
 from alignedserve.engine.sampler import Draft, Sampled, Sampler
 from alignedserve.engine.step import StepInputs

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class Stop:
 class WorkerLoop:
     def __init__(
         self,
-        worker: Worker,
+        worker: Worker[Any],
         wake: threading.Event,
         attach: Callable[[str], Segment],
         say: Callable[[int, list[AnyMessage]], None],

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,6 +18,7 @@ from alignedserve.engine.build import Allocate, BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
 from alignedserve.instance.config import InstanceConfig
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
 from alignedserve.instance.worker import Worker
 from alignedserve.kv_format import BlockFormat
@@ -43,8 +44,12 @@ class InstanceProcess(ABC):
 
     @abstractmethod
     def _make_worker(
-        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
-    ) -> Worker: ...
+        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
+    ) -> Worker[Any]: ...
+
+    @abstractmethod
+    def _open(self, transfers: LiveTransfers, me: Identity) -> str:
+        """For copies between instances. Returns the address of what is staged here, empty if nothing ever is."""
 
     @property
     def _allocate(self) -> Allocate:
@@ -64,12 +69,14 @@ class InstanceProcess(ABC):
         settle()
         asyncio.run(self._serve(worker, hello, wake))
 
-    def _build(self, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker, Hello]:
+    def _build(self, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
         built = build_engine(self._config.engine, allocate=self._allocate)
         built.engine.grammars.prepare()
+        self._format = built.engine.format
         cost = self._cost(built)
-        worker = self._make_worker(built.engine, epoch, wake, None if cost is None else Estimate(cost))
-        address = worker.open_link(self._identity(worker, epoch))
+        transfers = LiveTransfers(built.engine.cache.blocks, epoch, wake, self._config.transfers)
+        worker = self._make_worker(built.engine, transfers, None if cost is None else Estimate(cost))
+        address = self._open(transfers, self._identity(epoch))
         return worker, self._hello(worker, epoch, address, cost)
 
     def _be_nice(self) -> None:
@@ -84,13 +91,12 @@ class InstanceProcess(ABC):
         facts, name = facts_of(built, self._config.engine), self._config.cost_profile
         return find_or_make(built.engine, facts, Path(name) if name else default_path(facts)).cost
 
-    async def _serve(self, worker: Worker, hello: Hello, wake: threading.Event) -> None:
+    async def _serve(self, worker: Worker[Any], hello: Hello, wake: threading.Event) -> None:
         messenger = _Messenger()
-        form = worker.engine.cache.format
         loop = WorkerLoop(
             worker,
             wake,
-            lambda name: self._attach(name, form),
+            lambda name: self._attach(name, self._format),
             messenger.say,
             messenger.stop_soon,
             self._be_nice,
@@ -104,19 +110,19 @@ class InstanceProcess(ABC):
         if loop.error is not None:
             raise loop.error
 
-    def _fingerprint(self, worker: Worker) -> dict[str, str]:
-        return worker.engine.cache.format.describe() | {"model": self._config.engine.model}
+    def _fingerprint(self) -> dict[str, str]:
+        return self._format.describe() | {"model": self._config.engine.model}
 
-    def _identity(self, worker: Worker, epoch: Epoch) -> Identity:
-        return Identity(self._config.instance_id, epoch, self._fingerprint(worker), self._config.router.token)
+    def _identity(self, epoch: Epoch) -> Identity:
+        return Identity(self._config.instance_id, epoch, self._fingerprint(), self._config.router.token)
 
-    def _hello(self, worker: Worker, epoch: Epoch, address: str, cost: CostModel | None) -> Hello:
+    def _hello(self, worker: Worker[Any], epoch: Epoch, address: str, cost: CostModel | None) -> Hello:
         return Hello(
             role=self.role,
             instance_id=self._config.instance_id,
             epoch=epoch,
             pid=os.getpid(),
-            fingerprint=self._fingerprint(worker) | {"link": self._config.transfers.link},
+            fingerprint=self._fingerprint() | {"link": self._config.transfers.link},
             limits=worker.limits,
             link=address,
             cost=cost,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from alignedserve.engine.engine import Engine, TokenOutput
-from alignedserve.engine.logprobs import TokenLogprobs
+from alignedserve.engine.outputs import TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request
+from alignedserve.instance.executor import Executor
 from alignedserve.messages import InstanceLimits, NewTokens, Work
 from alignedserve.prompt_logprobs import TokenLogprobs as PlainLogprobs
 from alignedserve.prompt_logprobs import pack
@@ -15,18 +15,18 @@ from alignedserve.text.grammar import Matcher
 from alignedserve.types import RequestId, RequestKey
 
 
-def limits_of(engine: Engine) -> InstanceLimits:
+def limits_of(engine: Executor) -> InstanceLimits:
     return InstanceLimits(
         num_blocks=engine.num_blocks,
-        block_size=engine.cache.format.block_size,
+        block_size=engine.format.block_size,
         max_num_seqs=engine.limits.max_num_seqs,
         max_num_batched_tokens=engine.limits.max_num_batched_tokens,
         max_model_len=engine.max_model_len,
-        block_bytes=engine.cache.format.block_bytes,
+        block_bytes=engine.format.block_bytes,
     )
 
 
-def adopt(engine: Engine, work: Work, matcher: Matcher | None = None, num_shared: int = 0) -> Request:
+def adopt(engine: Executor, work: Work, matcher: Matcher | None = None, num_shared: int = 0) -> Request:
     """The schedule has found it room. `num_shared`: tokens whose KV it shares with others."""
     wanted, params = work.request, work.request.params
     if work.output:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class Stopwatch:
@@ -12,18 +11,18 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._begun_s: float | None = None
-        self._engine_s = 0.0
+        self._engine_begun_s = self._engine_s = 0.0
 
     def begin(self) -> None:
         if self._begun_s is None:
             self._begun_s = self._clock()
         self._engine_s = 0.0
 
-    @contextmanager
-    def engine(self) -> Iterator[None]:
-        begun_s = self._clock()
-        yield
-        self._engine_s += self._clock() - begun_s
+    def engine_begins(self) -> None:
+        self._engine_begun_s = self._clock()
+
+    def engine_ends(self) -> None:
+        self._engine_s += self._clock() - self._engine_begun_s
 
     def lap(self) -> tuple[float, float]:
         """Ends the iteration. How long it took, and how much of that was outside the engine."""

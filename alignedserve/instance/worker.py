@@ -1,8 +1,8 @@
-"""What both kinds of instances are to the loop that drives them (`loop.py`).
+"""What both kinds of instances are to what drives them: live a loop on a thread (`loop.py`), in simulation a clock.
 
-Everything happens on the loop's thread: orders are taken, outcomes of copies picked up, iterations run. Copies of KV
-run on threads of their own beside that, and so are grammars compiled (`compiling.py`). Nothing that belongs to a copy
-is freed before its outcome is there.
+Everything happens in one thread: orders are taken, outcomes of copies picked up, iterations begun and finished. Copies
+of KV go on beside that, and so are grammars compiled (`compiling.py`). Nothing that belongs to a copy is freed before
+its outcome is there.
 """
 
 from __future__ import annotations
@@ -12,43 +12,41 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from alignedserve.engine.engine import Engine
 from alignedserve.instance.compiling import Compiling
-from alignedserve.instance.config import TransferConfig
+from alignedserve.instance.executor import Executor, Iteration, Pairs, Transfers
 from alignedserve.instance.stopwatch import Stopwatch
 from alignedserve.messages import AnyMessage, InstanceLimits, Moved
-from alignedserve.transport.channel import Identity
-from alignedserve.transport.completions import Completions, Done, Outcome
-from alignedserve.transport.mover import Mover, Pairs
-from alignedserve.types import Epoch, RequestKey
+from alignedserve.transport.completions import Done, Outcome
+from alignedserve.types import RequestKey
 
 # Copies that were told to stop are waited for in such steps; each ends by itself, at its deadline at the latest.
 DRAIN_STEP_S = 1.0
 
 
-class Worker(ABC):
+class Step(Protocol):
+    """An iteration between its halves."""
+
+    @property
+    def iteration(self) -> Iteration | None:
+        """What is being computed, if anything is."""
+
+
+AnyStep = TypeVar("AnyStep", bound=Step)
+
+
+class Worker(ABC, Generic[AnyStep]):
     def __init__(
-        self,
-        engine: Engine,
-        epoch: Epoch,
-        wake: Callable[[], object] = lambda: None,
-        transfers: TransferConfig | None = None,
+        self, engine: Executor, transfers: Transfers, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`wake` is called, on another thread, when `step` has something to do again."""
         self.engine = engine
-        self.transfers = transfers or TransferConfig()
-        self._epoch = epoch
-        self._clock = time.monotonic
-        self._stopwatch = Stopwatch(self._clock)
-        self._completions = Completions(wake)
-        self._compiling = Compiling(self._completions)
+        self.transfers = transfers
+        self._clock = clock
+        self._stopwatch = Stopwatch(clock)
+        self._compiling = Compiling(transfers.completions)
         # copies under way of each request
         self._num_copies: Counter[RequestKey] = Counter()
-        self._pool_mover: Mover | None = None
         # since the last report, by what it was
         self._moved: dict[str, Moved] = {}
         # to be sent after the next report
@@ -61,15 +59,24 @@ class Worker(ABC):
     def limits(self) -> InstanceLimits:
         """Its schedule's."""
 
-    # ---- for the loop -----------------------------------------------------------------------------------------------
+    # ---- for what drives it -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def on(self, order: AnyMessage) -> None:
-        """Takes an order. `step` acts on it."""
+        """Takes an order. `begin` acts on it."""
 
     @abstractmethod
+    def begin(self) -> AnyStep:
+        """The first half of an iteration: plans it, starts copies, launches what is to be computed."""
+
+    @abstractmethod
+    def finish(self, step: AnyStep) -> tuple[list[AnyMessage], bool]:
+        """The second half, once that is computed. What the router has to know, in order; and whether to go on at once,
+        or after a wake."""
+
     def step(self) -> tuple[list[AnyMessage], bool]:
-        """One iteration. What the router has to know, in order; and whether to go on at once, or after a wake."""
+        """A whole iteration."""
+        return self.finish(self.begin())
 
     @abstractmethod
     def drop_orders(self) -> None:
@@ -79,48 +86,30 @@ class Worker(ABC):
     def drop_all(self) -> None:
         """Forgets everything, without a word: the router that ordered it is gone. Safe to repeat."""
 
-    def use_pool(self, pool: NDArray[np.uint8]) -> None:
+    def use_pool(self, pool: Any) -> None:
         """The pool's memory from here on. Orders before this are void."""
         self.leave_pool()
-        self._pool_mover = Mover(
-            self.engine.cache.blocks,
-            pool,
-            self._epoch,
-            self._completions,
-            quick_bytes=self.transfers.quick_bytes,
-        )
+        self.transfers.use_pool(pool)
 
     def leave_pool(self) -> None:
         """Lets go of the pool's memory. Safe to repeat."""
         self.drop_orders()
-        if self._pool_mover is not None:
-            self._pool_mover.close()
-            self._pool_mover = None
-
-    def open_link(self, me: Identity) -> str:
-        """What it takes to move KV between instances, if that is not the pool's memory. Returns the address of what is
-        staged here, if there is one."""
-        return ""
+        self.transfers.leave_pool()
 
     def close(self) -> None:
         """No thread is left. Safe to repeat."""
         self.leave_pool()
         self._compiling.close()
+        self.transfers.close()
 
     # ---- for the kinds ----------------------------------------------------------------------------------------------
 
-    @property
-    def _mover(self) -> Mover:
-        if self._pool_mover is None:
-            raise RuntimeError("an order that needs the pool's memory came before UsePool")
-        return self._pool_mover
-
     def _load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        """`done` is called by `step`, or while orders are dropped."""
-        self._mover.load(key, pairs, self._counted([key], done), self.transfers.timeout_s, is_urgent)
+        """`done` is called in one half of an iteration or the other, or while orders are dropped."""
+        self.transfers.load(key, pairs, self._counted([key], done), is_urgent)
 
     def _save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        self._mover.save(key, pairs, self._counted([key], done), self.transfers.timeout_s, is_urgent)
+        self.transfers.save(key, pairs, self._counted([key], done), is_urgent)
 
     def _counted(self, keys: Sequence[RequestKey], done: Done) -> Done:
         self._num_copies.update(keys)
@@ -139,10 +128,11 @@ class Worker(ABC):
 
     def _stop_copies(self) -> None:
         """Returns when none is under way."""
+        self.transfers.cut()
         for key in self._num_copies:
-            self._mover.abandon(key)
+            self.transfers.abandon(key)
         while self._num_copies:
-            self._completions.run(DRAIN_STEP_S)
+            self.transfers.completions.run(DRAIN_STEP_S)
 
     def _check_blocks(self, num_free_planned: int) -> None:
         if num_free_planned != self.engine.num_free_blocks:

@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 
 from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
-from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.engine import Engine
 from alignedserve.engine.ops.torch_ops import TorchOps
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.policy import FcfsPolicy, Plan, Queues
 from alignedserve.models.hf_config import model_config_from_dict
 from alignedserve.models.presets import PRESETS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -14,38 +13,40 @@ import torch
 from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.process import DecodeProcess
 from alignedserve.decode_worker.worker import DecodeWorker
-from alignedserve.engine.engine import Engine, Iteration, TokenOutput
+from alignedserve.engine.engine import Engine, Iteration
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.estimate import Estimate
 from alignedserve.gateway.process import GatewayProcess
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.kvpool.process import PoolProcess
 from alignedserve.prefill_worker.process import PrefillProcess
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.router.process import RouterProcess
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.types import InstanceId
 
 
 class CrowdedDecode(DecodeProcess):
     """Admits whom it has blocks for at the moment, so that it has to evict all the time."""
 
     def _make_worker(
-        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
     ) -> DecodeWorker:
         options = DecodeOptions(evict_ahead=4, admit_ahead=5)
-        return DecodeWorker(engine, epoch, wake, options, self._config.transfers, estimate)
+        return DecodeWorker(engine, transfers, options, estimate)
 
 
 class SlowPrefill(PrefillProcess):
     def _make_worker(
-        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
     ) -> PrefillWorker:
-        return super()._make_worker(slowed(engine), epoch, wake, estimate)
+        return super()._make_worker(slowed(engine), transfers, estimate)
 
 
 class SlowDecode(DecodeProcess):
     def _make_worker(
-        self, engine: Engine, epoch: Epoch, wake: Callable[[], object], estimate: Estimate | None
+        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
     ) -> DecodeWorker:
-        return super()._make_worker(slowed(engine), epoch, wake, estimate)
+        return super()._make_worker(slowed(engine), transfers, estimate)
 
 
 # of an iteration of a large model

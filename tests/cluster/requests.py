@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from alignedserve.engine.engine import TokenOutput
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.instance.requests import logprobs_of, plain
 from alignedserve.messages import Request
 from alignedserve.prompt_logprobs import TokenLogprobs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alignedserve.decode_worker.options import DecodeOptions
-from alignedserve.engine.engine import TokenOutput
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.sampling_params import SamplingParams
 from tests.engine.helpers import greedy_params, make_engine, run, tokens
 from tests.island import Entry, Island

@@ -12,6 +12,7 @@ import pytest
 
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.instance.config import TransferConfig
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.messages import (
     AnyMessage,
     DecodeReport,
@@ -41,10 +42,11 @@ class Pair:
     def __init__(self, directory: Path) -> None:
         gloo = TransferConfig("gloo")
         engines = [make_engine(directory, kv_cache_memory_bytes=4 << 20) for _ in range(2)]
-        self.prefill = PrefillWorker(engines[0], Epoch(1), transfers=gloo)
-        self.decode = DecodeWorker(engines[1], Epoch(1), transfers=gloo)
-        self.address = self.prefill.open_link(identity(PREFILL))
-        self.decode.open_link(identity(DECODE))
+        transfers = [LiveTransfers(engine.cache.blocks, Epoch(1), config=gloo) for engine in engines]
+        self.prefill = PrefillWorker(engines[0], transfers[0])
+        self.decode = DecodeWorker(engines[1], transfers[1])
+        self.address = transfers[0].listen(identity(PREFILL))
+        transfers[1].be_known_as(identity(DECODE))
         pool = np.zeros((16, engines[0].cache.format.block_bytes), dtype=np.uint8)
         for worker in (self.prefill, self.decode):
             worker.use_pool(pool)

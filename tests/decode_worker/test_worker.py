@@ -86,7 +86,7 @@ def test_a_pull_that_fails_is_reported_and_the_request_recovers(
     island: Island, tiny_model: Directory
 ) -> None:
     entries = submit_all(island)
-    mover = island.decode._mover
+    mover = island.decode.transfers.pool_mover
     clock, mover._clock = mover._clock, lambda: math.inf  # every deadline has passed
     turn_until(island, lambda: island.failures)
     mover._clock = clock
@@ -99,7 +99,7 @@ def test_an_eviction_that_fails_leaves_the_request_running(island: Island, tiny_
     entries = submit_all(island)
     victim = entries[4]
     turn_until(island, lambda: victim.place == "running")
-    mover = island.decode._mover
+    mover = island.decode.transfers.pool_mover
     clock, mover._clock = mover._clock, lambda: math.inf
     island.evict(victim)
     turn_until(island, lambda: Failed(victim.key, "evict", "its deadline passed") in island.failures)

@@ -8,7 +8,8 @@ from typing import Any
 
 from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
-from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.policy import FcfsPolicy, IterationPolicy, Plan, Queues
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.engine import BrokenLogits, Engine
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.outputs import BrokenLogits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest, RequestId
 from tests.engine.helpers import greedy_params, make_engine, run, tokens

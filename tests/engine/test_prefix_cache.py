@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from alignedserve import LLM, SamplingParams
-from alignedserve.engine.engine import BrokenLogits, Engine
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.outputs import BrokenLogits
 from alignedserve.engine.policy import FcfsPolicy, Limits, Plan, Queues
 from alignedserve.types import RequestId
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, run, tokens

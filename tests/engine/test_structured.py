@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from alignedserve import demo
-from alignedserve.engine.engine import Engine, TokenOutput
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.policy import FcfsPolicy, IterationPolicy
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams

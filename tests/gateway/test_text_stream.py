@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.collect import SequenceCollector
-from alignedserve.engine.engine import TokenOutput
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.gateway.text_stream import TextStream
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId

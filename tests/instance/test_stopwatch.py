@@ -19,8 +19,9 @@ def test_what_is_between_two_iterations_counts_to_the_second_unless_it_waited() 
         clock.now += before_s
         watch.begin()
         clock.now += 1.0
-        with watch.engine():
-            clock.now += engine_s
+        watch.engine_begins()
+        clock.now += engine_s
+        watch.engine_ends()
         return watch.lap()
 
     assert iterate(50.0, 8.0) == (9.0, 1.0)

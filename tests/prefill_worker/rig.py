@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.messages import AnyMessage, Gone, NewTokens, PrefillReport, Request, Work
 from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.worker import PrefillWorker
@@ -26,7 +27,7 @@ class Rig:
         self, directory: Path, kv_bytes: int = 4 << 20, options: PrefillOptions | None = None
     ) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=kv_bytes, max_num_batched_tokens=40)
-        self.worker = PrefillWorker(engine, Epoch(1), options=options)
+        self.worker = PrefillWorker(engine, LiveTransfers(engine.cache.blocks, Epoch(1)), options)
         self.pool = np.zeros((64, engine.cache.format.block_bytes), dtype=np.uint8)
         self.worker.use_pool(self.pool)
         self.said: list[AnyMessage] = []

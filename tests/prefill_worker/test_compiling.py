@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 from alignedserve import demo
 from alignedserve.deadlines import Deadlines
 from alignedserve.estimate import Estimate
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.messages import NewTokens, Prefill, PrefillReport, Request, Work
 from alignedserve.mix import MixConfig
 from alignedserve.prefill_worker.options import PrefillOptions
@@ -51,7 +52,7 @@ def test_a_grammar_outlives_the_blocks_of_its_prompt(monkeypatch: pytest.MonkeyP
     grammars = Counted(lambda: TOKENIZER, vocabulary.size, vocabulary.eos_token_ids)
     engine.grammars = grammars
     options = PrefillOptions(mix=MixConfig(rt_headroom=0.0, be_share=0.0))
-    worker = PrefillWorker(engine, Epoch(1), options=options, estimate=Estimate(COST))
+    worker = PrefillWorker(engine, LiveTransfers(engine.cache.blocks, Epoch(1)), options, Estimate(COST))
     worker.use_pool(np.zeros((8, engine.cache.format.block_bytes), dtype=np.uint8))
     news: list[NewTokens] = []
 

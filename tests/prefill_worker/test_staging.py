@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from alignedserve.instance.config import TransferConfig
+from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.messages import (
     Abort,
     AnyMessage,
@@ -45,8 +46,10 @@ class Rig:
 
     def __init__(self, directory: Path) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=4 << 20, max_num_batched_tokens=40)
-        self.worker = PrefillWorker(engine, Epoch(1), transfers=TransferConfig("gloo"))
-        self.address = self.worker.open_link(identity(PREFILL))
+        self.worker = PrefillWorker(
+            engine, LiveTransfers(engine.cache.blocks, Epoch(1), config=TransferConfig("gloo"))
+        )
+        self.address = self.worker.transfers.listen(identity(PREFILL))
         shape = (64, engine.cache.format.block_bytes)
         self.pool = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         self.worker.use_pool(self.pool)
@@ -139,7 +142,7 @@ def test_abort_at_any_time_is_answered_once_its_blocks_are_free(rig: Rig, num_st
 
 
 def test_a_load_that_fails_is_reported(rig: Rig) -> None:
-    rig.worker._mover._clock = lambda: math.inf  # every deadline has passed
+    rig.worker.transfers.pool_mover._clock = lambda: math.inf  # every deadline has passed
     rig.on(Stage(DECODE, [work()]))
     rig.step_until(lambda: Failed(KEY, "load", "its deadline passed") in rig.said)
     assert rig.is_empty and not rig.staged

@@ -107,7 +107,7 @@ def test_a_bad_request_is_its_own_affair(rig: Rig) -> None:
 
 @pytest.mark.parametrize("what", ["load", "save"])
 def test_a_copy_that_fails_is_reported_and_the_request_let_go(rig: Rig, what: str) -> None:
-    rig.worker._mover._clock = lambda: math.inf  # every deadline has passed
+    rig.worker.transfers.pool_mover._clock = lambda: math.inf  # every deadline has passed
     rig.worker.on(Prefill([work(LONG, num_cached=150 if what == "load" else 0)]))
     rig.step_until(lambda: any(isinstance(message, Failed) for message in rig.said))
     (failed,) = [message for message in rig.said if isinstance(message, Failed)]

@@ -1,0 +1,165 @@
+"""What an instance's state machine stands on: something that computes and holds blocks, and something that copies.
+
+Live these are the engine (`engine/engine.py`) and `live_transfers.py`; in simulation, a cost model and channels
+(`sim/executor.py`, `sim/transfers.py`). The state machines of both kinds of instances know no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from alignedserve.engine.outputs import TokenOutput
+from alignedserve.engine.request import Request
+from alignedserve.engine.validate import Vocabulary
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.text.grammar import Matcher
+from alignedserve.transport.completions import Completions, Done
+from alignedserve.types import BlockId, InstanceId, PoolBlockId, RequestId, RequestKey
+
+# Blocks of this instance, each with the pool's block that it is copied from or to.
+Pairs = Sequence[tuple[BlockId, PoolBlockId]]
+# Requests that another instance has staged, each with the blocks of this instance that its KV goes to.
+Wanted = Sequence[tuple[RequestKey, Sequence[BlockId]]]
+# Requests, each with the number of its tokens to be computed.
+ComputeWork = Sequence[tuple[Request, int]]
+
+
+class Format(Protocol):
+    """The part of `kv_format.BlockFormat` that counts."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def num_blocks(self, num_tokens: int) -> int: ...
+
+
+class Limits(Protocol):
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+
+
+class Grammars(Protocol):
+    def matcher(self, structure: StructuredOutputsParams) -> Matcher: ...
+
+
+class Iteration(Protocol):
+    """An iteration that has been launched. Nothing enters or leaves the batch until it is finished."""
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those that get a token, or an error instead."""
+
+
+class Executor(Protocol):
+    """See `Engine` for what each method promises."""
+
+    @property
+    def format(self) -> Format: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def grammars(self) -> Grammars: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    def adopt(
+        self,
+        request_id: RequestId,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        output: Sequence[int] = (),
+        num_computed: int = 0,
+        matcher: Matcher | None = None,
+    ) -> Request | None: ...
+
+    def join(self, request: Request) -> None: ...
+
+    def part(self, request: Request) -> None: ...
+
+    def release(self, request: Request) -> None: ...
+
+    def blocks_of(self, request: Request) -> list[BlockId]: ...
+
+    def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]: ...
+
+    def give_back(self, owner: RequestId) -> None: ...
+
+    def num_known(self, names: Sequence[bytes]) -> int: ...
+
+    def share(self, request_id: RequestId, names: Sequence[bytes]) -> int: ...
+
+    def name_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None: ...
+
+    def forget_names(self, names: Sequence[bytes]) -> None: ...
+
+    def launch(self, work: ComputeWork) -> Iteration: ...
+
+    def finish(self, iteration: Any) -> list[TokenOutput]: ...
+
+
+class Transfers(Protocol):
+    """Copies of KV: between this instance's blocks and the pool's, and between instances.
+
+    Each copy that was started ends with one outcome, which `completions` hands to its `done`; until then its blocks
+    are not to be freed.
+    """
+
+    completions: Completions
+
+    @property
+    def staging_share(self) -> float:
+        """The share of a prefill instance's blocks for KV that decode instances pull from it."""
+
+    def use_pool(self, pool: Any) -> None:
+        """The pool's memory from here on."""
+
+    def leave_pool(self) -> None:
+        """Lets go of the pool's memory. Safe to repeat."""
+
+    def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
+        """From the pool."""
+
+    def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
+        """To the pool. It comes after all that was computed before this call."""
+
+    def abandon(self, key: RequestKey) -> None:
+        """Stops the request's copies from and to the pool; each still ends with an outcome. Safe to repeat."""
+
+    def stage(self, key: RequestKey, blocks: Sequence[BlockId], done: Done) -> None:
+        """Lets decode instances pull these. `done` is called when one has, and with an error after `unstage`."""
+
+    def unstage(self, key: RequestKey) -> None:
+        """What is being pulled is taken back when that ends, unless it succeeds. Safe to repeat."""
+
+    def pull(self, source: InstanceId, address: str, wanted: Wanted, done: Done) -> None:
+        """What another instance has staged: all of it, or an error."""
+
+    def is_reachable(self, source: InstanceId) -> bool:
+        """False: pulls from there have failed for reasons that are not the request's."""
+
+    def cut(self) -> None:
+        """Ends pulls, and those of others from here. Whoever pulls again begins anew."""
+
+    def close(self) -> None:
+        """No thread is left. Safe to repeat."""
