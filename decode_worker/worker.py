@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -61,8 +62,9 @@ class DecodeWorker(Worker[DecodeStep]):
         options: DecodeOptions | None = None,
         estimate: Estimate | None = None,
         clock: Callable[[], float] = time.monotonic,
+        threads: Threads | None = None,
     ) -> None:
-        super().__init__(engine, transfers, clock)
+        super().__init__(engine, transfers, clock, threads)
         self.schedule = DecodeSchedule(limits_of(engine), options, estimate)
         # of prefill instances that stage for it
         self._addresses: dict[InstanceId, str] = {}
@@ -77,6 +79,15 @@ class DecodeWorker(Worker[DecodeStep]):
     @property
     def limits(self) -> InstanceLimits:
         return self.schedule.limits
+
+    def check(self) -> None:
+        self.schedule.check()
+
+    def check_idle(self) -> None:
+        self.schedule.check_idle()
+        num_left = len(self._requests) + self._num_copies.total()
+        if num_left:
+            raise RuntimeError(f"idle, but {num_left} requests and copies are left")
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 

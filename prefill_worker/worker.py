@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -94,8 +95,9 @@ class PrefillWorker(Worker[PrefillStep]):
         options: PrefillOptions | None = None,
         estimate: Estimate | None = None,
         clock: Callable[[], float] = time.monotonic,
+        threads: Threads | None = None,
     ) -> None:
-        super().__init__(engine, transfers, clock)
+        super().__init__(engine, transfers, clock, threads)
         options = options or PrefillOptions()
         self._sharing = Sharing(engine, options.shares_prefixes)
         self.schedule = PrefillSchedule(
@@ -114,6 +116,15 @@ class PrefillWorker(Worker[PrefillStep]):
     @property
     def limits(self) -> InstanceLimits:
         return self.schedule.limits
+
+    def check(self) -> None:
+        self.schedule.check()
+
+    def check_idle(self) -> None:
+        self.schedule.check_idle()
+        num_left = len(self._prompts) + len(self._staging) + self._num_copies.total()
+        if num_left:
+            raise RuntimeError(f"idle, but {num_left} requests and copies are left")
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 

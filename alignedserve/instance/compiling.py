@@ -6,7 +6,7 @@ llguidance lets go of the interpreter while it compiles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,9 +26,9 @@ class _Job:
 
 
 class Compiling:
-    def __init__(self, completions: Completions) -> None:
+    def __init__(self, completions: Completions, threads: Executor | None = None) -> None:
         self._completions = completions
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._threads = threads or ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         self._jobs: dict[RequestKey, _Job] = {}
 
     def __len__(self) -> int:

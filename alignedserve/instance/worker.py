@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor as Threads
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -38,13 +39,18 @@ AnyStep = TypeVar("AnyStep", bound=Step)
 
 class Worker(ABC, Generic[AnyStep]):
     def __init__(
-        self, engine: Executor, transfers: Transfers, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Executor,
+        transfers: Transfers,
+        clock: Callable[[], float] = time.monotonic,
+        threads: Threads | None = None,
     ) -> None:
+        """`threads`: where grammars are compiled, if not on the worker's own."""
         self.engine = engine
         self.transfers = transfers
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
-        self._compiling = Compiling(transfers.completions)
+        self._compiling = Compiling(transfers.completions, threads)
         # copies under way of each request
         self._num_copies: Counter[RequestKey] = Counter()
         # since the last report, by what it was
@@ -77,6 +83,14 @@ class Worker(ABC, Generic[AnyStep]):
     def step(self) -> tuple[list[AnyMessage], bool]:
         """A whole iteration."""
         return self.finish(self.begin())
+
+    @abstractmethod
+    def check(self) -> None:
+        """Its counts are right; holds at any time."""
+
+    @abstractmethod
+    def check_idle(self) -> None:
+        """Nothing is left of any request."""
 
     @abstractmethod
     def drop_orders(self) -> None:

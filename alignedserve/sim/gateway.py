@@ -119,7 +119,14 @@ class SimGateway(SimProcess):
         stream.times_s.append(self.world.clock.now)
 
     def _finish(self, stream: Stream, news: NewTokens) -> None:
-        right = model.finish_reason(stream.request, len(stream.tokens), self._max_model_len)
+        request = stream.request
+        right = model.finish_reason(
+            request.seed,
+            len(request.prompt),
+            request.params.max_tokens,
+            len(stream.tokens),
+            self._max_model_len,
+        )
         if news.finish_reason not in (right, "error"):
             raise RuntimeError(
                 f"request {news.key}: ends with {news.finish_reason} after {len(stream.tokens)} tokens, must be {right}"

@@ -1,242 +1,214 @@
-"""What simulated prefill and decode instances share: they act at iteration boundaries, by the real schedules.
+"""Simulated prefill and decode instances: the real ones, over an engine and copies in virtual time.
 
-Orders and finished copies that come while an iteration runs wait for its end, as they do in a real instance. Copies of
-a kind go one after the other, as fast as the cost model's channels.
+What drives them here does what `instance/loop.py` does: what comes while an iteration runs waits for its end.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from alignedserve.messages import (
-    AnyMessage,
-    Failed,
-    Gone,
-    Hello,
-    InstanceLimits,
-    NewTokens,
-    Request,
-    UsePool,
-    Welcome,
-    Work,
-)
-from alignedserve.sim import model
+from alignedserve.decode_worker.options import DecodeOptions
+from alignedserve.decode_worker.worker import DecodeWorker
+from alignedserve.estimate import Estimate
+from alignedserve.instance.worker import Step, Worker
+from alignedserve.messages import AnyMessage, Hello, InstanceLimits, UsePool, Welcome
+from alignedserve.mix import Discipline
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.sim.clock import Timer
+from alignedserve.sim.executor import SimEngine
+from alignedserve.sim.grammars import SimThreads
+from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
-from alignedserve.sim.segment import SimSegment, Write
-from alignedserve.types import InstanceId, PoolBlockId, RequestKey
+from alignedserve.sim.transfers import SimChannels, SimTransfers
+from alignedserve.transport.completions import TransferIds
+from alignedserve.types import InstanceId
 
 if TYPE_CHECKING:
-    from alignedserve.cost import Channel
     from alignedserve.sim.world import World
 
-Done = Callable[[bool], None]
+
+@dataclass(frozen=True)
+class Up:
+    """A connection to a router, by its number."""
+
+    number: int
 
 
-@dataclass(slots=True)
-class Sequence:
-    request: Request
-    output: list[int]
-    # tokens whose KV is here, or will be once it is pulled
-    num_cached: int
-    # in the pool
-    blocks: list[PoolBlockId]
-    segment: SimSegment
-    is_rt: bool
-
-    @property
-    def key(self) -> RequestKey:
-        return self.request.key
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.request.prompt) + len(self.output)
-
-
-class Copies:
-    """One after the other, urgent ones first."""
-
-    def __init__(self, instance: SimInstance, channel: Channel) -> None:
-        self._instance = instance
-        self._channel = channel
-        self._waiting: list[tuple[bool, int, float, Callable[[], None]]] = []
-        self._num_started = 0
-        self._is_busy = False
-
-    def start(self, num_blocks: int, done: Callable[[], None], is_urgent: bool) -> None:
-        seconds = self._channel.seconds(num_blocks * self._instance.block_bytes)
-        self._num_started += 1
-        heapq.heappush(self._waiting, (not is_urgent, self._num_started, seconds, done))
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._waiting and not self._is_busy:
-            self._is_busy = True
-            *_, seconds, done = heapq.heappop(self._waiting)
-            self._instance.after(seconds, lambda: self._finish(done))
-
-    def _finish(self, done: Callable[[], None]) -> None:
-        self._is_busy = False
-        done()
-        self._go_on()
-
-
-class Schedule(Protocol):
-    limits: InstanceLimits
-
-    def check(self) -> None: ...
-
-    def check_idle(self) -> None: ...
+class Down:
+    """The router is gone."""
 
 
 class SimInstance(SimProcess):
-    schedule: Schedule
+    engine: SimEngine
+    transfers: SimTransfers
+    worker: Worker[Any]
 
     def __init__(self, world: World, instance_id: InstanceId, limits: InstanceLimits) -> None:
         super().__init__(world, instance_id)
-        self.limits = limits
-        self.block_bytes = limits.block_size * world.cost.kv_bytes_per_token
+        self._limits = limits
+        self._num_connections = 0
+
+    @abstractmethod
+    def _make_worker(self) -> Worker[Any]: ...
+
+    @property
+    @abstractmethod
+    def _channels(self) -> SimChannels: ...
+
+    def _estimate(self, discipline: Discipline) -> Estimate | None:
+        return Estimate(self.world.cost) if discipline.has_deadlines else None
+
+    def _now(self) -> float:
+        return self.world.clock.now
+
+    # ---- life -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.sequences: dict[RequestKey, Sequence] = {}
-        # under a copy when they were aborted
-        self.aborted: set[RequestKey] = set()
-        self.segment: SimSegment | None = None
-        self._writes: set[Write] = set()
-        self._todo: list[Callable[[], None]] = []
-        self._is_computing = False
-        self._is_awake = False
-
-    def hello(self) -> Hello:
-        return replace(self.make_hello(self.schedule.limits), cost=self.world.cost)
+        world = self.world
+        self.engine = SimEngine(self._limits, world.cost, world.computed)
+        ids = TransferIds(self.epoch)
+        self.transfers = SimTransfers(world, ids, self.engine, self._channels, self._wake)
+        world.transfers[self.instance_id] = self.transfers
+        self.worker = self._make_worker()
+        self._inbox: list[AnyMessage | Up | Down] = []
+        # the connection that reports go to
+        self._connection_number = 0
+        self._is_busy = self._is_woken = False
+        self._patience: Timer | None = None
 
     def end_life(self) -> None:
+        self.transfers.die()
         super().end_life()
-        for write in self._writes:
-            write.abandon()
+
+    def router_closed(self) -> None:
+        """The instance lives on; what was ordered is void."""
+        self._connection = None
+        self._take(Down())
+        self.world.router.connect(self)
+
+    def connected(self, connection: Connection) -> None:
+        super().connected(connection)
+        self._num_connections += 1
+        self._take(Up(self._num_connections))
+
+    def hello(self) -> Hello:
+        return replace(self.make_hello(self.worker.limits), cost=self.world.cost)
+
+    # ---- iterations -------------------------------------------------------------------------------------------------
+
+    def received(self, message: AnyMessage) -> None:
+        self._take(message)
+
+    def _take(self, item: AnyMessage | Up | Down) -> None:
+        self._inbox.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            if not self._is_busy:
+                self.after(0.0, self._begin)
+
+    def _begin(self) -> None:
+        self._is_woken, self._is_busy = False, True
+        if self._patience:
+            self._patience.cancel()
+        inbox, self._inbox = self._inbox, []
+        for item in inbox:
+            self._obey(item)
+        step = self.worker.begin()
+        self.worker.check()
+        if step.iteration is None:
+            self._finish(step)
+        else:
+            self.after(step.iteration.seconds, lambda: self._finish(step))
+
+    def _finish(self, step: Step) -> None:
+        messages, goes_on = self.worker.finish(step)
+        if self._connection_number == self._num_connections:
+            for message in messages:
+                self.send(message)
+        self._is_busy = False
+        if goes_on or self._is_woken:
+            self._is_woken = True
+            self.after(0.0, self._begin)
+        elif self.worker.patience_s is not None:
+            self._patience = self.after(self.worker.patience_s, self._wake)
+
+    def _obey(self, item: AnyMessage | Up | Down) -> None:
+        match item:
+            case Up(number):
+                self.worker.drop_all()
+                self._connection_number = number
+            case Down():
+                self.worker.drop_all()
+            case UsePool(segment):
+                self.worker.use_pool(self.world.segments[segment])
+            case Welcome():
+                pass
+            case order:
+                self.worker.on(order)
+
+    # ---- checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Holds at any time."""
-        self.schedule.check()
+        self.worker.check()
 
     def check_idle(self) -> None:
         """Nothing is left of any request."""
-        self.schedule.check_idle()
-        left = [*self.sequences, *self.aborted]
-        if left:
-            raise RuntimeError(f"idle, but {self.instance_id} holds requests {left}")
+        self.worker.check_idle()
+        self.engine.check_idle()
 
-    # ---- iteration boundaries ----
 
-    def received(self, message: AnyMessage) -> None:
-        self.at_boundary(lambda: self._take(message))
+class SimPrefill(SimInstance):
+    role = "prefill"
 
-    def at_boundary(self, action: Callable[[], None]) -> None:
-        self._todo.append(action)
-        if not self._is_computing and not self._is_awake:
-            self._is_awake = True
-            self.after(0.0, self._boundary)
+    def __init__(
+        self,
+        world: World,
+        instance_id: InstanceId,
+        limits: InstanceLimits,
+        staging_share: float,
+        options: PrefillOptions,
+    ) -> None:
+        super().__init__(world, instance_id, limits)
+        self._staging_share = staging_share
+        self._options = options
 
-    def _boundary(self) -> None:
-        self._is_awake = False
-        todo, self._todo = self._todo, []
-        for action in todo:
-            action()
-        self.go_on()
+    def _make_worker(self) -> PrefillWorker:
+        estimate = self._estimate(self._options.discipline)
+        threads = SimThreads(self.after)
+        return PrefillWorker(self.engine, self.transfers, self._options, estimate, self._now, threads)
 
-    def compute(self, duration_s: float, done: Callable[[], None]) -> None:
-        def finish() -> None:
-            self._is_computing = False
-            done()
-            self._boundary()
-
-        self._is_computing = True
-        self.after(duration_s, finish)
-
-    def _take(self, message: AnyMessage) -> None:
-        if isinstance(message, UsePool):
-            self.segment = self.world.segments[message.segment]
-        elif not isinstance(message, Welcome):
-            self.obey(message)
-
-    def obey(self, order: AnyMessage) -> None:
-        raise NotImplementedError
-
-    def go_on(self) -> None:
-        """Plan, report, start the next iteration if there is something to compute."""
-        raise NotImplementedError
-
-    # ---- requests ----
-
-    def adopt(self, work: Work) -> None:
-        key = work.request.key
-        if self.segment is None:
-            raise RuntimeError(f"{self.instance_id} gets request {key}, but no pool to use")
-        self.sequences[key] = Sequence(
-            work.request,
-            list(work.output),
-            work.num_cached,
-            work.blocks,
-            self.segment,
-            work.deadlines.is_rt,
+    @property
+    def _channels(self) -> SimChannels:
+        channels = self.world.cost.channels
+        return SimChannels(
+            load=channels.stage, save=channels.save, pull=channels.admit, staging_share=self._staging_share
         )
 
-    def forget(self, key: RequestKey) -> None:
-        """It was aborted, and nothing of it is under a copy any more."""
-        self.sequences.pop(key, None)
-        self.aborted.discard(key)
-        self.send(Gone([key]))
 
-    def fail(self, key: RequestKey, what: str) -> None:
-        """Or forget, if it was aborted meanwhile."""
-        if key in self.aborted:
-            self.forget(key)
-        else:
-            del self.sequences[key]
-            self.send(Failed(key, what, "the simulation wanted it so"))
+class SimDecode(SimInstance):
+    role = "decode"
 
-    def advance(self, sequence: Sequence, count: int) -> None:
-        """The KV of so many tokens more was computed."""
-        sequence.num_cached += count
-        self.world.computed[sequence.key] += count
+    def __init__(
+        self, world: World, instance_id: InstanceId, limits: InstanceLimits, options: DecodeOptions
+    ) -> None:
+        super().__init__(world, instance_id, limits)
+        self._options = options
 
-    def sample(self, sequence: Sequence) -> NewTokens:
-        k, request = len(sequence.output), sequence.request
-        token = model.sample(request.seed, k)
-        sequence.output.append(token)
-        reason = model.finish_reason(request, k + 1, self.limits.max_model_len)
-        return NewTokens(request.key, first=k, tokens=[token], finish_reason=reason)
+    def _make_worker(self) -> DecodeWorker:
+        estimate = self._estimate(self._options.discipline)
+        threads = SimThreads(self.after)
+        return DecodeWorker(self.engine, self.transfers, self._options, estimate, self._now, threads)
 
-    # ---- copies: `done` is called at a boundary, with whether it worked ----
-
-    def load(self, copies: Copies, sequence: Sequence, done: Done) -> None:
-        """Its cached KV from the pool."""
-        segment, key, num_tokens = sequence.segment, sequence.key, sequence.num_cached
-        blocks, works = list(sequence.blocks), self.world.copy_works()
-
-        def finish() -> None:
-            segment.check_read(key, blocks, num_tokens)
-            self.at_boundary(lambda: done(works))
-
-        segment.check_read(key, blocks, num_tokens)
-        copies.start(segment.num_blocks_for(num_tokens), finish, sequence.is_rt)
-
-    def save(self, copies: Copies, sequence: Sequence, first: int, end: int, done: Done) -> None:
-        """KV of its tokens from `first` up to `end` to the pool."""
-        works = self.world.copy_works()
-        write = sequence.segment.write(sequence.key, sequence.blocks, first, end)
-        self._writes.add(write)
-
-        def finish() -> None:
-            self._writes.remove(write)
-            if works:
-                write.finish(end)
-            else:
-                write.abandon()
-            self.at_boundary(lambda: done(works))
-
-        copies.start(write.num_blocks, finish, sequence.is_rt)
+    @property
+    def _channels(self) -> SimChannels:
+        channels = self.world.cost.channels
+        return SimChannels(load=channels.fetch, save=channels.save, pull=channels.admit)

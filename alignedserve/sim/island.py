@@ -13,13 +13,11 @@ from alignedserve.mix import DISCIPLINES, Discipline, MixConfig
 from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.router import Router
-from alignedserve.sim.decode import SimDecode
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
-from alignedserve.sim.instance import SimInstance
+from alignedserve.sim.instance import SimDecode, SimInstance, SimPrefill
 from alignedserve.sim.network import Latency
 from alignedserve.sim.pool import PoolProcess
-from alignedserve.sim.prefill import SimPrefill
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.router import RouterProcess
 from alignedserve.sim.world import World
@@ -43,6 +41,8 @@ class IslandConfig:
     mix: MixConfig = field(default_factory=MixConfig)
     # of a prefill instance's blocks, for candidates; none are staged where the link is "host"
     staging_share: float = 0.5
+    # whether prompts are told apart by their tokens, and those that begin alike share KV
+    shares_prefixes: bool = False
     # what gateways say of a request's length
     foresee: Foresee = nothing
 
@@ -74,7 +74,7 @@ class Island:
 
     def _prefill(self, index: int) -> SimPrefill:
         share = 0.0 if self.config.router.link == "host" else self.config.staging_share
-        options = PrefillOptions(self.config.discipline, self.config.mix)
+        options = PrefillOptions(self.config.discipline, self.config.mix, self.config.shares_prefixes)
         return SimPrefill(self.world, InstanceId(f"prefill-{index}"), self.config.prefill, share, options)
 
     def _decode(self, index: int) -> SimDecode:

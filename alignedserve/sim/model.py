@@ -31,12 +31,13 @@ def num_output_tokens(request: Request, max_model_len: int) -> int:
     return min(request.seed >> _SALT_BITS, request.params.max_tokens or room, room)
 
 
-def finish_reason(request: Request, num_output_tokens: int, max_model_len: int) -> str | None:
-    if num_output_tokens >= request.seed >> _SALT_BITS:
+def finish_reason(
+    seed: int, prompt_len: int, max_tokens: int | None, num_output_tokens: int, max_model_len: int
+) -> str | None:
+    if num_output_tokens >= seed >> _SALT_BITS:
         return "stop"
-    most = request.params.max_tokens
-    is_full = len(request.prompt) + num_output_tokens >= max_model_len
-    return "length" if is_full or (most is not None and num_output_tokens >= most) else None
+    is_full = prompt_len + num_output_tokens >= max_model_len
+    return "length" if is_full or (max_tokens is not None and num_output_tokens >= max_tokens) else None
 
 
 def make_request(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from alignedserve.messages import AnyMessage, Hello, InstanceLimits
+from alignedserve.sim.clock import Timer
 from alignedserve.sim.network import Connection
 from alignedserve.types import Epoch, InstanceId
 
@@ -73,14 +74,14 @@ class SimProcess:
         if self._connection:
             self._connection.to_hub(message)
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
         life = self._life
 
         def act() -> None:
             if self._life == life:
                 action()
 
-        self.world.clock.after(delay_s, act)
+        return self.world.clock.after(delay_s, act)
 
     def make_hello(self, limits: InstanceLimits) -> Hello:
         return Hello(

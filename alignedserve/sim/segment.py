@@ -24,34 +24,27 @@ class Content:
 class Write:
     """A copy into blocks under way. Until it is done they hold what they held if that was the same, else nothing."""
 
-    def __init__(
-        self, segment: SimSegment, key: RequestKey, places: Sequence[tuple[int, PoolBlockId]]
-    ) -> None:
+    def __init__(self, segment: SimSegment, places: Sequence[tuple[PoolBlockId, Content]]) -> None:
         self._segment = segment
-        self.key = key
         self._places = places
-        for index, block in places:
+        for block, content in places:
             other = segment.writes.get(block)
             if other:
-                raise RuntimeError(f"block {block}: request {key} writes while request {other.key} does")
+                raise RuntimeError(
+                    f"block {block}: request {content.key} writes while {other._places} are written"
+                )
             segment.writes[block] = self
             held = segment.contents.get(block)
-            if held and (held.key, held.index) != (key, index):
+            if held and (held.key, held.index) != (content.key, content.index):
                 del segment.contents[block]
 
-    @property
-    def num_blocks(self) -> int:
-        return len(self._places)
-
-    def finish(self, num_tokens: int) -> None:
-        """The request's first `num_tokens` are there now."""
-        size = self._segment.block_size
-        for index, block in self._places:
-            self._segment.contents[block] = Content(self.key, index, min(size, num_tokens - index * size))
+    def finish(self) -> None:
+        for block, content in self._places:
+            self._segment.contents[block] = content
         self.abandon()
 
     def abandon(self) -> None:
-        for _, block in self._places:
+        for block, _ in self._places:
             del self._segment.writes[block]
 
 
@@ -65,21 +58,20 @@ class SimSegment:
         self.contents: dict[PoolBlockId, Content] = {}
         self.writes: dict[PoolBlockId, Write] = {}
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def write(self, places: Sequence[tuple[PoolBlockId, Content]]) -> Write:
+        return Write(self, places)
 
-    def write(self, key: RequestKey, blocks: Sequence[PoolBlockId], first: int, end: int) -> Write:
-        """Of the tokens from `first` up to `end`."""
-        needed = self.num_blocks_for(end)
-        if needed > len(blocks):
-            raise RuntimeError(f"request {key}: {end} tokens need {needed} blocks, it has {len(blocks)}")
-        return Write(self, key, [(index, blocks[index]) for index in range(first // self.block_size, needed)])
-
-    def check_read(self, key: RequestKey, blocks: Sequence[PoolBlockId], num_tokens: int) -> None:
-        for index in range(self.num_blocks_for(num_tokens)):
-            held = self.contents.get(blocks[index])
-            least = min(self.block_size, num_tokens - index * self.block_size)
-            if held is None or (held.key, held.index) != (key, index) or held.num_tokens < least:
-                raise RuntimeError(
-                    f"request {key} reads {least} tokens of its block {index} in {blocks[index]}, which holds {held}"
-                )
+    def read(self, key: RequestKey, blocks: Sequence[PoolBlockId]) -> list[Content]:
+        """Of a request's first blocks. All but the last are full; how much of that is wanted, its reader knows."""
+        found = []
+        for index, block in enumerate(blocks):
+            held = self.contents.get(block)
+            is_full = held is not None and held.num_tokens == self.block_size
+            if (
+                held is None
+                or (held.key, held.index) != (key, index)
+                or not (is_full or index == len(blocks) - 1)
+            ):
+                raise RuntimeError(f"request {key} reads its block {index} in {block}, which holds {held}")
+            found.append(held)
+        return found

@@ -18,6 +18,7 @@ from alignedserve.types import Epoch, InstanceId, RequestKey
 
 if TYPE_CHECKING:
     from alignedserve.sim.router import RouterProcess
+    from alignedserve.sim.transfers import SimTransfers
 
 
 def _always() -> bool:
@@ -41,6 +42,8 @@ class World:
     clock: Clock = field(default_factory=Clock)
     processes: dict[InstanceId, SimProcess] = field(default_factory=dict)
     segments: dict[str, SimSegment] = field(default_factory=dict)
+    # of each instance, those of its latest life
+    transfers: dict[InstanceId, SimTransfers] = field(default_factory=dict)
     num_epochs: int = 0
     # request -> tokens whose KV instances have computed, counted by those
     computed: Counter[RequestKey] = field(default_factory=Counter)

@@ -1,0 +1,216 @@
+"""An engine that computes nothing: it holds blocks as the real one does, knows how long an iteration would take, and
+samples by `model.py`.
+
+Instead of KV its blocks hold what KV that would be. A request that joins without all of its own is an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alignedserve.cost import CostModel
+from alignedserve.engine.blocks import BlockManager
+from alignedserve.engine.outputs import TokenOutput
+from alignedserve.engine.request import Request, Status
+from alignedserve.engine.validate import Vocabulary
+from alignedserve.instance.executor import ComputeWork
+from alignedserve.instance.requests import key_of
+from alignedserve.messages import InstanceLimits
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.sim import model
+from alignedserve.sim.grammars import SimGrammars
+from alignedserve.sim.segment import Content
+from alignedserve.text.grammar import Matcher
+from alignedserve.types import BlockId, RequestId, RequestKey
+
+_VOCABULARY = Vocabulary(model.VOCABULARY, frozenset())
+
+
+@dataclass(frozen=True)
+class SimFormat:
+    block_size: int
+    block_bytes: int
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass
+class SimIteration:
+    requests: list[Request]
+    # how long it takes
+    seconds: float
+
+
+class SimEngine:
+    """See `Engine` for what each method promises."""
+
+    def __init__(self, limits: InstanceLimits, cost: CostModel, computed: Counter[RequestKey]) -> None:
+        """`computed`: tokens of each request, counted by all instances."""
+        self.limits = limits
+        self.num_blocks = limits.num_blocks
+        self.max_model_len = limits.max_model_len
+        self.vocabulary = _VOCABULARY
+        self.format = SimFormat(limits.block_size, limits.block_size * cost.kv_bytes_per_token)
+        self.grammars = SimGrammars()
+        # what the blocks hold, of those that hold anything
+        self.contents: dict[BlockId, Content] = {}
+        self._cost = cost
+        self._computed = computed
+        self._blocks = BlockManager(limits.num_blocks)
+        self._requests: dict[RequestId, Request] = {}
+        # of each request, the first blocks that others have filled
+        self._num_shared: Counter[RequestId] = Counter()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._blocks.num_free
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def adopt(
+        self,
+        request_id: RequestId,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        output: Sequence[int] = (),
+        num_computed: int = 0,
+        matcher: Matcher | None = None,
+    ) -> Request | None:
+        num_blocks = self.format.num_blocks(len(prompt_token_ids) + len(output))
+        num_blocks -= len(self._blocks.held(request_id))
+        if num_blocks > self._blocks.num_free:
+            return None
+        if matcher is None and params.structured_outputs is not None:
+            matcher = self.grammars.matcher(params.structured_outputs)
+        room = self.max_model_len - len(prompt_token_ids)
+        request = self._requests[request_id] = Request(
+            request_id=request_id,
+            # nothing reads it: its length counts
+            prompt=np.empty(len(prompt_token_ids), dtype=np.int32),
+            params=params,
+            seed=seed,
+            stop_token_ids=frozenset(),
+            max_output_len=min(room, params.max_tokens or room),
+            is_adopted=True,
+            matcher=matcher,
+            status=Status.HELD,
+            num_computed=num_computed,
+            output=list(output),
+        )
+        self._allocate(request_id, num_blocks)
+        return request
+
+    def join(self, request: Request) -> None:
+        self._check_content(request)
+        request.status = Status.RUNNING
+
+    def part(self, request: Request) -> None:
+        request.status = Status.HELD
+
+    def release(self, request: Request) -> None:
+        self._blocks.free(request.request_id)
+        self._num_shared.pop(request.request_id, None)
+        request.status = Status.FINISHED
+        del self._requests[request.request_id]
+
+    def blocks_of(self, request: Request) -> list[BlockId]:
+        return list(self._blocks.held(request.request_id))
+
+    def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
+        return self._allocate(owner, num_blocks)
+
+    def give_back(self, owner: RequestId) -> None:
+        self._blocks.free(owner)
+
+    def _allocate(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
+        blocks = self._blocks.allocate(owner, num_blocks)
+        if blocks is None:
+            raise RuntimeError(f"{owner}: planned {num_blocks} blocks, only {self._blocks.num_free} are free")
+        for block in blocks:
+            self.contents.pop(block, None)
+        return blocks
+
+    def _check_content(self, request: Request) -> None:
+        key, size, blocks = key_of(request.request_id), self.format.block_size, self.blocks_of(request)
+        for index in range(self.format.num_blocks(request.num_computed)):
+            held = self.contents.get(blocks[index])
+            least = min(size, request.num_computed - index * size)
+            is_its_own = index < self._num_shared[request.request_id] or (held and held.key == key)
+            if held is None or not is_its_own or held.index != index or held.num_tokens < least:
+                raise RuntimeError(
+                    f"request {key} joins with {least} tokens in its block {index}, which holds {held}"
+                )
+
+    # ---- prefixes ---------------------------------------------------------------------------------------------------
+
+    def num_known(self, names: Sequence[bytes]) -> int:
+        return self._blocks.num_known(names) * self.format.block_size
+
+    def share(self, request_id: RequestId, names: Sequence[bytes]) -> int:
+        self._num_shared[request_id] = self._blocks.share(request_id, names)
+        return self._num_shared[request_id] * self.format.block_size
+
+    def name_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:
+        self._blocks.name(request.request_id, first, names)
+
+    def forget_names(self, names: Sequence[bytes]) -> None:
+        self._blocks.forget(names)
+
+    # ---- iterations -------------------------------------------------------------------------------------------------
+
+    def launch(self, work: ComputeWork) -> SimIteration:
+        chunks, lengths, requests = [], [], []
+        for request, count in work:
+            is_due = count == request.num_pending
+            if is_due:
+                requests.append(request)
+            if is_due and count == 1 and request.output:
+                lengths.append(request.num_tokens)
+            else:
+                chunks.append((request.num_computed, count))
+            self._compute(request, count)
+        return SimIteration(requests, self._cost.iteration(chunks, lengths))
+
+    def finish(self, iteration: SimIteration) -> list[TokenOutput]:
+        return [self._sample(request) for request in iteration.requests]
+
+    def _compute(self, request: Request, count: int) -> None:
+        key, size, first = key_of(request.request_id), self.format.block_size, request.num_computed
+        end = first + count
+        blocks = self._blocks.held(request.request_id)
+        missing = self.format.num_blocks(end) - len(blocks)
+        if missing > 0:
+            self._allocate(request.request_id, missing)
+            blocks = self._blocks.held(request.request_id)
+        for index in range(first // size, self.format.num_blocks(end)):
+            self.contents[blocks[index]] = Content(key, index, min(size, end - index * size))
+        request.num_computed = end
+        self._computed[key] += count
+
+    def _sample(self, request: Request) -> TokenOutput:
+        token = model.sample(request.seed, len(request.output))
+        request.output.append(token)
+        reason = model.finish_reason(
+            request.seed,
+            request.num_prompt,
+            request.params.max_tokens,
+            len(request.output),
+            self.max_model_len,
+        )
+        if reason is not None:
+            self.part(request)
+        return TokenOutput(request.request_id, token, reason)
+
+    # ---- checks -----------------------------------------------------------------------------------------------------
+
+    def check_idle(self) -> None:
+        """Nothing is left of any request."""
+        self._blocks.check_idle()
+        if self._requests:
+            raise RuntimeError(f"idle, but requests {sorted(self._requests)} are left")

@@ -1,0 +1,286 @@
+"""Copies in virtual time: see `instance.executor.Transfers`. Copies of a kind go one after the other, urgent ones
+first, as fast as the cost model's channels; what is staged for others is kept by the real `Shelf`.
+
+What is copied is what blocks would hold. A copy from the pool of anything but the request's own KV is an error.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from alignedserve.cost import Channel
+from alignedserve.instance.executor import Pairs, Wanted
+from alignedserve.sim.clock import Timer
+from alignedserve.sim.executor import SimEngine
+from alignedserve.sim.segment import Content, SimSegment
+from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
+from alignedserve.transport.shelf import NotOnShelf, Shelf
+from alignedserve.types import BlockId, InstanceId, RequestKey
+
+if TYPE_CHECKING:
+    from alignedserve.sim.world import World
+
+WANTED_SO = "the simulation wanted it so"
+
+
+@dataclass(frozen=True)
+class SimChannels:
+    """Of one instance."""
+
+    load: Channel
+    save: Channel
+    pull: Channel
+    # of a prefill instance's blocks, for KV that decode instances pull
+    staging_share: float = 0.0
+
+
+@dataclass(eq=False)
+class Copy:
+    transfer: TransferId
+    what: str
+    keys: tuple[RequestKey, ...]
+    num_bytes: int
+    seconds: float
+    # begins it; returns why not, if it can't
+    begin: Callable[[], str | None]
+    # ends it; None: every byte has arrived. Returns the error that there is
+    end: Callable[[str | None], str | None]
+    done: Done
+    has_begun: bool = False
+    is_over: bool = False
+
+
+class Lane:
+    """Copies of one kind, one after the other, urgent ones first."""
+
+    def __init__(self, world: World, completions: Completions) -> None:
+        self._clock = world.clock
+        self._completions = completions
+        self._waiting: list[tuple[bool, int, Copy]] = []
+        self._num_started = 0
+        self._current: Copy | None = None
+        self._timer: Timer | None = None
+
+    @property
+    def copies(self) -> list[Copy]:
+        """All that are not over."""
+        waiting = [copy for *_, copy in self._waiting if not copy.is_over]
+        return waiting + ([self._current] if self._current else [])
+
+    def start(self, copy: Copy, is_urgent: bool) -> None:
+        self._num_started += 1
+        heapq.heappush(self._waiting, (not is_urgent, self._num_started, copy))
+        self._go_on()
+
+    def stop(self, copy: Copy, error: str) -> None:
+        """Safe to repeat."""
+        if copy.is_over:
+            return
+        if copy is self._current:
+            assert self._timer
+            self._timer.cancel()
+            self._current = None
+        self._finish(copy, error)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting and self._current is None:
+            *_, copy = heapq.heappop(self._waiting)
+            if copy.is_over:
+                continue
+            error = copy.begin()
+            copy.has_begun = error is None
+            if error is not None:
+                self._finish(copy, error)
+                continue
+            self._current = copy
+            self._timer = self._clock.after(copy.seconds, self._arrived)
+
+    def _arrived(self) -> None:
+        copy, self._current = self._current, None
+        assert copy
+        self._finish(copy, None)
+        self._go_on()
+
+    def _finish(self, copy: Copy, error: str | None) -> None:
+        copy.is_over = True
+        if copy.has_begun:
+            error = copy.end(error)
+        outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, copy.seconds)
+        self._completions.post(copy.done, outcome)
+
+
+class SimTransfers:
+    def __init__(
+        self,
+        world: World,
+        ids: TransferIds,
+        engine: SimEngine,
+        channels: SimChannels,
+        wake: Callable[[], object],
+    ) -> None:
+        self.completions = Completions(wake)
+        self.staging_share = channels.staging_share
+        self.shelf = Shelf(ids.epoch, self.completions)
+        self.engine = engine
+        self._world = world
+        self._ids = ids
+        self._channels = channels
+        self._segment: SimSegment | None = None
+        self._loads, self._saves, self._pulls = (Lane(world, self.completions) for _ in range(3))
+        self._unreachable: set[InstanceId] = set()
+        # pulls by others of what is staged here: how to stop them
+        self._lent: dict[Copy, Lane] = {}
+        self._is_dead = False
+
+    # ---- from and to the pool ---------------------------------------------------------------------------------------
+
+    def use_pool(self, pool: SimSegment) -> None:
+        self._segment = pool
+
+    def leave_pool(self) -> None:
+        self._segment = None
+
+    def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
+        segment = self._pool(key)
+
+        def read() -> list[Content]:
+            return segment.read(key, [there for _, there in pairs])
+
+        found: list[Content] = []
+
+        def begin() -> str | None:
+            found.extend(read())
+            return None
+
+        def end(error: str | None) -> str | None:
+            if error is None and read() != found:
+                raise RuntimeError(f"request {key}: its blocks were written while they were read")
+            if error is None and not works:
+                error = WANTED_SO
+            if error is None:
+                self.engine.contents.update(zip([here for here, _ in pairs], found, strict=True))
+            return error
+
+        works = self._world.copy_works()
+        copy = self._copy("load", [key], len(pairs), self._channels.load, begin, end, done)
+        self._loads.start(copy, is_urgent)
+
+    def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
+        segment, works = self._pool(key), self._world.copy_works()
+        # as it was when the copy was started, whatever is computed meanwhile
+        places = [(there, self._own(key, here)) for here, there in pairs]
+        write = segment.write(places)
+
+        def end(error: str | None) -> str | None:
+            if error is None and works:
+                write.finish()
+                return None
+            write.abandon()
+            return error or WANTED_SO
+
+        copy = self._copy("save", [key], len(pairs), self._channels.save, lambda: None, end, done)
+        # its blocks are taken from here on, also while it waits
+        copy.has_begun = True
+        self._saves.start(copy, is_urgent)
+
+    def _own(self, key: RequestKey, block: BlockId) -> Content:
+        """KV that a request shares is its own in the pool."""
+        held = self.engine.contents[block]
+        return Content(key, held.index, held.num_tokens)
+
+    def abandon(self, key: RequestKey) -> None:
+        for lane in (self._loads, self._saves):
+            for copy in lane.copies:
+                if key in copy.keys:
+                    lane.stop(copy, "abandoned")
+
+    def _pool(self, key: RequestKey) -> SimSegment:
+        if self._segment is None:
+            raise RuntimeError(f"request {key} is to be copied, but there is no pool to use")
+        return self._segment
+
+    # ---- between instances ------------------------------------------------------------------------------------------
+
+    def stage(self, key: RequestKey, blocks: Sequence[BlockId], done: Done) -> None:
+        self.shelf.put(key, blocks, done)
+
+    def unstage(self, key: RequestKey) -> None:
+        self.shelf.withdraw(key)
+
+    def pull(self, source: InstanceId, address: str, wanted: Wanted, done: Done) -> None:
+        keys = [key for key, _ in wanted]
+        here = [block for _, blocks in wanted for block in blocks]
+        lender, lent = self._world.transfers.get(source), list[BlockId]()
+        self._unreachable.discard(source)
+
+        def begin() -> str | None:
+            if lender is None or self._world.transfers.get(source) is not lender:
+                self._unreachable.add(source)
+                return f"{source} is gone"
+            try:
+                lent.extend(lender.shelf.lend(keys, [len(blocks) for _, blocks in wanted]))
+            except NotOnShelf as error:
+                return str(error)
+            lender._lent[copy] = self._pulls
+            return None
+
+        def end(error: str | None) -> str | None:
+            assert lender
+            del lender._lent[copy]
+            if error is not None:
+                self._unreachable.add(source)
+            elif not works:
+                error = WANTED_SO
+            if lender._is_dead:
+                return error or f"{source} is gone"
+            if error is not None:
+                lender.shelf.put_back(keys)
+                return error
+            self.engine.contents.update(
+                {to: lender.engine.contents[of] for to, of in zip(here, lent, strict=True)}
+            )
+            lender.shelf.pulled(keys)
+            return None
+
+        works = self._world.copy_works()
+        copy = self._copy("pull", keys, len(here), self._channels.pull, begin, end, done)
+        self._pulls.start(copy, is_urgent=False)
+
+    def is_reachable(self, source: InstanceId) -> bool:
+        return source not in self._unreachable
+
+    def cut(self) -> None:
+        for copy in self._pulls.copies:
+            self._pulls.stop(copy, "closed")
+        for copy, lane in list(self._lent.items()):
+            lane.stop(copy, "cut by the other end")
+
+    def close(self) -> None:
+        self.cut()
+
+    def die(self) -> None:
+        """Killed: nothing is written any more, and nothing can be pulled."""
+        self._is_dead = True
+        for lane in (self._loads, self._saves):
+            for copy in lane.copies:
+                lane.stop(copy, "dead")
+        self.cut()
+
+    def _copy(
+        self,
+        what: str,
+        keys: Sequence[RequestKey],
+        num_blocks: int,
+        channel: Channel,
+        begin: Callable[[], str | None],
+        end: Callable[[str | None], str | None],
+        done: Done,
+    ) -> Copy:
+        num_bytes = num_blocks * self.engine.format.block_bytes
+        return Copy(
+            self._ids.next(), what, tuple(keys), num_bytes, channel.seconds(num_bytes), begin, end, done
+        )
