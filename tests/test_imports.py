@@ -59,10 +59,17 @@ INSTANCE = BASE | {
     "alignedserve.transport",
     "alignedserve.kvpool.segment",
 }
-SCHEDULES = {
-    f"alignedserve.{part}_worker.{module}"
-    for part in ("prefill", "decode")
-    for module in ("schedule", "plan", "options")
+# An instance's state machine, and what of the engine and of transports it can be without torch.
+STATE_MACHINES = {
+    *(
+        f"alignedserve.{part}_worker.{module}"
+        for part in ("prefill", "decode")
+        for module in ("worker", "options")
+    ),
+    *(f"alignedserve.instance.{module}" for module in ("executor", "requests", "worker")),
+    *(f"alignedserve.engine.{module}" for module in ("blocks", "outputs", "request", "validate")),
+    *(f"alignedserve.transport.{module}" for module in ("completions", "shelf")),
+    "alignedserve.text.grammar",
 }
 # What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.
 MAY_IMPORT = {
@@ -85,7 +92,7 @@ MAY_IMPORT = {
     "alignedserve/batch": BASE | {"alignedserve.store"},
     "alignedserve/store": BASE,
     "alignedserve/sim": BASE
-    | SCHEDULES
+    | STATE_MACHINES
     | {"alignedserve.cost_presets", "alignedserve.router", "alignedserve.kvpool"},
 }
 

@@ -142,7 +142,7 @@ class SimEngine:
             held = self.contents.get(blocks[index])
             least = min(size, request.num_computed - index * size)
             is_its_own = index < self._num_shared[request.request_id] or (held and held.key == key)
-            if held is None or not is_its_own or held.index != index or held.num_tokens < least:
+            if held is None or not is_its_own or held.place != index or held.num_tokens < least:
                 raise RuntimeError(
                     f"request {key} joins with {least} tokens in its block {index}, which holds {held}"
                 )

@@ -7,17 +7,18 @@ and at its end, and so is a write into a block that another copy is writing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
+    """Of a block."""
+
     key: RequestKey
-    # of the block within the request
-    index: int
+    # the block's place within the request
+    place: int
     num_tokens: int
 
 
@@ -35,7 +36,7 @@ class Write:
                 )
             segment.writes[block] = self
             held = segment.contents.get(block)
-            if held and (held.key, held.index) != (content.key, content.index):
+            if held and (held.key, held.place) != (content.key, content.place):
                 del segment.contents[block]
 
     def finish(self) -> None:
@@ -69,7 +70,7 @@ class SimSegment:
             is_full = held is not None and held.num_tokens == self.block_size
             if (
                 held is None
-                or (held.key, held.index) != (key, index)
+                or (held.key, held.place) != (key, index)
                 or not (is_full or index == len(blocks) - 1)
             ):
                 raise RuntimeError(f"request {key} reads its block {index} in {block}, which holds {held}")

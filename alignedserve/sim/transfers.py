@@ -190,7 +190,7 @@ class SimTransfers:
     def _own(self, key: RequestKey, block: BlockId) -> Content:
         """KV that a request shares is its own in the pool."""
         held = self.engine.contents[block]
-        return Content(key, held.index, held.num_tokens)
+        return Content(key, held.place, held.num_tokens)
 
     def abandon(self, key: RequestKey) -> None:
         for lane in (self._loads, self._saves):

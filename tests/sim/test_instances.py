@@ -1,0 +1,200 @@
+"""Simulated instances are the real ones: what these do beside planning can be seen in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.messages import AnyMessage, InstanceLimits, Request
+from alignedserve.mix import DISCIPLINES
+from alignedserve.prefill_worker.options import PrefillOptions
+from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.sim.executor import SimEngine
+from alignedserve.sim.grammars import COMPILE_S
+from alignedserve.sim.instance import SimInstance
+from alignedserve.sim.island import Island
+from alignedserve.sim.model import make_request
+from alignedserve.sim.transfers import SimTransfers
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.transport.completions import Done, Outcome, TransferIds
+from alignedserve.types import Epoch, InstanceId
+from tests.sim.islands import limits, small_island
+
+NUM_OUTPUT = 5
+# room for all of a test's prompts at once
+ROOMY: dict[str, InstanceLimits] = {
+    "prefill": limits(num_blocks=256, max_num_batched_tokens=256),
+    "decode": limits(num_blocks=256),
+}
+
+
+def asking(*prompts: list[int], every_s: float = 0.0) -> list[Request]:
+    plain = [
+        make_request(number, len(prompt), NUM_OUTPUT, arrival_s=every_s * number)
+        for number, prompt in enumerate(prompts, 1)
+    ]
+    return [replace(request, prompt=prompt) for request, prompt in zip(plain, prompts, strict=True)]
+
+
+def finish(island: Island, requests: list[Request]) -> Island:
+    island.submit(requests)
+    island.start()
+    assert island.run_until_done(len(requests), 60.0)
+    island.settle()
+    island.check_idle()
+    assert all(stream.is_complete for stream in island.streams)
+    return island
+
+
+def num_computed(island: Island) -> int:
+    return island.world.computed.total()
+
+
+BEGINNING = [7] * 160
+
+
+@pytest.mark.parametrize("every_s", [0.0, 2.0], ids=["together", "one after the other"])
+def test_prompts_that_begin_alike_share_kv(every_s: float) -> None:
+    prompts = [BEGINNING + [number] * 40 for number in range(6)]
+    alone = finish(small_island(**ROOMY), asking(*prompts, every_s=every_s))
+    together = finish(small_island(shares_prefixes=True, **ROOMY), asking(*prompts, every_s=every_s))
+    assert num_computed(alone) - num_computed(together) == 5 * len(BEGINNING)
+
+
+def test_a_restarted_instance_has_forgotten_what_could_be_shared() -> None:
+    island = small_island(shares_prefixes=True, **ROOMY)
+    prefill = island.world.processes[InstanceId("prefill-0")]
+    island.world.clock.at(3.0, prefill.kill)
+    island.world.clock.at(3.1, prefill.start)
+    finish(island, asking(BEGINNING, BEGINNING, BEGINNING, every_s=2.0))
+    # of the last block one token at least is computed
+    num_shared = len(BEGINNING) - 16
+    assert num_computed(island) == 3 * (len(BEGINNING) + NUM_OUTPUT - 1) - num_shared
+
+
+def test_another_router_finds_what_can_be_shared() -> None:
+    island = small_island(shares_prefixes=True, **ROOMY)
+    island.world.clock.at(3.0, island.router.kill)
+    island.world.clock.at(3.1, island.router.start)
+    finish(island, asking(BEGINNING, BEGINNING, BEGINNING, every_s=2.0))
+    num_shared = 2 * (len(BEGINNING) - 16)
+    assert num_computed(island) == 3 * (len(BEGINNING) + NUM_OUTPUT - 1) - num_shared
+
+
+def test_whoever_waits_for_its_grammar_keeps_nobody() -> None:
+    constrained, plain = asking([1] * 40, [2] * 40)
+    params = constrained.params
+    params.structured_outputs = StructuredOutputsParams(regex="a*")
+    island = finish(small_island(**ROOMY), [constrained, plain])
+    first_s = {stream.request.key: stream.times_s[0] for stream in island.streams}
+    assert first_s[plain.key] < COMPILE_S < first_s[constrained.key] < 3 * COMPILE_S
+
+
+# ---- the same state machine ------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """What a simulated instance was told, and said: a boundary at a time."""
+
+    def __init__(self, instance: SimInstance) -> None:
+        self.instance = instance
+        self.boundaries: list[Boundary] = []
+        worker, completions = instance.worker, instance.transfers.completions
+        on, begin, finish, post = worker.on, worker.begin, worker.finish, completions.post
+        self._orders: list[AnyMessage] = []
+        self._outcomes: list[Outcome] = []
+
+        def noted_on(order: AnyMessage) -> None:
+            self._orders.append(order)
+            on(order)
+
+        def noted_post(done: Done, outcome: Outcome) -> None:
+            def noted_done(outcome: Outcome) -> None:
+                self._outcomes.append(outcome)
+                done(outcome)
+
+            post(noted_done, outcome)
+
+        def noted_begin() -> Any:
+            self._outcomes = before = []
+            boundary = Boundary(worker._clock(), self._orders, before)
+            self._orders = []
+            self.boundaries.append(boundary)
+            step = begin()
+            self._outcomes = boundary.outcomes_beside
+            return step
+
+        def noted_finish(step: Any) -> tuple[list[AnyMessage], bool]:
+            boundary = self.boundaries[-1]
+            boundary.end_s = worker._clock()
+            boundary.said = finish(step)
+            return boundary.said
+
+        worker.on, worker.begin, worker.finish = noted_on, noted_begin, noted_finish  # type: ignore[method-assign]
+        completions.post = noted_post  # type: ignore[method-assign]
+
+
+class Boundary:
+    def __init__(self, begun_s: float, orders: list[AnyMessage], outcomes: list[Outcome]) -> None:
+        self.begun_s = self.end_s = begun_s
+        self.orders, self.outcomes = orders, outcomes
+        # those that came while it computed
+        self.outcomes_beside: list[Outcome] = []
+        self.said: tuple[list[AnyMessage], bool] = ([], False)
+
+
+class Script(SimTransfers):
+    """Copies end when the script says so."""
+
+    def __init__(self, instance: SimInstance, engine: SimEngine) -> None:
+        super().__init__(instance.world, TransferIds(Epoch(1)), engine, instance._channels, wake=lambda: None)
+        self._open: dict[tuple[str, tuple[Any, ...]], list[Done]] = {}
+
+    def load(self, key: Any, pairs: Any, done: Done, is_urgent: bool = False) -> None:
+        self._open.setdefault(("load", (key,)), []).append(done)
+
+    def save(self, key: Any, pairs: Any, done: Done, is_urgent: bool = False) -> None:
+        self._open.setdefault(("save", (key,)), []).append(done)
+
+    def abandon(self, key: Any) -> None:
+        pass
+
+    def deliver(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.what != "lend":
+                self.completions.post(self._open[outcome.what, outcome.keys].pop(0), outcome)
+
+
+def test_a_live_step_says_what_the_simulated_one_said() -> None:
+    """The same orders, clock and outcomes of copies, to the very class that runs live, by `step`."""
+    island = small_island(policy="fcfs", decode=limits(num_blocks=34), pool_blocks=40, shares_prefixes=True)
+    prefill = island.prefills[0]
+    requests = asking(*([number] * (60 + 7 * number) for number in range(1, 25)), every_s=0.02)
+    island.submit(requests)
+    island.start()
+    recorded = Recorded(prefill)
+    assert island.run_until_done(len(requests), 60.0)
+
+    now = [0.0]
+    engine = SimEngine(prefill._limits, island.world.cost, type(island.world.computed)())
+    script = Script(prefill, engine)
+    options = PrefillOptions(DISCIPLINES["fcfs"], shares_prefixes=True)
+    worker = PrefillWorker(engine, script, options, clock=lambda: now[0])
+    finish_engine = engine.finish
+    assert len(recorded.boundaries) > 40
+    for boundary in recorded.boundaries:
+        now[0] = boundary.begun_s
+        for order in boundary.orders:
+            worker.on(order)
+        script.deliver(boundary.outcomes)
+
+        def computed(iteration: Any, boundary: Boundary = boundary) -> Any:
+            now[0] = boundary.end_s
+            script.deliver(boundary.outcomes_beside)
+            return finish_engine(iteration)
+
+        engine.finish = computed  # type: ignore[method-assign]
+        assert worker.step() == boundary.said
+    worker.check_idle()
