@@ -344,12 +344,14 @@ def test_what_was_answered_survives_a_kill() -> None:
             await store.put_result(lease, "", line, LineResult(False, b"x" * 2000))
             return line
 
-        writing = [asyncio.create_task(write(line)) for line in range(1, 2000)]
+        # on a busy machine, it may be too late for all of the others
+        answered = {await write(1)}
+        writing = [asyncio.create_task(write(line)) for line in range(2, 2000)]
         await asyncio.wait(writing, return_when=asyncio.FIRST_COMPLETED)
         await redis.kill()
         ended = await asyncio.gather(*writing, return_exceptions=True)
-        answered = {each for each in ended if isinstance(each, int)}
-        assert answered and {type(each) for each in ended} <= {int, StoreAway}
+        answered |= {each for each in ended if isinstance(each, int)}
+        assert {type(each) for each in ended} <= {int, StoreAway}
         with pytest.raises(StoreAway):
             await store.job(job.id)
         await redis.start()
