@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo serve test fuzz attack lint types check lock clean
+.PHONY: demo serve test fuzz attack lint types check picture lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -31,6 +31,10 @@ types: .venv/installed
 	$(BIN)/mypy
 
 check: lint types test
+
+# those of docs/architecture.md, from the source
+picture: .venv/installed
+	$(BIN)/python -m docs.picture
 
 # The torch that everything here was measured with; newer ones work too.
 TORCH := torch==2.13.0

@@ -1,6 +1,6 @@
 """Offline generation on a CPU, beside vLLM for CPU: the same model, prompts and cores, in turn (A B A B ...).
 
-    python benchmarks/cpu_vs_vllm.py --vllm-python VENV/bin/python [--rounds 3] [--cases abc]
+    python -m benchmarks.cpu_vs_vllm --vllm-python VENV/bin/python [--rounds 3] [--cases abc]
 
 The model is a random-weight Llama of 125M parameters in bfloat16. vLLM is measured as it starts by default, where it
 keeps one core free for itself, and with all cores given to its computation (VLLM_CPU_OMP_THREADS_BIND), as ours has.

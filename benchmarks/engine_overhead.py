@@ -7,7 +7,7 @@ Engine, sampler and decode worker are the real ones; the model returns at once a
               `execute`'s caller, which here does nothing, and a decode worker's schedule and report
     hidden    from the launch to the wait for the tokens: a GPU computes meanwhile
 
-    python benchmarks/engine_overhead.py [--batch 64] [--context 1000] [--steps 400]
+    python -m benchmarks.engine_overhead [--batch 64] [--context 1000] [--steps 400]
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def working(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     return step
 
 
-def offered(args: argparse.Namespace, num_blocks: int) -> Sequence[Work]:
+def offered(args: argparse.Namespace, num_blocks: int) -> list[Work]:
     works = []
     for number in range(1, args.batch + 1):
         request = Request(RequestKey(number), [1] * args.context, params_of(args), seed=0, arrival_s=0.0)

@@ -5,7 +5,7 @@ own, and this one, the client. The gateway's CPU time per token tells what a cor
 machine; the wall says whether the streams kept up. At low load (one request at a time, answered by the stub at once)
 the time to first token is all the gateway's, the sockets' and the client's.
 
-    python benchmarks/gateway.py [--streams 64] [--rate 8000] [--tokens 1000] [--out FILE]
+    python -m benchmarks.gateway [--streams 64] [--rate 8000] [--tokens 1000] [--out FILE]
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import openai
+from openai.types.chat import ChatCompletionMessageParam
 
 from alignedserve import demo
 from alignedserve.demo.words import any_word
@@ -42,7 +43,6 @@ LIMITS = ("--max-model-len", "4096", "--max-num-seqs", "16")
 START_S = 600.0
 PEER_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
-Message = dict[str, str]
 # of each turn, of each chat: seconds to the first token
 Waited = list[list[float]]
 Measured = TypeVar("Measured")
@@ -78,14 +78,14 @@ def vllm(python: str, model: Path, *options: str) -> Iterator[str]:
 
 async def chats(url: str, seed: int) -> Waited:
     dice = random.Random(seed)
-    system: Message = {"role": "system", "content": words(SYSTEM, dice)}
+    system: ChatCompletionMessageParam = {"role": "system", "content": words(SYSTEM, dice)}
     questions = [[words(QUESTION, dice) for _ in range(NUM_TURNS)] for _ in range(NUM_CHATS)]
     waited: Waited = [[] for _ in range(NUM_TURNS)]
     turn = asyncio.Semaphore(AT_ONCE)
     async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
 
         async def chat(asked: list[str]) -> None:
-            messages = [system]
+            messages: list[ChatCompletionMessageParam] = [system]
             async with turn:
                 for number, question in enumerate(asked):
                     messages.append({"role": "user", "content": question})
@@ -101,11 +101,11 @@ def words(count: int, dice: random.Random) -> str:
     return " ".join(any_word(dice) for _ in range(count))
 
 
-async def ask(client: openai.AsyncOpenAI, messages: list[Message]) -> tuple[float, str]:
+async def ask(client: openai.AsyncOpenAI, messages: list[ChatCompletionMessageParam]) -> tuple[float, str]:
     begun_s, first_s, answer = time.perf_counter(), 0.0, ""
     stream = await client.chat.completions.create(
         model=NAME,
-        messages=messages,  # type: ignore[arg-type]
+        messages=messages,
         temperature=0,
         max_tokens=ANSWER,
         stream=True,
@@ -161,7 +161,7 @@ def in_turn(
 
 def servers_of(model: Path, vllm_python: str | None) -> dict[str, AbstractContextManager[str]]:
     off = "--no-enable-prefix-caching"
-    servers = {"ours": ours(model), "ours, without": ours(model, off)}
+    servers: dict[str, AbstractContextManager[str]] = {"ours": ours(model), "ours, without": ours(model, off)}
     if vllm_python:
         servers |= {"vLLM": vllm(vllm_python, model), "vLLM, without": vllm(vllm_python, model, off)}
     return servers

@@ -1,6 +1,6 @@
 """What scheduling decisions cost: upkeep of the pool's quad-tree, searches in it, and the router's part.
 
-    python benchmarks/scheduler.py [--rounds 200]
+    python -m benchmarks.scheduler [--rounds 200]
 
 Lengths are drawn log-normally (median 1000, as in published chat traces), evenly over 1 .. 65536, or all near 2000.
 Each search is timed from the root and for an urgent request of any length, where batches have to be widened. Aims are

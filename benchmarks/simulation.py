@@ -1,6 +1,6 @@
 """What batches of similar length are worth: policies `aligned` and `fcfs` in simulation, by a cost model.
 
-    python benchmarks/simulation.py --trace AzureLLMInferenceTrace_conv.csv --long-prompts arxiv_summarization_stats.csv
+    python -m benchmarks.simulation --trace AzureLLMInferenceTrace_conv.csv --long-prompts arxiv_summarization_stats.csv
 
 - goodput: the highest rate at which 90 % of requests meet the SLO (first token in 1 s, 0.1 s per token);
 - saturation: decode throughput when far more arrives than can be decoded, with prefill instances to spare, until the
@@ -18,6 +18,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -124,15 +125,16 @@ def measure_saturation(cost: str, workloads: dict[str, list[Arrival]]) -> Iterat
 
 def measure_knobs(cost: str, workload: list[Arrival]) -> Iterator[Record]:
     changes: dict[str, Callable[[Setting], Setting]] = {"as it is": lambda setting: setting}
-    knobs = [
+    knobs: list[tuple[str, object]] = [
         ("min_batch_requests", 1),
         ("min_batch_requests", 128),
         ("batch_share", 0.2),
         ("batch_share", 0.8),
+        ("starvation_s", NEVER_S),
+        ("link", "host"),
     ]
-    knobs += [("starvation_s", NEVER_S), ("link", "host")]
     for name, value in knobs:
-        changes[f"{name}={value}"] = lambda setting, knob=(name, value): replace(setting, router=(knob,))
+        changes[f"{name}={value}"] = partial(replace, router=((name, value),))
     changes["fill_mark=0.8"] = lambda setting: replace(setting, decode=DecodeOptions(fill_mark=0.8))
     for name, change in changes.items():
         for kernel in KERNELS[1:]:

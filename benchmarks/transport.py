@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -208,9 +209,7 @@ def measure_link(link: str, args: argparse.Namespace) -> None:
         links.pull(InstanceId("prefill-0"), address, [(RequestKey(key), targets)], check)
         assert completions.run(timeout_s=60) == 1
 
-    rates = [
-        args.blocks * block_bytes / GIB / seconds(lambda key=key: pull(key)) for key in range(args.rounds)
-    ]
+    rates = [args.blocks * block_bytes / GIB / seconds(partial(pull, key)) for key in range(args.rounds)]
     print(f"  {link:<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
     links.close()
     pipe.send("done")

@@ -46,10 +46,11 @@ def main() -> None:
         )
 
 
-def _rate(llm: LLM, prompts: list, params: SamplingParams) -> float:
+def _rate(llm: LLM, prompts: list[dict[str, list[int]]], params: SamplingParams) -> float:
     start = time.perf_counter()
     results = llm.generate(prompts, params, use_tqdm=False)
-    return sum(len(result.outputs[0].token_ids) for result in results) / (time.perf_counter() - start)
+    num_tokens = sum(len(result.outputs[0].token_ids) for result in results)
+    return num_tokens / (time.perf_counter() - start)
 
 
 if __name__ == "__main__":

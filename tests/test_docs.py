@@ -24,7 +24,8 @@ from alignedserve.gateway.files import file_routes
 from tests.deploy.test_grafana import exposed
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GLOSSARY, CONTRIBUTING = ROOT / "docs/glossary.md", ROOT / "CONTRIBUTING.md"
+PAGES = [ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SERVING, OPERATING = ROOT / "docs/serving.md", ROOT / "docs/operating.md"
 CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker"]
 
@@ -191,6 +192,21 @@ def test_links_lead_somewhere(page: Path) -> None:
             path = page.parent / name if name else page
             assert path.exists(), target
             assert not anchor or anchor in anchors(path), target
+
+
+@pytest.mark.parametrize("page", [GLOSSARY, CONTRIBUTING], ids=lambda page: page.name)
+def test_files_are_there(page: Path) -> None:
+    """By their whole paths, or those within the package. A name without a folder stands for one said before."""
+    text = FENCE.sub("", page.read_text())
+    named = {span for span in SPAN.findall(text) if re.fullmatch(r"[\w/]+/[\w.]+\.\w+", span)}
+    missing = {name for name in named if not any((root / name).exists() for root in (ROOT, ROOT / CODE[0]))}
+    assert len(named) > 10 and missing <= {"alignedserve/router/policies/NAME.py"}
+
+
+def test_each_word_of_the_glossary_has_a_file() -> None:
+    entries = [block for block in blocks(GLOSSARY) if block.startswith("**")]
+    assert len(entries) > 15
+    assert all(re.search(r"`[\w/]+\.py`", entry) for entry in entries)
 
 
 def test_metrics_are_exported() -> None:

@@ -74,7 +74,7 @@ async def attack_turns_in_text(target: Target) -> Finding:
             answer = await http.post("/tokenize", json=body | {"return_token_strs": True})
             if answer.status_code == 400:
                 return None
-            texts = answer.json()["token_strs"]
+            texts: list[str] = answer.json()["token_strs"]
             return sum(text.startswith("<|") and text.endswith("|>") for text in texts)
 
         expected = await num_control("harmless")

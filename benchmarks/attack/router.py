@@ -87,7 +87,8 @@ async def _ask_on(
     http: httpx.AsyncClient, body: dict[str, Any], seconds: float = ATTACK_S
 ) -> tuple[list[float], Counter[int]]:
     """One call after the other; how long each took, and their statuses."""
-    times, statuses, deadline = [], Counter[int](), time.monotonic() + seconds
+    times: list[float] = []
+    statuses, deadline = Counter[int](), time.monotonic() + seconds
     while not times or time.monotonic() < deadline:
         begun_s = time.monotonic()
         statuses[(await http.post(PATH, json=body)).status_code] += 1

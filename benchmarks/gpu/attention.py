@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,9 +115,9 @@ class Inputs:
         num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         shape = (sum(num_blocks), self.layers, 2, num_kv_heads, BLOCK_SIZE, head_dim)
         self.cache = torch.empty(shape, dtype=dtype, device=device)
-        for block in self.cache.split(1024):
+        for block in torch.split(self.cache, 1024):
             block.normal_(0.0, 0.5)
-        ids = torch.randperm(sum(num_blocks)).int().split(num_blocks)
+        ids = torch.split(torch.randperm(sum(num_blocks)).int(), num_blocks)
         table = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int32)
         for seq, blocks in enumerate(ids):
             table[seq, : len(blocks)] = blocks
@@ -146,9 +147,9 @@ class Inputs:
     def kernels(self) -> dict[str, list[Callable[[], Any]]]:
         """By name: the same attention in every layer."""
         layers = range(self.layers)
-        found = {
-            "balanced": [lambda layer=layer: self._balanced(layer) for layer in layers],
-            "plain": [lambda layer=layer: self._plain(layer) for layer in layers],
+        found: dict[str, list[Callable[[], Any]]] = {
+            "balanced": [partial(self._balanced, layer) for layer in layers],
+            "plain": [partial(self._plain, layer) for layer in layers],
         }
         if self.q.is_cuda:
             found["torch varlen"] = self._varlen()
@@ -196,17 +197,17 @@ class Inputs:
             longest = max(self.lengths)
             flash_attention(self.q, k, v, self.step.query_start, starts, 1, longest, self.scale, window=None)
 
-        return [lambda layer=layer: call(layer) for layer in range(self.layers)]
+        return [partial(call, layer) for layer in range(self.layers)]
 
     def _sdpa(self) -> list[Callable[[], Any]]:
-        kv = self._packed().unflatten(2, (len(self.lengths), -1)).transpose(3, 4)
+        kv = torch.unflatten(self._packed(), 2, (len(self.lengths), -1)).transpose(3, 4)
         q = self.q.unsqueeze(2)
 
         def call(layer: int) -> None:
             k, v = kv[layer]
             F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=True)
 
-        return [lambda layer=layer: call(layer) for layer in range(self.layers)]
+        return [partial(call, layer) for layer in range(self.layers)]
 
     def _copies(self) -> list[Callable[[], Any]]:
         """Half of the bytes read, and as many written."""
@@ -218,4 +219,4 @@ class Inputs:
         def call(layer: int) -> None:
             torch.neg(flat[layer * 2 * half : (layer * 2 + 1) * half], out=target)
 
-        return [lambda layer=layer: call(layer) for layer in range(self.layers)]
+        return [partial(call, layer) for layer in range(self.layers)]

@@ -5,8 +5,8 @@ The fit is that of `alignedserve profile` (alignedserve/profile/fit.py).
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,16 @@ def _flat(errors: dict[str, Error]) -> dict[str, float]:
 
 
 def main() -> None:
-    measured = json.loads(Path(sys.argv[1]).read_text())
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("measured", type=Path, metavar="GPU_JSON")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR")
+    args = parser.parse_args()
+    measured = json.loads(args.measured.read_text())
     for row in measured["rows"]:
         if row["part"] == "cost_grid" and row.get("points"):
             source = f"measured on {measured['device']}, {measured['date']}, commit {measured['commit']}"
             found = fit_row(row, source)
-            path = Path(sys.argv[2]) / f"cost-{row['model']}.json"
+            path = args.out / f"cost-{row['model']}.json"
             path.write_text(json.dumps(found, indent=1) + "\n")
             print(path, json.dumps(found["error_on_held_out"]))
 

@@ -68,7 +68,7 @@ def engine_for(
         free_memory()
 
 
-def kernel_option(name: str) -> dict[str, str]:
+def kernel_option(name: str) -> dict[str, Any]:
     return optional("decode_kernel", name)
 
 
@@ -83,7 +83,7 @@ def optional(name: str, value: Any) -> dict[str, Any]:
 
 def fill_with_noise(blocks: torch.Tensor) -> None:
     """Never NaN, and never zeros, which are quicker."""
-    for block in blocks.split(64):
+    for block in torch.split(blocks, 64):
         block.normal_(0.0, KV_DEVIATION)
 
 

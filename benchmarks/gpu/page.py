@@ -20,7 +20,8 @@ Table = Sequence[Sequence[object]]
 
 def merged(files: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Row]]:
     """What the machines were, and the rows, with `run` saying which of them."""
-    machines, rows = [], {}
+    machines: list[dict[str, Any]] = []
+    rows: dict[tuple[str, str], Row] = {}
     for number, file in enumerate(files):
         measured = json.loads(file.read_text())
         found = measured.pop("rows")

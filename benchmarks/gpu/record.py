@@ -48,7 +48,7 @@ class Record:
 
 def summary(row: Row) -> str:
     if "error" in row:
-        return "FAILED " + row["error"].strip().rpartition("\n")[2][:160]
+        return "FAILED " + str(row["error"]).strip().rpartition("\n")[2][:160]
     return str(row.get("summary", ""))
 
 

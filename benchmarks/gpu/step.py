@@ -50,7 +50,7 @@ def measure(bench: Bench, model: str, built: BuiltEngine, lengths: Sequence[int]
         wall = batch.wall_seconds(num_steps)
         between_events = device_seconds(bench, batch.step, num_steps // 2, warm_ups=1)
         activities = profiled(bench, batch.step, NUM_PROFILED)
-    row = {"model": model, "batch": len(lengths), "length": max(lengths), **median_and_spread(wall)}
+    row: Row = {"model": model, "batch": len(lengths), "length": max(lengths), **median_and_spread(wall)}
     row |= {"mean_s": statistics.fmean(wall), "events_s": statistics.median(between_events)}
     if activities:
         row["busy_s"] = busy_seconds(activities) / NUM_PROFILED

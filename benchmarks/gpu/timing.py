@@ -47,4 +47,4 @@ def median_and_spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

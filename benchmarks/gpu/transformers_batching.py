@@ -21,14 +21,17 @@ from transformers import (
     ContinuousBatchingConfig,
     GenerationConfig,
     LlamaConfig,
-    PreTrainedModel,
+    LlamaForCausalLM,
     Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from alignedserve.models.config import ModelConfig, RopeConfig
 from alignedserve.models.dummy_weights import DummySource
 
 NO_TOKEN = -1
+
+Peer = LlamaForCausalLM | Qwen3ForCausalLM
 
 
 def main() -> None:
@@ -44,21 +47,22 @@ def model_config(fields: dict[str, Any]) -> ModelConfig:
     return ModelConfig(**fields | {"rope": None if rope is None else RopeConfig(**rope)})
 
 
-def build(config: ModelConfig, device: torch.device, attention: str) -> PreTrainedModel:
+def build(config: ModelConfig, device: torch.device, attention: str) -> Peer:
     dtype = getattr(torch, config.dtype)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(
+        model: Peer = AutoModelForCausalLM.from_config(
             their_config(config), dtype=dtype, attn_implementation=attention
         )
     source = DummySource(dtype, device, seed=0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(source.take(name, tuple(parameter.shape)))
-    return model.eval()
+    model.eval()
+    return model
 
 
 def their_config(config: ModelConfig) -> LlamaConfig | Qwen3Config:
-    kinds = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+    kinds: dict[str, type[LlamaConfig] | type[Qwen3Config]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
     return kinds[config.architecture](
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -132,7 +136,7 @@ def torch_varlen(
     return attended[0], None
 
 
-def measure(model: PreTrainedModel, job: dict[str, Any]) -> dict[str, Any]:
+def measure(model: Peer, job: dict[str, Any]) -> dict[str, Any]:
     generation = GenerationConfig(do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0, max_new_tokens=1024)
     batching = ContinuousBatchingConfig(
         use_cuda_graph=job["has_graphs"],
@@ -162,7 +166,7 @@ def measure(model: PreTrainedModel, job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def tiny_sizes(model: PreTrainedModel) -> dict[str, int]:
+def tiny_sizes(model: Peer) -> dict[str, Any]:
     """On a CPU there is no memory of a GPU to size it by."""
     if model.device.type == "cuda":
         return {}

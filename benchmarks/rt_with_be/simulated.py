@@ -217,7 +217,7 @@ class Simulated:
 
 
 def foresight(lengths: str) -> Foresee:
-    by_name = {
+    by_name: dict[str, Foresee] = {
         "none": nothing,
         "predicted": Roughly(MAX_MODEL_LEN, DEMO_ERROR),
         "oracle": oracle(MAX_MODEL_LEN),

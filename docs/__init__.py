@@ -1,0 +1,1 @@
+"""Pages, and what draws their pictures."""

@@ -1,0 +1,48 @@
+"""Every benchmark that a page or a docstring names is a module that runs, as far as to its `--help`."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
+PAGES += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+SOURCES = list((ROOT / "benchmarks").rglob("*.py"))
+NAMED = re.compile(r"python -m (benchmarks(?:\.[a-z_]\w*)+)")
+# processes that other benchmarks start, with arguments of their own
+HELPERS = {
+    "benchmarks.attack.victim",
+    "benchmarks.rt_with_be.keep_open",
+    "benchmarks.gpu.transformers_batching",
+}
+
+
+def commands() -> list[str]:
+    found = {name for path in [*PAGES, *SOURCES] for name in NAMED.findall(path.read_text())}
+    return sorted(found - HELPERS)
+
+
+def test_all_are_found() -> None:
+    assert len(commands()) >= 15
+
+
+@pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_none_is_run_by_its_path(path: Path) -> None:
+    """A module that is run so does not find the package that it is in."""
+    assert not re.search(r"python benchmarks/", path.read_text())
+
+
+@pytest.mark.filterwarnings("ignore:'benchmarks:RuntimeWarning")
+@pytest.mark.parametrize("name", commands())
+def test_it_says_what_it_takes(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(name, run_name="__main__")
+    assert ended.value.code == 0
+    assert "usage:" in capsys.readouterr().out
