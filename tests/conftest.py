@@ -33,6 +33,7 @@ settings.load_profile("tests")
 # make one fail, and it runs once more (tests/second_runs.py).
 LIVE = (
     "bench",
+    "benchmarks/test_gpu_parts.py",
     "cli",
     "cluster",
     "gateway",
@@ -48,9 +49,12 @@ LIVE = (
 )
 
 
+LONGEST = ("test_serve.py", "test_kill.py")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The file that takes longest first: with two workers (`make test`), all others run beside it."""
-    items.sort(key=lambda item: item.path.name != "test_serve.py")
+    """The files that take longest first: with two workers, all others run beside them."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     second_runs.allow(items, [config.rootpath / "tests" / name for name in LIVE])
 
 

@@ -47,7 +47,16 @@ def run_pytest(root: Path, files: dict[str, str], *options: str) -> tuple[int, s
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(root), "-p", "tests.conftest"]
-    command = [sys.executable, "-m", "pytest", *config, "-p", "no:cacheprovider", *options, str(root / "tests")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *config,
+        "-p",
+        "no:cacheprovider",
+        *options,
+        str(root / "tests"),
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300)
     return done.returncode, done.stdout + done.stderr
