@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo serve test fuzz attack lint types check picture lock clean
+.PHONY: demo serve test test-all fuzz attack lint types check picture lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -12,8 +12,15 @@ serve: .venv/installed
 	$(BIN)/alignedserve serve
 
 # two at a time, each file whole
+TESTS := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# without those that are marked slow
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python $(TESTS) -m "not slow"
+
+# a quarter of an hour
+test-all: .venv/installed
+	$(BIN)/python $(TESTS)
 
 # some minutes; FUZZ_EXAMPLES=5000 make fuzz for longer
 fuzz: .venv/installed

@@ -17,11 +17,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from alignedserve.cli.bench import prompt_lengths
+from benchmarks.progress import progress, say
 
 # case: (prompts, prompt tokens, mix, output tokens, ratio to reach)
 CASES: dict[str, tuple[int, int, str | None, int, float]] = {
@@ -117,28 +119,36 @@ def main() -> None:
         "cpu": cpu_name(),
         "cases": {},
     }
-    with tempfile.TemporaryDirectory() as directory:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        progress(3 * args.rounds * len(args.cases), "run") as bar,
+    ):
         model, out = Path(directory, "model"), Path(directory, "out.jsonl")
+        bar.set_description("making the model")
         make_model(model)
+        engines: dict[str, Callable[[str], float]] = {
+            "alignedserve": lambda case: ours(model, case, out),
+            "vllm": lambda case: vllm(args.vllm_python, model, case, out, has_all_cores=False),
+            "vllm_all_cores": lambda case: vllm(args.vllm_python, model, case, out, has_all_cores=True),
+        }
         for case in args.cases:
-            rounds = []
+            rounds: list[dict[str, float]] = []
             for _ in range(args.rounds):
-                mine = ours(model, case, out)
-                default, all_cores = (
-                    vllm(args.vllm_python, model, case, out, every) for every in (False, True)
-                )
-                rounds.append({"alignedserve": mine, "vllm": default, "vllm_all_cores": all_cores})
-                print(f"({case})", {name: round(rate, 1) for name, rate in rounds[-1].items()}, flush=True)
+                rates = {}
+                for name, rate_of in engines.items():
+                    bar.set_description(f"({case}) {name}")
+                    rates[name] = rate_of(case)
+                    bar.update()
+                rounds.append(rates)
+                shown = {name: round(rate, 1) for name, rate in rates.items()}
+                say(f"({case}) {shown}")
             ratios = {
                 peer: statistics.median(each["alignedserve"] / each[peer] for each in rounds)
                 for peer in ("vllm", "vllm_all_cores")
             }
             result["cases"][case] = {"rounds": rounds, "median_ratio_to": ratios, "target": CASES[case][4]}
-            print(
-                f"({case}) median ratio to",
-                {peer: round(ratio, 2) for peer, ratio in ratios.items()},
-                flush=True,
-            )
+            shown = {peer: round(ratio, 2) for peer, ratio in ratios.items()}
+            say(f"({case}) median ratio to {shown}")
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 

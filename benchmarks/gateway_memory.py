@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tqdm import tqdm
 
 from alignedserve import demo
 from alignedserve.config import EngineConfig
@@ -33,6 +34,7 @@ from alignedserve.store.server import PrivateServer, find_server, locked
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
 from benchmarks.gateway import HOST, TOKEN, serve_stub
+from benchmarks.progress import progress
 
 ENDPOINT = "/v1/chat/completions"
 START_S = 60.0
@@ -70,6 +72,8 @@ def lines_of(count: int, num_bytes: int) -> Iterator[bytes]:
 class Measured:
     client: httpx.AsyncClient
     pid: int
+    # shows the phase, and how many lines of its job are answered
+    bar: tqdm[Any]
     base_bytes: int = 0
     found: dict[str, Any] = field(default_factory=dict)
 
@@ -77,11 +81,13 @@ class Measured:
     def phase(self, name: str) -> Iterator[None]:
         # sets the peak back to what is held now
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        self.bar.reset()
+        self.bar.set_description(name)
         begun_s = time.perf_counter()
         yield
         peak = (self.resident("VmHWM") - self.base_bytes) / (1 << 20)
         self.found |= {f"{name}_mib": round(peak, 1), f"{name}_s": round(time.perf_counter() - begun_s, 1)}
-        print(f"{name}: {peak:.1f} MiB", file=sys.stderr)
+        tqdm.write(f"{name}: {peak:.1f} MiB", file=sys.stderr)
 
     def resident(self, key: str) -> int:
         status = Path(f"/proc/{self.pid}/status").read_text().splitlines()
@@ -107,6 +113,7 @@ class Measured:
     async def until(self, batch_id: str, *statuses: str, num_answered: int = 0) -> dict[str, Any]:
         while True:
             batch = _body(await self.client.get(f"/v1/batches/{batch_id}"))
+            self.bar.update(batch["request_counts"]["completed"] - self.bar.n)
             if batch["status"] in statuses and batch["request_counts"]["completed"] >= num_answered:
                 return batch
             if batch["status"] in OVER:
@@ -174,8 +181,9 @@ async def run(num_lines: int, num_bytes: int, tokens_per_s: float) -> dict[str, 
             assert gateway.pid
             async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120) as client:
                 await _until_up(client)
-                at = Measured(client, gateway.pid)
-                await measure(at, num_lines, num_bytes)
+                with progress(num_lines, "line") as bar:
+                    at = Measured(client, gateway.pid, bar)
+                    await measure(at, num_lines, num_bytes)
             return {"lines": num_lines, "bytes": num_bytes} | at.found
         finally:
             for process in (gateway, stub):

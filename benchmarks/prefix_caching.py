@@ -32,6 +32,7 @@ from alignedserve import demo
 from alignedserve.demo.words import any_word
 from alignedserve.launch.ports import free_port
 from benchmarks.cpu_vs_vllm import cpu_name, make_model
+from benchmarks.progress import progress, say
 from benchmarks.rt_with_be.served import running
 
 HOST, NAME = "127.0.0.1", "chat"
@@ -135,16 +136,24 @@ def in_turn(
 ) -> None:
     """Each server in each round. `name`: of the benchmark. `measure`: of a URL, with a seed."""
     found: dict[str, list[Measured]] = {}
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, progress(None, "server") as bar:
         model = Path(directory, "model")
+        bar.set_description("making the model")
         make_chat_model(model)
         for number in range(args.rounds):
-            for server_name, server in servers_of(model, args.vllm_python).items():
+            servers = servers_of(model, args.vllm_python)
+            bar.total = args.rounds * len(servers)
+            for server_name, server in servers.items():
+                head = f"{server_name}, round {number}"
+                bar.set_description(f"{head}: starting")
                 with server as url:
-                    # warm, with other words
+                    # with other words
+                    bar.set_description(f"{head}: warming")
                     asyncio.run(measure(url, 1000 + number))
+                    bar.set_description(f"{head}: measuring")
                     found.setdefault(server_name, []).append(asyncio.run(measure(url, number)))
-                print(line_of(f"{server_name}, round {number}", found[server_name][-1:]), flush=True)
+                bar.update()
+                say(line_of(head, found[server_name][-1:]))
     for server_name, rounds in found.items():
         print(line_of(server_name, rounds))
     if args.out:

@@ -29,6 +29,7 @@ from alignedserve.router.config import RouterConfig
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, cut, poisson_arrivals, read_azure_trace, scale_rate
+from benchmarks.progress import progress, say
 
 KERNELS: tuple[Attention, ...] = get_args(Attention)
 POLICIES = ("fcfs", "aligned")
@@ -179,14 +180,18 @@ def main() -> None:
         workloads["trace, 10 % long prompts"] = with_long_prompts(trace, options.long_prompts, 0.1)
     workloads["95 % short, 5 % long"] = short_and_long(options.requests, 0.05)
     records: list[Record] = []
-    for study in (
-        measure_saturation(options.cost, workloads),
-        measure_goodput(options.cost, trace),
-        measure_knobs(options.cost, trace),
-    ):
-        for record in study:
-            print(line(record), flush=True)
-            records.append(record)
+    studies = {
+        "saturation": measure_saturation(options.cost, workloads),
+        "goodput": measure_goodput(options.cost, trace),
+        "knobs": measure_knobs(options.cost, trace),
+    }
+    with progress(None, "setting") as bar:
+        for name, study in studies.items():
+            bar.set_description(name)
+            for record in study:
+                bar.update()
+                say(line(record))
+                records.append(record)
     if options.out:
         settings = {"cost": options.cost, "num_requests": options.requests, "pool_bytes": POOL_BYTES}
         text = json.dumps({"settings": settings, "records": records}, indent=1)

@@ -15,18 +15,56 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from alignedserve.engine.engine import Engine
-from tests import tiny_models
+from tests import second_runs
 
 # torch's threads spin while they wait for each other: on a machine where another process has one of the cores, tiny
 # operations on two threads take a hundred times as long as on one. What threads change is tested in tests/kernels.
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file that takes longest first: with two workers (`make test`), all others run beside it."""
-    items.sort(key=lambda item: item.path.name != "test_serve.py")
+# A property test that fails says how to repeat that: seeds and other arguments, and a blob for `reproduce_failure`.
+settings.register_profile("tests", print_blob=True)
+settings.load_profile("tests")
+
+# The folders, and files of other folders, whose tests start processes or listen on sockets: how busy the machine is may
+# make one fail, and it runs once more (tests/second_runs.py).
+LIVE = (
+    "bench",
+    "benchmarks/test_gpu_parts.py",
+    "cli",
+    "cluster",
+    "gateway",
+    "instance",
+    "kvpool/test_segment.py",
+    "launch",
+    "router/test_fence.py",
+    "router/test_server.py",
+    "store",
+    "test_child.py",
+    "test_wire.py",
+    "transport",
+)
+
+
+LONGEST = ("test_serve.py", "test_kill.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The files that take longest first: with two workers, all others run beside them."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+    second_runs.allow(items, [config.rootpath / "tests" / name for name in LIVE])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    second_runs.end_spoilt_fixtures(item)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    second_runs.tell(terminalreporter)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,6 +78,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Directory of a random model of the named family, made once."""
+    # it imports transformers, which takes longer than all else here
+    from tests import tiny_models
+
     built: dict[str, Path] = {}
 
     def directory(name: str) -> Path:

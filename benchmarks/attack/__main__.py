@@ -35,6 +35,7 @@ from benchmarks.attack.target import KEYS, Finding, Target
 from benchmarks.attack.verdict import HEAD, Measured, Watched, figures, is_broken, objections, row
 from benchmarks.attack.victim import Watch
 from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.progress import progress, say
 from benchmarks.rt_with_be.served import running
 
 HOST = "127.0.0.1"
@@ -149,18 +150,22 @@ def attack_all(attacks: Sequence[Attack]) -> tuple[list[dict[str, Any]], bool]:
     """What was found, and whether anything is broken."""
     rows: list[dict[str, Any]] = []
     broken = False
-    for has_keys, some in itertools.groupby(attacks, key=lambda each: each.needs_keys):
-        with session(has_keys) as at:
-            baseline = at.baseline()
-            what = f"no attack{', with keys' if has_keys else ''}, {baseline.num_tokens / BASELINE_S:.0f} tokens/s"
-            print(f"{HEAD}\n{what:44} {'':8} {figures(baseline)}", flush=True)
-            for attack in some:
-                found = at.measure(attack)
-                print(row(*found, baseline), flush=True)
-                rows.append(_as_json(*found, baseline))
-                broken |= is_broken([found], baseline)
-                if not found[1].is_up:
-                    break
+    with progress(len(attacks), "attack") as bar:
+        for has_keys, some in itertools.groupby(attacks, key=lambda each: each.needs_keys):
+            bar.set_description("starting a server")
+            with session(has_keys) as at:
+                baseline = at.baseline()
+                what = f"no attack{', with keys' if has_keys else ''}, {baseline.num_tokens / BASELINE_S:.0f} tokens/s"
+                say(f"{HEAD}\n{what:44} {'':8} {figures(baseline)}")
+                for attack in some:
+                    bar.set_description(attack.name)
+                    found = at.measure(attack)
+                    bar.update()
+                    say(row(*found, baseline))
+                    rows.append(_as_json(*found, baseline))
+                    broken |= is_broken([found], baseline)
+                    if not found[1].is_up:
+                        break
     return rows, broken
 
 

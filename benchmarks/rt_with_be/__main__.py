@@ -17,6 +17,7 @@ from typing import Any
 from alignedserve.mix import DISCIPLINES
 from alignedserve.sim.report import Slo
 from benchmarks.gpu.record import Record
+from benchmarks.progress import progress, say
 from benchmarks.rt_with_be import peer
 from benchmarks.rt_with_be.arithmetic import Row
 from benchmarks.rt_with_be.live import Live
@@ -57,12 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     args.out.mkdir(parents=True, exist_ok=True)
     record = Record(args.out / "rt_with_be.json", describe(args))
-    for part in args.parts:
-        begun_s = time.monotonic()
-        for row in rows_of(part, args):
-            record.add(row | {"took_s": round(time.monotonic() - begun_s, 1)})
+    with progress(None, "case") as bar:
+        for number, part in enumerate(args.parts, 1):
+            bar.set_description(f"{part}, part {number} of {len(args.parts)}")
             begun_s = time.monotonic()
-            print(line(row), flush=True)
+            for row in rows_of(part, args):
+                record.add(row | {"took_s": round(time.monotonic() - begun_s, 1)})
+                begun_s = time.monotonic()
+                bar.update()
+                say(line(row))
     print(terminal_table(record.rows))
     write([record.path], args.out)
 

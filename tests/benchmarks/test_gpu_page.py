@@ -24,6 +24,7 @@ def measured(out: Path) -> Path:
     return out / "gpu.json"
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_page_with_tables_and_pictures(tmp_path: Path) -> None:
     page.write([measured(tmp_path / "run")], tmp_path / "page")
     text = (tmp_path / "page" / "gpu.md").read_text()

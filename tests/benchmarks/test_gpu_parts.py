@@ -32,6 +32,7 @@ def test_rates_count_outputs_and_all_tokens() -> None:
     assert (found["output_tokens_per_s"], found["tokens_per_s"]) == (15.0, 17.0)
 
 
+@pytest.mark.slow
 def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
     """So their weights are the same, and their rates can be compared."""
     bench = tiny_bench(tmp_path, models=("qwen3-0.6b",))
@@ -94,6 +95,7 @@ def lend_others(pipe: Connection, device: str) -> None:
     link.lend(pipe, device, seed=1)
 
 
+@pytest.mark.slow
 def test_other_bytes_than_the_lenders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "lend", lend_others)
     monkeypatch.setattr(link, "BLOCK_MIB", (1,))
@@ -106,6 +108,7 @@ def lend_nothing(pipe: Connection, device: str) -> None:
     raise SystemExit(1)
 
 
+@pytest.mark.slow
 def test_a_lender_that_dies_is_recorded_case_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "lend", lend_nothing)
     bench = tiny_bench(tmp_path)

@@ -24,6 +24,7 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_one_call_measures_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run.main(
         f"--tiny --device cpu --backend torch --out {tmp_path} --models llama-3.1-8b"

@@ -158,8 +158,10 @@ class Chaos(RuleBasedStateMachine):
             assert stream.is_complete or stream.outcome in ("abort", "lost", "too_long"), stream
 
 
+# virtual time and a random search: a second run would hide what the first one found
+@pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize("link", ["host", "gloo"])
-@pytest.mark.parametrize("policy", ["aligned", "priority", "fcfs"])
+@pytest.mark.parametrize("policy", ["aligned", pytest.param("priority", marks=pytest.mark.slow), "fcfs"])
 def test_nothing_is_lost_and_nothing_is_left(policy: str, link: str) -> None:
     machine: Any = type("Chaos", (Chaos,), {"policy": policy, "link": link})
     run_state_machine_as_test(

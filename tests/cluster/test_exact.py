@@ -26,9 +26,15 @@ SETUPS = [
     ("opt", "aligned", "gloo"),
     ("llama-gqa-tied", "aligned", "ipc"),
 ]
+# those of `make test`
+QUICK = [("opt", "aligned", "gloo"), ("llama-gqa-tied", "aligned", "ipc")]
 
 
-@pytest.fixture(scope="module", params=SETUPS, ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in SETUPS],
+    ids="-".join,
+)
 def island(
     request: pytest.FixtureRequest, tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Processes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -75,24 +75,41 @@ def scenes(tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory) -> I
         yield scene
 
 
-@pytest.mark.parametrize(
-    "victims",
-    [
-        [DECODES[0]],
-        [PREFILLS[0]],
-        [POOL],
-        [ROUTER],
-        [DECODES[0], PREFILLS[1]],
-        [DECODES[1], DECODES[0]],
-        [PREFILLS[1], POOL],
-        [POOL, ROUTER],
-        [ROUTER, DECODES[1]],
-        [DECODES[0], POOL, DECODES[0]],
-    ],
-    ids="-then-".join,
+LINKS = ("host", "gloo", "ipc")
+DEATHS = (
+    (DECODES[0],),
+    (PREFILLS[0],),
+    (POOL,),
+    (ROUTER,),
+    (DECODES[0], PREFILLS[1]),
+    (DECODES[1], DECODES[0]),
+    (PREFILLS[1], POOL),
+    (POOL, ROUTER),
+    (ROUTER, DECODES[1]),
+    (DECODES[0], POOL, DECODES[0]),
 )
-@pytest.mark.parametrize("link", ["host", "gloo", "ipc"])
-def test_killed_in_mid_stream(scenes: Callable[..., Scene], link: str, victims: list[InstanceId]) -> None:
+# those of `make test`, with every kind of process at two links
+QUICK = {
+    ("host", (DECODES[0], PREFILLS[1])),
+    ("host", (POOL, ROUTER)),
+    ("ipc", (PREFILLS[0],)),
+    ("ipc", (ROUTER, DECODES[1])),
+    ("ipc", (DECODES[0], POOL, DECODES[0])),
+}
+CASES = [
+    pytest.param(
+        link,
+        victims,
+        marks=() if (link, victims) in QUICK else pytest.mark.slow,
+        id=f"{link}-{'-then-'.join(victims)}",
+    )
+    for victims in DEATHS
+    for link in LINKS
+]
+
+
+@pytest.mark.parametrize(("link", "victims"), CASES)
+def test_killed_in_mid_stream(scenes: Callable[..., Scene], link: str, victims: Sequence[InstanceId]) -> None:
     """Those after the first while the others recover."""
     scene = scenes(link=link)
 
@@ -107,7 +124,7 @@ def test_killed_in_mid_stream(scenes: Callable[..., Scene], link: str, victims: 
     scene.play(kill)
 
 
-@pytest.mark.parametrize("victim", [DECODES[0], PREFILLS[0], POOL])
+@pytest.mark.parametrize("victim", [pytest.param(DECODES[0], marks=pytest.mark.slow), PREFILLS[0], POOL])
 def test_who_hangs_is_killed_and_the_streams_go_on(scenes: Callable[..., Scene], victim: InstanceId) -> None:
     scene = scenes(link="gloo", silence_s=3.0)
 
@@ -122,6 +139,7 @@ def test_who_hangs_is_killed_and_the_streams_go_on(scenes: Callable[..., Scene],
     scene.play(stop)
 
 
+@pytest.mark.slow
 def test_transfers_from_who_hangs_are_given_up_at_their_deadline(scenes: Callable[..., Scene]) -> None:
     scene = scenes(link="gloo", silence_s=100.0, timeout_s=1.0)
 

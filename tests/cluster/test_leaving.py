@@ -152,16 +152,26 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(within_time())
 
 
-WAYS = [
-    pytest.param({"is_stream": True}, 1, id="stream"),
-    pytest.param({"is_stream": False}, 1, id="whole"),
-    pytest.param({"is_stream": True, "n": 2}, 2, id="stream of two"),
-    pytest.param({"is_stream": False, "best_of": 2}, 2, id="best of two"),
-]
-either = pytest.mark.parametrize(("way", "num"), WAYS)
+WAYS = {
+    "stream": ({"is_stream": True}, 1),
+    "whole": ({"is_stream": False}, 1),
+    "stream of two": ({"is_stream": True, "n": 2}, 2),
+    "best of two": ({"is_stream": False, "best_of": 2}, 2),
+}
 
 
-@either
+def ways(quick: str) -> pytest.MarkDecorator:
+    """All of them; `make test` has this one."""
+    return pytest.mark.parametrize(
+        ("way", "num"),
+        [
+            pytest.param(*each, id=name, marks=() if name == quick else pytest.mark.slow)
+            for name, each in WAYS.items()
+        ],
+    )
+
+
+@ways("stream of two")
 def test_in_the_queue(houses: Callable[..., Processes], way: dict[str, Any], num: int) -> None:
     async def scenario() -> None:
         async with opened(houses(), DECODES[0]) as house:
@@ -172,7 +182,7 @@ def test_in_the_queue(houses: Callable[..., Processes], way: dict[str, Any], num
     play(scenario)
 
 
-@either
+@ways("whole")
 def test_in_prefill(houses: Callable[..., Processes], way: dict[str, Any], num: int) -> None:
     async def scenario() -> None:
         async with opened(houses(), PREFILLS[0], DECODES[0]) as house:
@@ -183,7 +193,7 @@ def test_in_prefill(houses: Callable[..., Processes], way: dict[str, Any], num: 
     play(scenario)
 
 
-@either
+@ways("stream")
 def test_in_the_pool(houses: Callable[..., Processes], way: dict[str, Any], num: int) -> None:
     async def scenario() -> None:
         async with opened(houses(), PREFILLS[0]) as house:
@@ -194,7 +204,9 @@ def test_in_the_pool(houses: Callable[..., Processes], way: dict[str, Any], num:
     play(scenario)
 
 
-@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "best of four"])
+@pytest.mark.parametrize(
+    "is_stream", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["stream", "best of four"]
+)
 def test_where_the_pool_is_full(houses: Callable[..., Processes], is_stream: bool) -> None:
     async def scenario() -> None:
         async with opened(houses(), PREFILLS[0]) as house:
@@ -205,7 +217,7 @@ def test_where_the_pool_is_full(houses: Callable[..., Processes], is_stream: boo
     play(scenario)
 
 
-@either
+@ways("best of two")
 def test_on_the_way_into_a_prefill_instances_buffer(
     houses: Callable[..., Processes], way: dict[str, Any], num: int
 ) -> None:
@@ -224,8 +236,10 @@ def test_on_the_way_into_a_prefill_instances_buffer(
     play(scenario)
 
 
-@pytest.mark.parametrize("link", ["gloo", "host"])
-@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "best of two"])
+@pytest.mark.parametrize("link", ["gloo", pytest.param("host", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "is_stream", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["stream", "best of two"]
+)
 def test_staged_for_a_decode_instance_that_is_full(
     houses: Callable[..., Processes], link: str, is_stream: bool
 ) -> None:
@@ -241,7 +255,7 @@ def test_staged_for_a_decode_instance_that_is_full(
 
 
 @pytest.mark.parametrize("link", ["gloo", "host"])
-@either
+@ways("stream")
 def test_running(houses: Callable[..., Processes], way: dict[str, Any], num: int, link: str) -> None:
     async def scenario() -> None:
         async with opened(houses(link=link), PREFILLS[0], *DECODES) as house:
@@ -260,7 +274,10 @@ STORIES = {
 }
 
 
-@pytest.mark.parametrize("state", STORIES)
+@pytest.mark.parametrize(
+    "state",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in STORIES if each != "running"), "running"],
+)
 def test_its_trace_ends_with_the_stage_that_it_was_left_in(
     houses: Callable[..., Processes], state: str
 ) -> None:

@@ -31,7 +31,7 @@ def requests() -> list[Request]:
     return [make_request(*each) for each in zip(PROMPTS, params, strict=True)]
 
 
-@pytest.fixture(scope="module", params=["host", "gloo"])
+@pytest.fixture(scope="module", params=["host", pytest.param("gloo", marks=pytest.mark.slow)])
 def processes(
     request: pytest.FixtureRequest, tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Processes]:
@@ -47,7 +47,14 @@ def is_computing(cluster: Cluster) -> bool:
 
 @pytest.mark.parametrize(
     "victims",
-    [[PREFILLS[0]], [ROUTER], [POOL], [DECODES[0]], [ROUTER, PREFILLS[1]], [POOL, ROUTER]],
+    [
+        [PREFILLS[0]],
+        pytest.param([ROUTER], marks=pytest.mark.slow),
+        pytest.param([POOL], marks=pytest.mark.slow),
+        pytest.param([DECODES[0]], marks=pytest.mark.slow),
+        pytest.param([ROUTER, PREFILLS[1]], marks=pytest.mark.slow),
+        [POOL, ROUTER],
+    ],
     ids="-then-".join,
 )
 def test_killed_while_prompts_are_computed(processes: Processes, victims: list[InstanceId]) -> None:

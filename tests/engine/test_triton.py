@@ -38,7 +38,15 @@ def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
     return [greedy(directory)[number][:NUM_NEW] for number in numbers]
 
 
-@pytest.mark.parametrize("family", ["llama-gqa-tied", "opt", "qwen3", "mistral-window"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama-gqa-tied",
+        "opt",
+        pytest.param("qwen3", marks=pytest.mark.slow),
+        pytest.param("mistral-window", marks=pytest.mark.slow),
+    ],
+)
 def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: str) -> None:
     """Prompts longer and shorter than a chunk, and than the window of 24."""
     directory, numbers = tiny_model(family), (1, 5)
@@ -46,7 +54,11 @@ def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: st
     assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
 
 
-@pytest.mark.parametrize("options", [{"block_size": 8}, {"max_num_batched_tokens": 20}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"block_size": 8}, marks=pytest.mark.slow), {"max_num_batched_tokens": 20}],
+    ids=str,
+)
 def test_preemption_at_every_step_changes_nothing(tiny_model: Directory, options: dict[str, Any]) -> None:
     directory, numbers = tiny_model("llama-gqa-tied"), (1, 4)
     engine = triton_engine(directory, EvictEveryStep, **options)
@@ -68,7 +80,11 @@ def random_params() -> list[SamplingParams]:
     return [SamplingParams(**common | changes, seed=seed) for seed, changes in enumerate(each)]
 
 
-@pytest.mark.parametrize("kinds", [slice(0, 1), slice(0, 8)], ids=["temperature alone", "all"])
+@pytest.mark.parametrize(
+    "kinds",
+    [slice(0, 1), pytest.param(slice(0, 8), marks=pytest.mark.slow)],
+    ids=["temperature alone", "all"],
+)
 def test_random_tokens_equal_those_of_plain_torch(tiny_model: Directory, kinds: slice) -> None:
     directory, params = tiny_model("llama-gqa-tied"), random_params()[kinds]
     some = [prompts()[1]] * len(params)

@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.gateway.served import Served, served
 from tests.store.redis_process import redis_running
 
@@ -35,6 +37,7 @@ async def fuzz(at: Served, directory: Path) -> tuple[int | None, str]:
     return process.returncode, output.decode()
 
 
+@pytest.mark.slow
 def test_nothing_that_can_be_sent_is_our_fault(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with redis_running() as redis, served(store_url=redis.url) as at:

@@ -97,7 +97,8 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
     async def slowly() -> AsyncIterator[bytes]:
         yield b'{"prompt":'
-        await asyncio.sleep(20)
+        # until it is given up, and far beyond; the answer is read once this is over
+        await asyncio.sleep(20 * reading.IDLE_S)
 
     async def scenario() -> None:
         async with served() as at:

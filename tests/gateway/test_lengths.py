@@ -69,6 +69,7 @@ def prompts_of(task: str, count: int, at_least: int, seed: int) -> list[str]:
     return [next(found) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_counting_is_learned_to_be_long_and_adding_to_be_short() -> None:
     async def scenario() -> None:
         async with observed(ModelRouter()) as at:

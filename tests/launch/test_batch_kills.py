@@ -8,24 +8,27 @@ import re
 import signal
 import time
 
+import pytest
+
 from tests.launch.batch_job import check_answers, client_of, submit
 from tests.launch.server import START_S, Server, serving
 
-NUM_LINES = 500
-NUM_KILLS = 10
 VICTIMS = ("redis", "gateway", "router")
 # at any moment of a line's way: before it is taken, while it runs, while its answer is stored
 MAX_PAUSE_S = 1.0
 
 
-def test_a_batch_survives_ten_kills_with_every_answer_once() -> None:
+@pytest.mark.parametrize(
+    ("num_lines", "num_kills"), [(300, 3), pytest.param(500, 10, marks=pytest.mark.slow)]
+)
+def test_a_batch_survives_kills_with_every_answer_once(num_lines: int, num_kills: int) -> None:
     rng = random.Random(7)
     with serving("--dtype", "float32", "--batch-max-num-lines", "32") as server:
         client = client_of(server)
-        batch_id = submit(client, NUM_LINES)
-        killed = [kill(server, VICTIMS[number % 3], rng) for number in range(NUM_KILLS)]
-        assert len(killed) == NUM_KILLS
-        check_answers(client, batch_id, NUM_LINES)
+        batch_id = submit(client, num_lines)
+        killed = [kill(server, VICTIMS[number % 3], rng) for number in range(num_kills)]
+        assert len(killed) == num_kills
+        check_answers(client, batch_id, num_lines)
         server.until_whole()
 
 

@@ -26,6 +26,7 @@ def state() -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.mark.slow
 def test_a_batch_survives_two_ends_of_everything(state: Path) -> None:
     with serving(*OPTIONS, state=state) as server:
         batch_id = submit(client_of(server), NUM_LINES)

@@ -50,6 +50,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
             end(ours)
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_node_costs_no_token(nodes: tuple[str, int]) -> None:
     address, raylet = nodes
     options = [

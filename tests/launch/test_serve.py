@@ -168,9 +168,17 @@ KILLS = {
     "pool, then router": [["kvpool-0"], ["router"]],
     "decode as soon as it is back": [["decode-0"], ["decode-0"]],
 }
+# those of `make test`, with every kind of process
+QUICK = ("decode and pool", "router, and prefill while it is away")
 
 
-@pytest.mark.parametrize("kills", KILLS.values(), ids=KILLS.keys())
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(kills, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, kills in KILLS.items()
+    ],
+)
 def test_no_stream_notices_that_a_process_is_killed(server: Server, kills: list[list[str]]) -> None:
     epochs = {each["instance_id"]: each["epoch"] for each in server.processes()}
     texts, silence = ask_all(server.url, lambda: kill(server, kills))
@@ -308,6 +316,7 @@ def test_at_the_end_what_runs_finishes_and_what_comes_is_refused(server: Server)
     assert server.lines[-1] == "stopping"
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_lets_it_finish_and_a_second_signal_ends_it_at_once() -> None:
     with serving("--pool-memory-bytes", str(64 << 20), "--shutdown-timeout", "600") as server:
         body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -352,7 +361,11 @@ def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("said", "number"),
-    [("^Ray is up", signal.SIGINT), ("^Ray is up", signal.SIGTERM), ("^router is up", signal.SIGTERM)],
+    [
+        ("^Ray is up", signal.SIGINT),
+        pytest.param("^Ray is up", signal.SIGTERM, marks=pytest.mark.slow),
+        ("^router is up", signal.SIGTERM),
+    ],
     ids=str,
 )
 def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: signal.Signals) -> None:
@@ -373,6 +386,7 @@ def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: s
             server.wait()
 
 
+@pytest.mark.slow
 def test_a_signal_while_ray_starts_leaves_nothing() -> None:
     server = Server("--pool-memory-bytes", str(64 << 20))
     try:
@@ -388,6 +402,7 @@ def test_a_signal_while_ray_starts_leaves_nothing() -> None:
             server.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["deaf_serve", "interrupted_serve"])
 def test_a_signal_at_an_unlucky_moment_is_not_lost(program: str) -> None:
     """One that raises in code that swallows it, and one in the middle of making the event loop."""
@@ -433,17 +448,23 @@ def test_a_port_in_use_is_one_line() -> None:
     assert done.stderr == f"Error: port={port}: another program listens on it at 127.0.0.1\n"
 
 
+WRONG = [
+    (["/no/such/model"], "Error: model is '/no/such/model'; must be"),
+    (["--pool-memory-bytes", str(1 << 60)], "Error: pool_memory_bytes=1152921504606846976: "),
+]
+# each takes an interpreter that imports everything
+MORE_THAT_IS_WRONG = [
+    (["--log-level", "loud"], "Error: log_level='loud': must be one of debug, info, warning, error"),
+    (["--log-dir", "/proc/none"], "Error: log_dir='/proc/none': No such file or directory"),
+    (["--dtype", "int3"], "Error: dtype='int3': must be one of"),
+    (["--policy", "best"], "Error: policy='best': must be one of aligned, priority, fcfs"),
+    (["--max-model-len", "100000"], "Error: max_model_len=100000: the model was made for at most 2048"),
+]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (["/no/such/model"], "Error: model is '/no/such/model'; must be"),
-        (["--pool-memory-bytes", str(1 << 60)], "Error: pool_memory_bytes=1152921504606846976: "),
-        (["--log-level", "loud"], "Error: log_level='loud': must be one of debug, info, warning, error"),
-        (["--log-dir", "/proc/none"], "Error: log_dir='/proc/none': No such file or directory"),
-        (["--dtype", "int3"], "Error: dtype='int3': must be one of"),
-        (["--policy", "best"], "Error: policy='best': must be one of aligned, priority, fcfs"),
-        (["--max-model-len", "100000"], "Error: max_model_len=100000: the model was made for at most 2048"),
-    ],
+    [*WRONG, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_THAT_IS_WRONG)],
 )
 def test_what_is_wrong_is_one_line(options: list[str], message: str) -> None:
     done = run(*options)

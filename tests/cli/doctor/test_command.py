@@ -70,6 +70,7 @@ def test_all_is_well_with_the_demo_model(own: list[str]) -> None:
     assert found["redis"].endswith("-server starts")
 
 
+@pytest.mark.slow
 def test_without_a_compiler_plain_torch_computes(own: list[str]) -> None:
     found = {each["area"]: each for each in json.loads(doctor(*own, "--json", PATH="").stdout)["findings"]}
     assert (found["kernels"]["level"], "need a C++20 compiler" in found["kernels"]["text"]) == ("warn", True)

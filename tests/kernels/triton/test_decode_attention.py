@@ -34,9 +34,8 @@ class Case:
         dtype: torch.dtype,
         num_queries: list[int] | None = None,
     ) -> None:
-        generator = torch.Generator().manual_seed(torch.seed() % 2**31)
         num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
-        ids = torch.randperm(sum(num_blocks) + 5, generator=generator).int()
+        ids = torch.randperm(sum(num_blocks) + 5).int()
         cache = torch.full((len(ids), 2, 2, num_kv_heads, BLOCK_SIZE, head_dim), NAN)
         columns = max(num_blocks) + 3
         table = torch.full((len(lengths), columns), -7, dtype=torch.int32)
@@ -44,10 +43,10 @@ class Case:
             table[seq, :count], ids = ids[:count], ids[count:]
             for position in range(length):
                 block, slot = int(table[seq, position // BLOCK_SIZE]), position % BLOCK_SIZE
-                cache[block, :, :, :, slot] = torch.randn(2, 2, num_kv_heads, head_dim, generator=generator)
+                cache[block, :, :, :, slot] = torch.randn(2, 2, num_kv_heads, head_dim)
         counts = torch.tensor(num_queries or [1] * len(lengths))
         starts = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]).int()
-        q = torch.randn(int(starts[-1]), num_heads, head_dim, generator=generator)
+        q = torch.randn(int(starts[-1]), num_heads, head_dim)
         self.q, self.cache = q.to(DEVICE, dtype), cache.to(DEVICE, dtype)
         self.step = PagedStep(
             query_start=starts.to(DEVICE),

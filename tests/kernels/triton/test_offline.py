@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kernels.triton.launches import LAUNCHES
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_hopper_without_spills(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tests.kernels.triton.offline"]

@@ -1,0 +1,86 @@
+"""What runs once more, on what, and how that is told: by pytest in a process of its own, with this suite's conftest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+SHAKY = """
+import pytest
+
+@pytest.fixture(scope="module")
+def cluster():
+    processes = ["decode-0"]
+    yield processes
+    assert processes, "a process too few"
+
+def test_shaky(cluster, request):
+    assert cluster.pop()
+    assert request.node.execution_count == 2, "the first time"
+
+def test_steady(cluster):
+    # that of the second run
+    assert cluster == []
+    cluster.append("decode-0")
+"""
+FAILING = """
+def test_failing():
+    assert 1 == 2
+"""
+RARELY_FAILING = """
+from hypothesis import given, strategies
+
+@given(strategies.integers())
+def test_rarely_failing(number):
+    assert number < 2000
+"""
+
+
+def run_pytest(root: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
+    """Its exit code, and what it says."""
+    for name, text in files.items():
+        path = root / "tests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(root), "-p", "tests.conftest"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *config,
+        "-p",
+        "no:cacheprovider",
+        *options,
+        str(root / "tests"),
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_live_test_that_passes_only_on_its_second_run_is_named_and_no_failure(tmp_path: Path) -> None:
+    code, said = run_pytest(tmp_path, {"cluster/test_a.py": SHAKY}, "-n", "1", "--dist", "loadfile")
+    assert code == 0, said
+    *_, last = said.partition("= flaky =")
+    assert "AssertionError: the first time" in last
+    *_, name, count, totals = last.rstrip().split("\n")
+    assert name == "FLAKY tests/cluster/test_a.py::test_shaky passed only on its second run"
+    assert count == "1 flaky" and totals.startswith("2 passed, 1 rerun in ")
+
+
+def test_what_fails_twice_or_has_no_second_run_fails(tmp_path: Path) -> None:
+    files = {
+        "cluster/test_failing.py": FAILING,
+        "cluster/test_rarely_failing.py": RARELY_FAILING,
+        "sim/test_shaky.py": FAILING,
+    }
+    code, said = run_pytest(tmp_path, files)
+    assert code == 1, said
+    assert "flaky" not in said
+    assert said.rstrip().split("\n")[-1].startswith("3 failed, 1 rerun in ")
+    # how to repeat the property test's failure
+    assert "@reproduce_failure(" in said
