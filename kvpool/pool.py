@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.kvpool.basket import Limits
+from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.ledger import Ledger
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.quadtree import QuadTree
@@ -124,7 +124,7 @@ class Pool:
         return []
 
     def _form_batch(self, ask: FormBatch, now: float) -> Candidates:
-        limits = Limits(ask.max_blocks, ask.max_requests, ask.min_requests)
+        limits = BatchLimits(ask.max_blocks, ask.max_requests, ask.min_requests)
         keys = form_batch(
             self._tree,
             limits,
@@ -135,7 +135,7 @@ class Pool:
         return Candidates(ask.decode, keys, is_batch=True)
 
     def _find_near(self, ask: FindNear) -> Candidates:
-        keys = find_near(self._tree, ask.low, ask.high, Limits(ask.max_blocks, ask.max_requests))
+        keys = find_near(self._tree, ask.low, ask.high, BatchLimits(ask.max_blocks, ask.max_requests))
         for key in keys:
             self._tree.remove(key)
         return Candidates(ask.decode, keys, is_batch=False)
