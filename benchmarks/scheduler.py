@@ -3,7 +3,7 @@
     python benchmarks/scheduler.py [--rounds 200]
 
 Lengths are drawn log-normally (median 1000, as in published chat traces), evenly over 1 .. 65536, or all near 2000.
-Each search is timed from the root and for an urgent request of any length, where batches have to be widened. Aims are
+Each search is timed from the root and for an urgent request of any length, where batches have to be expanded. Aims are
 for the median. Not part of a search: removing what it found. The router's part is to take in the report of an
 iteration in which every running request got a token, with as many again waiting in the pool.
 """

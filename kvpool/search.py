@@ -5,7 +5,7 @@ the most urgent one. Then, of the node it is at:
 - all of it fits, and has enough requests: that is the batch;
 - too much: on to the child that has waited longest for a batch, if longer than the starvation threshold, else to the
   child with most requests; a leaf gives its requests, the most urgent first, as long as they fit;
-- too few: they are kept, and the batch is widened (widen.py).
+- too few: they are kept, and the batch is expanded (batch_expansion.py).
 A request that fits no batch by itself plays no part; so what a search sees ends with the leaf of `max_blocks`.
 """
 
@@ -16,8 +16,8 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from alignedserve.kvpool.batch_builder import BatchBuilder, BatchLimits
+from alignedserve.kvpool.batch_expansion import BatchExpansion, lengths_of
 from alignedserve.kvpool.quadtree import MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
-from alignedserve.kvpool.widen import Widening, lengths_of
 from alignedserve.types import RequestKey
 
 
@@ -68,7 +68,7 @@ class DensityFirstSearch:
         else:
             self._take_by_due(builder, node)
         if builder.keys and builder.num_missing > 0:
-            Widening(self._tree, builder, node, self._last_leaf).run()
+            BatchExpansion(self._tree, builder, node, self._last_leaf).run()
         return builder.keys
 
     def totals(self, node: Node) -> Totals:

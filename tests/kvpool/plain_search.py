@@ -1,4 +1,4 @@
-"""The rules of search.py and widen.py once more, over a plain list: slow, and one request at a time."""
+"""The rules of search.py and batch_expansion.py once more, over a plain list: slow, and one request at a time."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class PlainSearch:
             if self.has_room(each):
                 self.batch.append(each)
         if self.batch and self.num_missing > 0:
-            self.widen(area)
+            self.expand(area)
         return self.batch
 
     def start(self, urgent_before_s: float) -> Range:
@@ -131,7 +131,7 @@ class PlainSearch:
             return longest
         return max(quarters, key=lambda quarter: len(self.within(quarter)))
 
-    def widen(self, node: Range) -> None:
+    def expand(self, node: Range) -> None:
         kept = [each.length for each in self.within(node)]
         low, high = min(kept), max(kept)
         passed_over: list[Pooled] = []

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kvpool.batch_expansion import lengths_of
 from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
-from alignedserve.kvpool.widen import lengths_of
 from alignedserve.types import RequestKey
 
 A, B = RequestKey(1), RequestKey(2)

@@ -166,7 +166,7 @@ def test_an_urgent_request_takes_its_neighbours_along() -> None:
     assert len(form_batch(both.tree, roomy, urgent_before_s=1)) == 7
 
 
-def test_widening_takes_the_nearest_next_the_shorter_of_two_and_siblings_first() -> None:
+def test_batch_expansion_takes_the_nearest_next_the_shorter_of_two_and_siblings_first() -> None:
     both = Both(16)
     # of the range 577 .. 640, and just beyond it
     seed, left, right, far_left, far_right, beyond = (

@@ -14,7 +14,7 @@ from alignedserve.kvpool.batch_builder import BatchBuilder
 from alignedserve.kvpool.quadtree import LEAF_WIDTH, Node, QuadTree
 
 
-class Widening:
+class BatchExpansion:
     def __init__(self, tree: QuadTree, builder: BatchBuilder, node: Node, last_leaf: int) -> None:
         """`node`: the range that the batch is of, not empty. Nothing beyond `last_leaf` is looked at."""
         self._block_size = tree.block_size
