@@ -22,7 +22,7 @@ class BatchExpansion:
         self._builder = builder
         self._node = node
         self._max_length = (last_leaf + 1) * LEAF_WIDTH
-        low, high = lengths_of(node)
+        low, high = node.length_range
         # the next on either side, as indices of lengths, and the range that the batch has so far
         self._left = bisect_left(self._lengths, low) - 1
         self._right = bisect_right(self._lengths, min(high, self._max_length))
@@ -34,7 +34,7 @@ class BatchExpansion:
         node = self._node
         while node.depth and self._num_open:
             node = node.parent
-            low, high = lengths_of(node)
+            low, high = node.length_range
             self._within(low, min(high, self._max_length))
 
     @property
@@ -77,9 +77,3 @@ class BatchExpansion:
             # what is longer does not fit either
             self._is_full = True
             self._right = len(self._lengths)
-
-
-def lengths_of(node: Node) -> tuple[int, int]:
-    """Shortest and longest that it covers."""
-    first, last = node.leaves
-    return first * LEAF_WIDTH + 1, (last + 1) * LEAF_WIDTH

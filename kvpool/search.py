@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from alignedserve.kvpool.batch_builder import BatchBuilder, BatchLimits
-from alignedserve.kvpool.batch_expansion import BatchExpansion, lengths_of
+from alignedserve.kvpool.batch_expansion import BatchExpansion
 from alignedserve.kvpool.quadtree import MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
 from alignedserve.types import RequestKey
 
@@ -108,7 +108,7 @@ class DensityFirstSearch:
         return max(children, key=lambda child: children[child])
 
     def _take_all(self, builder: BatchBuilder, node: Node) -> None:
-        low, high = lengths_of(node)
+        low, high = node.length_range
         lengths = self._tree.lengths
         for length in lengths[bisect_left(lengths, low) : bisect_right(lengths, high)]:
             if leaf_of(length) > self._last_leaf:
@@ -116,7 +116,7 @@ class DensityFirstSearch:
             builder.add_at_length(length, builder.slots_left)
 
     def _take_by_due(self, builder: BatchBuilder, leaf: Node) -> None:
-        shortest = self._tree.blocks_for(lengths_of(leaf)[0])
+        shortest = self._tree.blocks_for(leaf.length_range[0])
         for _, key in self._tree.by_due(leaf.number):
             if builder.blocks_left < shortest or not builder.slots_left:
                 return
