@@ -23,7 +23,7 @@ class Grant:
     dropped: list[RequestKey]
 
 
-class Ledger:
+class BlockAllocator:
     def __init__(self, table: OwnerTable, block_size: int, deadline_s: float) -> None:
         """With what the table says; reservations found there lapse at the deadline."""
         if block_size < 1:
@@ -136,7 +136,7 @@ class Ledger:
             keys = sorted(self._holdings)[:5]
             raise RuntimeError(f"idle, but {len(self._holdings)} requests have blocks, and 0 should: {keys}")
 
-    # ---- each of these leaves ledger and table in step ----
+    # ---- each of these leaves allocator and table in step ----
 
     def _victims(self, num_missing: int, key: RequestKey) -> list[Holding] | None:
         """The oldest spares, not its own, that make room for so many blocks; None if all of them do not."""
