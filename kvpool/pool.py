@@ -78,7 +78,7 @@ class Pool:
     def inventory(self) -> list[Stored]:
         """All that is in the pool, reservations too. Nothing is a candidate until it is committed again."""
         self._tree = QuadTree(self._tree.block_size)
-        return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.holdings]
+        return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
 
     @property
     def num_blocks(self) -> int:

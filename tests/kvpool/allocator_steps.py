@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from alignedserve.kvpool.block_allocator import BlockAllocator
-from alignedserve.kvpool.owners import State
+from alignedserve.kvpool.owners import AllocationState
 from alignedserve.types import RequestKey
 
 BLOCK_SIZE = 4
@@ -16,11 +16,13 @@ PATIENCE_S = 6
 class Record(NamedTuple):
     blocks: tuple[int, ...]
     num_tokens: int
-    state: State
+    state: AllocationState
 
 
 def records(allocator: BlockAllocator) -> dict[RequestKey, Record]:
-    return {each.key: Record(tuple(each.blocks), each.num_tokens, each.state) for each in allocator.holdings}
+    return {
+        each.key: Record(tuple(each.blocks), each.num_tokens, each.state) for each in allocator.allocations
+    }
 
 
 def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.kvpool.block_allocator import BlockAllocator
-from alignedserve.kvpool.owners import OwnerTable, State
+from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.types import RequestKey
 from tests.kvpool.allocator_steps import records
 
@@ -67,7 +67,7 @@ def test_a_spare_that_grows_is_not_dropped_for_itself() -> None:
     pooled(allocator, B, 8)
     allocator.make_spare(A)
     assert allocator.reserve(A, 12, SOON) is None
-    assert records(allocator)[A].state is State.SPARE
+    assert records(allocator)[A].state is AllocationState.SPARE
     allocator.make_spare(B)
     grant = allocator.reserve(A, 12, SOON)
     assert grant and grant.dropped == [B] and len(grant.blocks) == 3
@@ -88,8 +88,8 @@ def test_reservations_lapse_to_what_was_committed() -> None:
     reserve(allocator, C, 4, LATER)
     assert allocator.lapse(SOON - 1) == []
     assert allocator.lapse(SOON) == [A]
-    assert records(allocator)[B] == (tuple(kept), 6, State.SPARE)
-    assert records(allocator)[C].state is State.RESERVED
+    assert records(allocator)[B] == (tuple(kept), 6, AllocationState.SPARE)
+    assert records(allocator)[C].state is AllocationState.RESERVED
     assert allocator.num_free_blocks == 5
     assert allocator.lapse(LATER) == [C]
     assert not allocator.commit(A, 4) and not allocator.commit(B, 16) and allocator.commit(B, 7)

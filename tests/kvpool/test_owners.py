@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from alignedserve.kvpool.block_allocator import BlockAllocator
-from alignedserve.kvpool.owners import OwnerTable, State
+from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.kvpool.allocator_steps import BLOCK_SIZE, assert_between, random_step, records
 
@@ -78,10 +78,10 @@ def test_blocks_come_back_in_the_order_of_their_tokens() -> None:
     key, blocks = RequestKey(2**63 - 1), [PoolBlockId(block) for block in (4, 1, 5)]
     table.extend(key, [], blocks[:2])
     table.extend(key, blocks[:2], blocks[2:])
-    table.record(blocks[0], 11, State.HELD)
-    (holding,) = table.recover()
-    assert (holding.key, holding.blocks, holding.num_tokens) == (key, [4, 1, 5], 11)
-    assert holding.state is State.HELD and table.num_owned == 3
+    table.record(blocks[0], 11, AllocationState.HELD)
+    (allocation,) = table.recover()
+    assert (allocation.key, allocation.blocks, allocation.num_tokens) == (key, [4, 1, 5], 11)
+    assert allocation.state is AllocationState.HELD and table.num_owned == 3
 
 
 def test_a_broken_table_is_told_with_both_numbers() -> None:
