@@ -38,7 +38,7 @@ from alignedserve.transport.data_path import allocator
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links
 from alignedserve.transport.mover import Mover
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
 
 AIM = 0.6
@@ -182,10 +182,10 @@ def identity(name: str) -> Identity:
 
 def lend(pipe: Connection, link: str, blocks: int, block_bytes: int, rounds: int) -> None:
     completions = Completions()
-    shelf = Shelf(Epoch(1), completions)
+    staging_buffer = StagingBuffer(Epoch(1), completions)
     for key in range(rounds):
-        shelf.put(RequestKey(key), [BlockId(block) for block in range(blocks)], check)
-    lender = Lender(link, written_blocks(blocks, block_bytes, link), shelf, identity("prefill-0"))
+        staging_buffer.put(RequestKey(key), [BlockId(block) for block in range(blocks)], check)
+    lender = Lender(link, written_blocks(blocks, block_bytes, link), staging_buffer, identity("prefill-0"))
     pipe.send(lender.address)
     pipe.recv()
     lender.close()

@@ -1,6 +1,6 @@
 """Candidates of decode instances, at the prefill instance from which they are pulled.
 
-    loading (KV on its way from the pool) -> on the shelf -> gone, when they are pulled or unstaged
+    loading (KV on its way from the pool) -> in the staging buffer -> gone, when they are pulled or unstaged
 
 What is lent just then is gone when that has ended, and until then its blocks are held; an order for the same request
 that comes meanwhile waits for it.
@@ -17,7 +17,7 @@ from alignedserve.messages import AnyMessage, Failed, Gone, Work
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.mover import Pairs
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, RequestId, RequestKey
 
 
@@ -38,7 +38,7 @@ class Neighbour(Protocol):
 @dataclass(eq=False)
 class Candidate:
     blocks: list[BlockId]
-    is_on_shelf: bool = False
+    is_in_buffer: bool = False
     is_leaving: bool = False
     # what to say when it is gone, and what to do then
     farewell: Failed | Gone | None = None
@@ -46,10 +46,12 @@ class Candidate:
 
 
 class Staging:
-    def __init__(self, engine: Engine, schedule: PrefillSchedule, shelf: Shelf, worker: Neighbour) -> None:
+    def __init__(
+        self, engine: Engine, schedule: PrefillSchedule, staging_buffer: StagingBuffer, worker: Neighbour
+    ) -> None:
         self._engine = engine
         self._schedule = schedule
-        self._shelf = shelf
+        self._staging_buffer = staging_buffer
         self._worker = worker
         # those that hold blocks
         self._candidates: dict[RequestKey, Candidate] = {}
@@ -80,8 +82,8 @@ class Staging:
             return False
         candidate.is_leaving, candidate.then = True, None
         candidate.farewell = farewell or candidate.farewell
-        if candidate.is_on_shelf:
-            self._shelf.withdraw(key)
+        if candidate.is_in_buffer:
+            self._staging_buffer.withdraw(key)
         else:
             self._schedule.unstage([key])
             self._worker.abandon(key)
@@ -94,8 +96,8 @@ class Staging:
             self._schedule.unstage([key])
             candidate.farewell = Failed(key, "load", outcome.error)
         if self._schedule.staged(key):
-            candidate.is_on_shelf = True
-            self._shelf.put(key, candidate.blocks, self._lent)
+            candidate.is_in_buffer = True
+            self._staging_buffer.put(key, candidate.blocks, self._lent)
             self._worker.staged(key)
         else:
             self._leave(key)

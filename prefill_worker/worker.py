@@ -41,7 +41,7 @@ from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.mover import Pairs
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
 
 
@@ -98,8 +98,8 @@ class PrefillWorker(Worker):
         options = options or PrefillOptions()
         self._sharing = Sharing(engine, options.shares_prefixes)
         self.schedule = PrefillSchedule(limits_of(engine), staging_share, options, estimate, self._sharing)
-        self._shelf = Shelf(epoch, self._completions)
-        self._staging = Staging(engine, self.schedule, self._shelf, self)
+        self._staging_buffer = StagingBuffer(epoch, self._completions)
+        self._staging = Staging(engine, self.schedule, self._staging_buffer, self)
         self._lender: Lender | None = None
         # those that hold blocks
         self._prompts: dict[RequestKey, Prompt] = {}
@@ -117,7 +117,7 @@ class PrefillWorker(Worker):
     def open_link(self, me: Identity) -> str:
         if not self.transfers.is_staged:
             return ""
-        self._lender = Lender(self.transfers.link, self.engine.cache.blocks, self._shelf, me)
+        self._lender = Lender(self.transfers.link, self.engine.cache.blocks, self._staging_buffer, me)
         return self._lender.address
 
     # ---- orders -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A prefill instance's end of its links: listens, and lets decode instances pull what is on the shelf.
+"""A prefill instance's end of its links: listens, and lets decode instances pull what is in the staging buffer.
 
 One thread per decode instance (`lending.py`). A decode instance that starts anew has a greater epoch: its old
 connection is cut, and whatever still comes from an older start is refused.
@@ -16,7 +16,7 @@ from alignedserve.transport.channel import Channel, Identity, Knock, shut
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import lender_ends
 from alignedserve.transport.lending import Lending
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -27,13 +27,18 @@ MAX_STRANGERS = 16
 
 class Lender:
     def __init__(
-        self, link: str, blocks: torch.Tensor, shelf: Shelf, me: Identity, host: str = "127.0.0.1"
+        self,
+        link: str,
+        blocks: torch.Tensor,
+        staging_buffer: StagingBuffer,
+        me: Identity,
+        host: str = "127.0.0.1",
     ) -> None:
         self._link = link
         # they stay as long as they are lent, whoever else has them
         self._blocks = as_bytes(blocks)
         self._make_end = lender_ends(link, self._blocks)
-        self._shelf = shelf
+        self._staging_buffer = staging_buffer
         self._me = me
         # of each decode instance, its latest start and the connection of that
         self._peers: dict[InstanceId, tuple[Epoch, Channel]] = {}
@@ -46,7 +51,7 @@ class Lender:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends all transfers. What they were about is on the shelf again."""
+        """Ends all transfers. What they were about is in the staging buffer again."""
         with self._lock:
             self._is_closed = True
         shut(self._listener)
@@ -88,7 +93,7 @@ class Lender:
     def _lend(self, channel: Channel) -> None:
         end = self._make_end()
         block_bytes = self._blocks.shape[1]
-        lending = Lending(self._link, end, block_bytes, self._shelf, self._me, channel, self._admit)
+        lending = Lending(self._link, end, block_bytes, self._staging_buffer, self._me, channel, self._admit)
         reason = lending.run()
         logger.info("%s: %s", lending.name, reason)
 

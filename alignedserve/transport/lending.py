@@ -1,6 +1,6 @@
 """One connection of a lender: a handshake, a Knock, then blocks for every pull, until either end goes.
 
-It ends at a deadline too, and at the first frame out of order. What was lent on it is back on the shelf then.
+It ends at a deadline too, and at the first frame out of order. What was lent on it is back in the staging buffer then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
 from alignedserve.transport.fingerprint import differences
 from alignedserve.transport.group import SETUP_TIMEOUT_S
 from alignedserve.transport.runs import merge
-from alignedserve.transport.shelf import NotOnShelf, Shelf
+from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
 from alignedserve.types import RequestKey
 
 
@@ -35,7 +35,7 @@ class Lending:
         link: str,
         end: LenderEnd,
         block_bytes: int,
-        shelf: Shelf,
+        staging_buffer: StagingBuffer,
         me: Identity,
         channel: Channel,
         admit: Callable[[Knock, Channel], str | None],
@@ -43,7 +43,7 @@ class Lending:
         self._link = link
         self._end = end
         self._block_bytes = block_bytes
-        self._shelf = shelf
+        self._staging_buffer = staging_buffer
         self._me = me
         self._channel = channel
         self._admit = admit
@@ -60,7 +60,7 @@ class Lending:
             return describe(error)
         finally:
             self._end.close()
-            self._shelf.put_back(self._lent)
+            self._staging_buffer.put_back(self._lent)
             self._channel.close()
 
     def _open(self) -> None:
@@ -96,8 +96,8 @@ class Lending:
     def _serve(self, pull: Pull) -> None:
         deadline_s = time.monotonic() + pull.timeout_s
         try:
-            blocks = self._shelf.lend(pull.keys, [len(blocks) for blocks in pull.blocks])
-        except NotOnShelf as error:
+            blocks = self._staging_buffer.lend(pull.keys, [len(blocks) for blocks in pull.blocks])
+        except NotStaged as error:
             self._channel.send(Denied(pull.transfer, str(error)), deadline_s)
             return
         self._lent = pull.keys
@@ -110,5 +110,5 @@ class Lending:
             raise unexpected(commit, f"Pulled({pull.transfer})")
         if self._end.is_confirmed:
             self._channel.send(Released(pull.transfer), deadline_s)
-        self._shelf.pulled(pull.keys)
+        self._staging_buffer.pulled(pull.keys)
         self._lent = ()

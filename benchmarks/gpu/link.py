@@ -22,7 +22,7 @@ from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.data_path import allocator
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 from benchmarks.gpu.bench import Bench, free_memory
 from benchmarks.gpu.moves import scattered
@@ -113,11 +113,11 @@ def _lend(
     pipe: Connection, device: torch.device, num_blocks: int, block_bytes: int, repeats: int, seed: int
 ) -> None:
     blocks = noise(num_blocks, block_bytes, device, seed)
-    shelf = Shelf(Epoch(1), Completions())
+    staging_buffer = StagingBuffer(Epoch(1), Completions())
     sources = [BlockId(there) for _, there in scattered(num_blocks, seed=0)]
     for key in range(repeats):
-        shelf.put(RequestKey(key), sources, lambda _: None)
-    with closing(Lender("ipc", blocks, shelf, identity(LENDER))) as lender:
+        staging_buffer.put(RequestKey(key), sources, lambda _: None)
+    with closing(Lender("ipc", blocks, staging_buffer, identity(LENDER))) as lender:
         pipe.send(lender.address)
         pipe.recv()
     del blocks

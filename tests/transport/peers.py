@@ -16,7 +16,7 @@ from alignedserve.transport import shared_memory
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links, Want
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
 from tests.transport.helpers import Outcomes, equal_blocks, filled_blocks, identity
 
@@ -78,15 +78,15 @@ def lend(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED, staged.link)
     completions, outcomes = Completions(), Outcomes()
     me = identity(name, epoch)
-    shelf = Shelf(me.epoch, completions)
+    staging_buffer = StagingBuffer(me.epoch, completions)
     for key, ids in staged.requests.items():
-        shelf.put(key, ids, outcomes.append)
-    lender = Lender(staged.link, blocks, shelf, me)
+        staging_buffer.put(key, ids, outcomes.append)
+    lender = Lender(staged.link, blocks, staging_buffer, me)
     pipe.send(lender.address)
     while pipe.recv() is not None:
-        pipe.send((len(shelf), shelf.num_lent))
+        pipe.send((len(staging_buffer), staging_buffer.num_lent))
     lender.close()
-    shelf.clear()
+    staging_buffer.clear()
     completions.run()
     pipe.send([(outcome.keys, outcome.error) for outcome in outcomes])
 

@@ -13,7 +13,7 @@ from alignedserve.transport.copiers import GROUP_BYTES
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links
 from alignedserve.transport.mover import Mover
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId
 from tests.transport.helpers import KEY, Outcomes, block_ids, bytes_of, filled_blocks, identity, pairs
 from tests.transport.peers import SEED, Peer, Staged
@@ -76,14 +76,14 @@ def lend_on_gpu(pipe: Connection, staged: Staged) -> None:
     # small ones share what the allocator has from the driver: then the blocks do not begin it
     beside = torch.ones(2 * MIB, dtype=torch.uint8, device="cuda")
     blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED).cuda()
-    shelf = Shelf(Epoch(1), Completions())
+    staging_buffer = StagingBuffer(Epoch(1), Completions())
     for key, ids in staged.requests.items():
-        shelf.put(key, ids, lambda _: None)
-    lender = Lender("ipc", blocks, shelf, identity("prefill-0"))
+        staging_buffer.put(key, ids, lambda _: None)
+    lender = Lender("ipc", blocks, staging_buffer, identity("prefill-0"))
     pipe.send(lender.address)
     pipe.recv()
     lender.close()
-    pipe.send((len(shelf), bool(beside.all())))
+    pipe.send((len(staging_buffer), bool(beside.all())))
 
 
 @pytest.mark.parametrize("num_blocks", [3, 2 * GROUP_BYTES // MIB])
@@ -109,9 +109,9 @@ def test_nccl_moves_several_requests_between_two_gpus() -> None:
     theirs = torch.rand((8, MIB // 4), device="cuda:0")
     ours = torch.zeros((8, MIB // 4), device="cuda:1")
     completions, outcomes = Completions(), Outcomes()
-    shelf = Shelf(Epoch(1), completions)
-    shelf.put(KEY, block_ids(3, 1, 2), outcomes.append)
-    lender = Lender("nccl", theirs, shelf, identity("prefill-0"))
+    staging_buffer = StagingBuffer(Epoch(1), completions)
+    staging_buffer.put(KEY, block_ids(3, 1, 2), outcomes.append)
+    lender = Lender("nccl", theirs, staging_buffer, identity("prefill-0"))
     links = Links("nccl", ours, identity("decode-0"), completions)
     wants = [(KEY, block_ids(0, 6, 7))]
     links.pull(InstanceId("prefill-0"), lender.address, wants, outcomes.append, timeout_s=60)

@@ -34,7 +34,7 @@ from alignedserve.transport.completions import Completions, TransferId
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links
 from alignedserve.transport.runs import Run
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 from tests.transport.helpers import (
     Outcomes,
@@ -110,13 +110,13 @@ def test_another_user_cannot_map_it() -> None:
 
 
 def test_memory_of_one_process_alone_cannot_be_lent() -> None:
-    shelf = Shelf(Epoch(1), Completions())
+    staging_buffer = StagingBuffer(Epoch(1), Completions())
     for blocks in (
         filled_blocks(4, BLOCK_BYTES, SEED),
         filled_blocks(4, BLOCK_BYTES, SEED, "ipc")[1:],
     ):
         with leaving_no_thread(), pytest.raises(RuntimeError, match="this process's own memory"):
-            Lender("ipc", blocks, shelf, identity("prefill-0"))
+            Lender("ipc", blocks, staging_buffer, identity("prefill-0"))
 
 
 # ---- a real puller, a scripted lender ----
@@ -254,10 +254,10 @@ class Prefill:
     def __init__(self, blocks: torch.Tensor, requests: dict[RequestKey, list[BlockId]]) -> None:
         self.blocks = blocks
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.shelf = Shelf(Epoch(1), self.completions)
+        self.staging_buffer = StagingBuffer(Epoch(1), self.completions)
         for key, ids in requests.items():
-            self.shelf.put(key, ids, self.outcomes.append)
-        self.lender = Lender("ipc", blocks, self.shelf, identity("prefill-0"))
+            self.staging_buffer.put(key, ids, self.outcomes.append)
+        self.lender = Lender("ipc", blocks, self.staging_buffer, identity("prefill-0"))
 
     def close(self) -> None:
         self.lender.close()
@@ -282,20 +282,20 @@ def granted(prefill: Prefill, timeout_s: float) -> Iterator[tuple[Channel, Trans
 def test_who_has_pulled_is_told_that_it_was_in_time(lent: torch.Tensor) -> None:
     with closing(Prefill(lent, {KEY: block_ids(5, 6, 7)})) as prefill:
         with granted(prefill, timeout_s=30) as (channel, transfer):
-            assert prefill.shelf.num_lent == 1
+            assert prefill.staging_buffer.num_lent == 1
             channel.send(Pulled(transfer), soon())
             assert channel.receive(soon()) == Released(transfer)
-        until(lambda: not len(prefill.shelf), 30)
+        until(lambda: not len(prefill.staging_buffer), 30)
         prefill.completions.run()
         assert prefill.outcomes.errors == [None]
 
 
 def test_blocks_are_there_as_long_as_they_can_be_pulled(puller: Puller) -> None:
     completions, outcomes = Completions(), Outcomes()
-    shelf = Shelf(Epoch(1), completions)
-    shelf.put(KEY, block_ids(5, 6, 7), outcomes.append)
+    staging_buffer = StagingBuffer(Epoch(1), completions)
+    staging_buffer.put(KEY, block_ids(5, 6, 7), outcomes.append)
     with closing(
-        Lender("ipc", filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), shelf, identity("prefill-0"))
+        Lender("ipc", filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), staging_buffer, identity("prefill-0"))
     ) as lender:
         puller.start(lender.address)
         assert puller.outcome() is None
@@ -307,16 +307,16 @@ def test_who_has_pulled_too_late_is_not_told_that_it_was_in_time(lent: torch.Ten
     with closing(Prefill(lent, {KEY: block_ids(5, 6, 7)})) as prefill:
         with granted(prefill, timeout_s=0.2 if "deadline" in end else 30) as (channel, transfer):
             if "withdrawn" in end:
-                prefill.shelf.withdraw(KEY)
+                prefill.staging_buffer.withdraw(KEY)
             elif end != "deadline":
                 getattr(prefill.lender, end)()
-            until(lambda: prefill.shelf.num_lent == 0, 30)
+            until(lambda: prefill.staging_buffer.num_lent == 0, 30)
             with pytest.raises(OSError):
                 channel.send(Pulled(transfer), soon())
                 channel.receive(soon())
         prefill.completions.run()
         assert prefill.outcomes.errors == (["withdrawn"] if "withdrawn" in end else [])
-        assert len(prefill.shelf) == (0 if "withdrawn" in end else 1)
+        assert len(prefill.staging_buffer) == (0 if "withdrawn" in end else 1)
 
 
 def test_a_loan_that_is_cut_under_a_copy_is_no_pull() -> None:
@@ -332,7 +332,7 @@ def test_a_loan_that_is_cut_under_a_copy_is_no_pull() -> None:
         peer.signal(signal.SIGSTOP)
         assert not arrived[last].any(), "it was over before it could be stopped"
         prefill.lender.cut()
-        until(lambda: prefill.shelf.num_lent == 0, 5)
+        until(lambda: prefill.staging_buffer.num_lent == 0, 5)
         bytes_of(prefill.blocks)[:] = 0
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()

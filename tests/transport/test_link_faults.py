@@ -13,7 +13,7 @@ import torch
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.lender import Lender
 from alignedserve.transport.links import Links, Want
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
 from tests.transport.helpers import (
     Outcomes,
@@ -178,13 +178,13 @@ class Prefill:
         self.blocks = filled_blocks(NUM_BLOCKS + 3, MIB, SEED, link)
         self.completions, self.outcomes = Completions(), Outcomes()
         me = identity("prefill-0")
-        self.shelf = Shelf(me.epoch, self.completions)
+        self.staging_buffer = StagingBuffer(me.epoch, self.completions)
         for key, ids in STAGED[link].requests.items():
-            self.shelf.put(key, ids, self.outcomes.append)
-        self.lender = Lender(link, self.blocks, self.shelf, me)
+            self.staging_buffer.put(key, ids, self.outcomes.append)
+        self.lender = Lender(link, self.blocks, self.staging_buffer, me)
 
     def stop_in_mid_transfer(self, peer: Peer) -> None:
-        until(lambda: self.shelf.num_lent, 30)
+        until(lambda: self.staging_buffer.num_lent, 30)
         peer.signal(signal.SIGSTOP)
         assert not self.completions.run()
 
@@ -204,7 +204,7 @@ def test_a_lender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:
         peer.pipe.send(Order(prefill.lender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link]))
         prefill.stop_in_mid_transfer(peer)
         prefill.lender.close()
-        assert (len(prefill.shelf), prefill.shelf.num_lent) == (3, 0)
+        assert (len(prefill.staging_buffer), prefill.staging_buffer.num_lent) == (3, 0)
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
         assert error is not None and "link to prefill-0" in error
@@ -224,11 +224,11 @@ def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(link: str,
         peer.pipe.send(long_one)
         prefill.stop_in_mid_transfer(peer)
         peer.signal(signal.SIGKILL)
-        until(lambda: prefill.shelf.num_lent == 0, 1.0)
-        assert not prefill.completions.run() and len(prefill.shelf) == 3
+        until(lambda: prefill.staging_buffer.num_lent == 0, 1.0)
+        assert not prefill.completions.run() and len(prefill.staging_buffer) == 3
         assert successor.ask(order) == (None, True)
         assert successor.end() == "closed"
-    until(lambda: len(prefill.shelf) == 2, 30)
+    until(lambda: len(prefill.staging_buffer) == 2, 30)
     prefill.completions.run()
     assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((BIG,), None)
 
@@ -238,9 +238,9 @@ def test_a_puller_that_hangs_runs_into_the_deadline(link: str, prefill: Prefill)
         peer.receive()
         peer.pipe.send(Order(prefill.lender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link], timeout_s=1.5))
         prefill.stop_in_mid_transfer(peer)
-        prefill.shelf.withdraw(LONG)
+        prefill.staging_buffer.withdraw(LONG)
         assert not prefill.completions.run()
-        until(lambda: prefill.shelf.num_lent == 0, 3.0)
+        until(lambda: prefill.staging_buffer.num_lent == 0, 3.0)
         prefill.completions.run()
         assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((LONG,), "withdrawn")
         peer.signal(signal.SIGCONT)

@@ -18,7 +18,7 @@ from alignedserve.transport.channel import Channel, Identity, Joining, Knock, Op
 from alignedserve.transport.completions import Completions, TransferId
 from alignedserve.transport.lender import MAX_STRANGERS, Lender
 from alignedserve.transport.links import Links, Want
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import Epoch, InstanceId, RequestKey
 from tests.transport.helpers import (
     Outcomes,
@@ -41,16 +41,16 @@ class Prefill:
     def __init__(self, link: str, me: Identity | None = None) -> None:
         self.blocks = filled_blocks(12, BLOCK_BYTES, seed=1, link=link)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.shelf = Shelf(Epoch(1), self.completions)
+        self.staging_buffer = StagingBuffer(Epoch(1), self.completions)
         for key, ids in LENDER_S_BLOCKS.items():
-            self.shelf.put(key, ids, self.outcomes.append)
-        self.lender = Lender(link, self.blocks, self.shelf, me or identity("prefill-0"))
+            self.staging_buffer.put(key, ids, self.outcomes.append)
+        self.lender = Lender(link, self.blocks, self.staging_buffer, me or identity("prefill-0"))
 
     def close(self) -> None:
         self.lender.close()
-        self.shelf.clear()
+        self.staging_buffer.clear()
         self.completions.run()
-        assert self.shelf.num_lent == len(self.shelf) == 0
+        assert self.staging_buffer.num_lent == len(self.staging_buffer) == 0
 
 
 class Decode:
@@ -103,7 +103,7 @@ def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decod
     assert (outcome.transfer, outcome.what, outcome.keys) == (TransferId(Epoch(1), 1), "pull", (ONE, THREE))
     assert outcome.num_bytes == 5 * BLOCK_BYTES and outcome.seconds > 0
 
-    until(lambda: len(prefill.shelf) == 1, 30)
+    until(lambda: len(prefill.staging_buffer) == 1, 30)
     prefill.completions.run()
     assert [(outcome.keys, outcome.error) for outcome in prefill.outcomes] == [
         ((ONE,), None),
@@ -149,7 +149,7 @@ def test_who_does_not_match_is_refused_by_name(
     with closing(Decode(link, stranger)) as decode:
         error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
     assert error == f"link to prefill-0: {why}"
-    assert prefill.shelf.num_lent == 0
+    assert prefill.staging_buffer.num_lent == 0
 
 
 def test_another_kind_of_link_is_refused_by_name(link: str, prefill: Prefill) -> None:
