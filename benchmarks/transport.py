@@ -35,7 +35,7 @@ from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import allocator
-from alignedserve.transport.lender import Lender
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.links import Links
 from alignedserve.transport.mover import Mover
 from alignedserve.transport.staging_buffer import StagingBuffer
@@ -185,10 +185,10 @@ def lend(pipe: Connection, link: str, blocks: int, block_bytes: int, rounds: int
     staging_buffer = StagingBuffer(Epoch(1), completions)
     for key in range(rounds):
         staging_buffer.put(RequestKey(key), [BlockId(block) for block in range(blocks)], check)
-    lender = Lender(link, written_blocks(blocks, block_bytes, link), staging_buffer, identity("prefill-0"))
-    pipe.send(lender.address)
+    sender = KVSender(link, written_blocks(blocks, block_bytes, link), staging_buffer, identity("prefill-0"))
+    pipe.send(sender.address)
     pipe.recv()
-    lender.close()
+    sender.close()
 
 
 def measure_link(link: str, args: argparse.Namespace) -> None:

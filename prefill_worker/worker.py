@@ -39,7 +39,7 @@ from alignedserve.prefill_worker.staging import Staging
 from alignedserve.text.grammar import Matcher
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Done, Outcome
-from alignedserve.transport.lender import Lender
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.mover import Pairs
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InvalidRequest, PoolBlockId, RequestKey
@@ -100,7 +100,7 @@ class PrefillWorker(Worker):
         self.schedule = PrefillSchedule(limits_of(engine), staging_share, options, estimate, self._sharing)
         self._staging_buffer = StagingBuffer(epoch, self._completions)
         self._staging = Staging(engine, self.schedule, self._staging_buffer, self)
-        self._lender: Lender | None = None
+        self._kv_sender: KVSender | None = None
         # those that hold blocks
         self._prompts: dict[RequestKey, Prompt] = {}
         # of prompts that hold none, those with a grammar
@@ -117,8 +117,8 @@ class PrefillWorker(Worker):
     def open_link(self, me: Identity) -> str:
         if not self.transfers.is_staged:
             return ""
-        self._lender = Lender(self.transfers.link, self.engine.cache.blocks, self._staging_buffer, me)
-        return self._lender.address
+        self._kv_sender = KVSender(self.transfers.link, self.engine.cache.blocks, self._staging_buffer, me)
+        return self._kv_sender.address
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
@@ -181,16 +181,16 @@ class PrefillWorker(Worker):
         for key in self.schedule.drop_waiting():
             if not self._staging.drop(key):
                 self._drop(self._prompts[key], None)
-        if self._lender is not None:
-            self._lender.cut()
+        if self._kv_sender is not None:
+            self._kv_sender.cut()
         self._stop_copies()
         while len(self._staging):
             self._completions.run(DRAIN_STEP_S)
 
     def close(self) -> None:
         super().close()
-        if self._lender is not None:
-            self._lender.close()
+        if self._kv_sender is not None:
+            self._kv_sender.close()
 
     def drop_all(self) -> None:
         self.drop_orders()

@@ -3,11 +3,11 @@
 First both prove that they know the cluster's token (`alignedserve/handshake.py`). Then a frame is four bytes of length,
 and msgpack. The blocks themselves do not pass here (`group.py`, `ipc.py`).
 
-    puller -> lender   Knock                      lender -> puller   Opened | Refused
-    puller -> lender   Joining (gloo, nccl)       both form their process group, by way of the puller's file
-    puller -> lender   Pull                       lender -> puller   Granted, then the blocks | Denied
-    puller -> lender   Pulled: they have arrived, the lender may let go of its copy
-                                                  lender -> puller   Released (ipc): it had it until then
+    puller -> sender   Knock                      sender -> puller   Opened | Refused
+    puller -> sender   Joining (gloo, nccl)       both form their process group, by way of the puller's file
+    puller -> sender   Pull                       sender -> puller   Granted, then the blocks | Denied
+    puller -> sender   Pulled: they have arrived, the sender may let go of its copy
+                                                  sender -> puller   Released (ipc): it had it until then
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class HostMemory(Message):
-    """Blocks in a file in memory that the lender has open (`shared_memory.py`)."""
+    """Blocks in a file in memory that the sender has open (`shared_memory.py`)."""
 
     pid: Count
     fd: Count
@@ -73,7 +73,7 @@ class DeviceMemory(Message):
 
 
 class Opened(Message):
-    """Is let in. The lender says where its blocks are; or it waits for where to form a process group."""
+    """Is let in. The sender says where its blocks are; or it waits for where to form a process group."""
 
     memory: HostMemory | DeviceMemory | None = None
 
@@ -93,7 +93,7 @@ class Pull(Message):
 
 class Granted(Message):
     transfer: TransferId
-    # `here` counts the puller's blocks, `there` the lender's; in the order in which they will be sent
+    # `here` counts the puller's blocks, `there` the sender's; in the order in which they will be sent
     runs: list[Run]
 
 

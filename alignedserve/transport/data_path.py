@@ -1,6 +1,6 @@
 """How blocks get from one end of a link to the other: what `Lending` and `Link` need of that, and which ways there are.
 
-`group_path.py`: both ends move them together. `ipc.py`: the puller copies them out of the lender's memory. Each
+`group_path.py`: both ends move them together. `ipc.py`: the puller copies them out of the sender's memory. Each
 connection has two ends of its own, used by its two threads. Their methods raise what `failures.py` lists.
 """
 
@@ -13,12 +13,12 @@ import torch
 
 from alignedserve.transport import ipc, shared_memory
 from alignedserve.transport.channel import Channel, Opened
-from alignedserve.transport.group_path import GroupLender, GroupPuller
+from alignedserve.transport.group_path import GroupPuller, GroupSender
 from alignedserve.transport.runs import Run
 
 
-class LenderEnd(Protocol):
-    # Whether the lender answers `Pulled`, and the blocks count as pulled only then.
+class SenderEnd(Protocol):
+    # Whether the sender answers `Pulled`, and the blocks count as pulled only then.
     is_confirmed: bool
 
     def open(self, channel: Channel, deadline_s: float) -> None:
@@ -44,12 +44,12 @@ class PullerEnd(Protocol):
         """Nothing writes to any block after this. Safe before `open`, and after it failed."""
 
 
-def lender_ends(link: str, blocks: torch.Tensor) -> Callable[[], LenderEnd]:
-    """Makes one for each connection. `blocks`: the lender's, as bytes. RuntimeError if they can't be lent so."""
+def sender_ends(link: str, blocks: torch.Tensor) -> Callable[[], SenderEnd]:
+    """Makes one for each connection. `blocks`: the sender's, as bytes. RuntimeError if they can't be lent so."""
     if link == "ipc":
         memory = ipc.describe(blocks)
-        return lambda: ipc.IpcLender(memory)
-    return lambda: GroupLender(link, blocks)
+        return lambda: ipc.IpcSender(memory)
+    return lambda: GroupSender(link, blocks)
 
 
 def puller_end(link: str, blocks: torch.Tensor) -> PullerEnd:
@@ -57,5 +57,5 @@ def puller_end(link: str, blocks: torch.Tensor) -> PullerEnd:
 
 
 def allocator(link: str) -> Callable[..., torch.Tensor]:
-    """As torch.empty; what a lender's blocks have to be made with."""
+    """As torch.empty; what a sender's blocks have to be made with."""
     return shared_memory.empty if link == "ipc" else torch.empty

@@ -6,7 +6,7 @@ The store is a file that only the user can read: a port would be open to everyon
 
 `gloo` moves CPU memory. When its peer dies, or a wait runs out of time, it closes the connection and wakes who waits
 for a piece that has not begun; who waits for one that is on its way sleeps on. So a byte follows the pieces, and the
-puller waits for that one first. The lender does not wait here at all, but for word on the control connection.
+puller waits for that one first. The sender does not wait here at all, but for word on the control connection.
 
 `nccl` moves GPU memory, all pieces in one launch. It never notices that its peer is dead, so while pieces are on their
 way, the puller watches the control connection.
@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup, Work
 from alignedserve.transport import cuda
 from alignedserve.transport.channel import Channel, remaining_s
 
-LENDER, PULLER = 0, 1
+SENDER, PULLER = 0, 1
 SETUP_TIMEOUT_S = 10.0
 # as the names of pools' segments begin
 _STORE_PREFIX = "/dev/shm/alignedserve-link-"
@@ -69,7 +69,7 @@ class PairGroup:
         """Returns when the other end has joined; only for this is the timeout."""
         self._channel = channel
         self._device = device
-        self._peer = PULLER if rank == LENDER else LENDER
+        self._peer = PULLER if rank == SENDER else SENDER
         self._group = ProcessGroup(store, rank, 2)
         # of gloo: what was posted last, in the order in which it goes
         self._works: list[Work] = []

@@ -9,12 +9,12 @@ import torch
 
 from alignedserve.transport.channel import Channel, Joining, Opened, remaining_s
 from alignedserve.transport.failures import unexpected
-from alignedserve.transport.group import LENDER, PULLER, PairGroup, make_store_file, open_store
+from alignedserve.transport.group import PULLER, SENDER, PairGroup, make_store_file, open_store
 from alignedserve.transport.runs import Run
 
 
 class _GroupEnd:
-    # the lender sends only what is lent
+    # the sender sends only what is lent
     is_confirmed = False
 
     def __init__(self, link: str, blocks: torch.Tensor) -> None:
@@ -27,7 +27,7 @@ class _GroupEnd:
             self._group.abort()
 
 
-class GroupLender(_GroupEnd):
+class GroupSender(_GroupEnd):
     def open(self, channel: Channel, deadline_s: float) -> None:
         channel.send(Opened(), deadline_s)
         joining = channel.receive(deadline_s)
@@ -35,7 +35,7 @@ class GroupLender(_GroupEnd):
             raise unexpected(joining, "Joining")
         store = open_store(Path(joining.store), remaining_s(deadline_s))
         timeout_s = remaining_s(deadline_s)
-        self._group = PairGroup(self._link, store, LENDER, channel, self._blocks.device, timeout_s)
+        self._group = PairGroup(self._link, store, SENDER, channel, self._blocks.device, timeout_s)
 
     def lend(self, runs: Sequence[Run]) -> None:
         assert self._group is not None

@@ -1,4 +1,4 @@
-"""One connection of a lender: a handshake, a Knock, then blocks for every pull, until either end goes.
+"""One connection of a sender: a handshake, a Knock, then blocks for every pull, until either end goes.
 
 It ends at a deadline too, and at the first frame out of order. What was lent on it is back in the staging buffer then.
 """
@@ -20,7 +20,7 @@ from alignedserve.transport.channel import (
     Pulled,
     Released,
 )
-from alignedserve.transport.data_path import LenderEnd
+from alignedserve.transport.data_path import SenderEnd
 from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
 from alignedserve.transport.fingerprint import differences
 from alignedserve.transport.group import SETUP_TIMEOUT_S
@@ -33,7 +33,7 @@ class Lending:
     def __init__(
         self,
         link: str,
-        end: LenderEnd,
+        end: SenderEnd,
         block_bytes: int,
         staging_buffer: StagingBuffer,
         me: Identity,

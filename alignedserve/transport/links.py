@@ -36,7 +36,7 @@ class Links:
         done: Done,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> TransferId:
-        """All of the requests' blocks in one transfer; the lender keeps its copy unless every byte has arrived."""
+        """All of the requests' blocks in one transfer; the sender keeps its copy unless every byte has arrived."""
         return self._to(source, address, timeout_s).pull(wants, done, timeout_s)
 
     def drop(self, source: InstanceId) -> None:

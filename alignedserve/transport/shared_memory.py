@@ -54,12 +54,12 @@ def attach(memory: HostMemory) -> NDArray[np.uint8]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise OSError(f"the lender's memory can't be opened: {error}") from error
+        raise OSError(f"the sender's memory can't be opened: {error}") from error
     try:
         found = os.fstat(fd)
         if (found.st_ino, found.st_size) != (memory.inode, memory.num_bytes):
             raise OSError(
-                f"the lender's memory is not at {path}: both ends have to be on one host, as one user"
+                f"the sender's memory is not at {path}: both ends have to be on one host, as one user"
             )
         return np.frombuffer(mmap.mmap(fd, memory.num_bytes, prot=mmap.PROT_READ), np.uint8)
     finally:

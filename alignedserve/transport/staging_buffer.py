@@ -2,7 +2,7 @@
 
 From `put` until its `done` is called, a request's blocks are not to be freed or written. It is called once: without an
 error when somebody has pulled them, with one when they were withdrawn. A transfer that fails leaves them here, for
-whoever pulls next. Used by the instance's loop and by the lender's threads.
+whoever pulls next. Used by the instance's loop and by the sender's threads.
 """
 
 from __future__ import annotations

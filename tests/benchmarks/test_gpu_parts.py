@@ -94,7 +94,7 @@ def lend_others(pipe: Connection, device: str) -> None:
     link.lend(pipe, device, seed=1)
 
 
-def test_other_bytes_than_the_lenders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bytes_than_the_senders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "lend", lend_others)
     monkeypatch.setattr(link, "BLOCK_MIB", (1,))
     bench = tiny_bench(tmp_path)
@@ -106,7 +106,7 @@ def lend_nothing(pipe: Connection, device: str) -> None:
     raise SystemExit(1)
 
 
-def test_a_lender_that_dies_is_recorded_case_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_that_dies_is_recorded_case_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "lend", lend_nothing)
     bench = tiny_bench(tmp_path)
     link.run(bench)

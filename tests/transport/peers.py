@@ -14,7 +14,7 @@ import torch
 
 from alignedserve.transport import shared_memory
 from alignedserve.transport.completions import Completions
-from alignedserve.transport.lender import Lender
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.links import Links, Want
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
@@ -65,7 +65,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Staged:
-    """What a lender has; its blocks are `filled_blocks` of SEED."""
+    """What a sender has; its blocks are `filled_blocks` of SEED."""
 
     link: str
     num_blocks: int
@@ -81,11 +81,11 @@ def lend(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     staging_buffer = StagingBuffer(me.epoch, completions)
     for key, ids in staged.requests.items():
         staging_buffer.put(key, ids, outcomes.append)
-    lender = Lender(staged.link, blocks, staging_buffer, me)
-    pipe.send(lender.address)
+    sender = KVSender(staged.link, blocks, staging_buffer, me)
+    pipe.send(sender.address)
     while pipe.recv() is not None:
         pipe.send((len(staging_buffer), staging_buffer.num_lent))
-    lender.close()
+    sender.close()
     staging_buffer.clear()
     completions.run()
     pipe.send([(outcome.keys, outcome.error) for outcome in outcomes])
@@ -95,13 +95,13 @@ def lend(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
 class Order:
     address: str
     wants: list[Want]
-    # what should arrive: the lender's blocks
+    # what should arrive: the sender's blocks
     sources: Sequence[BlockId]
     timeout_s: float = 30.0
 
 
 def pull(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
-    """Into as many blocks as the lender has, of memory that the test can look into."""
+    """Into as many blocks as the sender has, of memory that the test can look into."""
     torch.set_num_threads(1)
     shape = (staged.num_blocks, staged.block_bytes)
     blocks = shared_memory.empty(shape, dtype=torch.uint8, device=torch.device("cpu"))

@@ -10,7 +10,7 @@ import torch
 from alignedserve.transport import cuda
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import GROUP_BYTES
-from alignedserve.transport.lender import Lender
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.links import Links
 from alignedserve.transport.mover import Mover
 from alignedserve.transport.staging_buffer import StagingBuffer
@@ -79,10 +79,10 @@ def lend_on_gpu(pipe: Connection, staged: Staged) -> None:
     staging_buffer = StagingBuffer(Epoch(1), Completions())
     for key, ids in staged.requests.items():
         staging_buffer.put(key, ids, lambda _: None)
-    lender = Lender("ipc", blocks, staging_buffer, identity("prefill-0"))
-    pipe.send(lender.address)
+    sender = KVSender("ipc", blocks, staging_buffer, identity("prefill-0"))
+    pipe.send(sender.address)
     pipe.recv()
-    lender.close()
+    sender.close()
     pipe.send((len(staging_buffer), bool(beside.all())))
 
 
@@ -111,13 +111,13 @@ def test_nccl_moves_several_requests_between_two_gpus() -> None:
     completions, outcomes = Completions(), Outcomes()
     staging_buffer = StagingBuffer(Epoch(1), completions)
     staging_buffer.put(KEY, block_ids(3, 1, 2), outcomes.append)
-    lender = Lender("nccl", theirs, staging_buffer, identity("prefill-0"))
+    sender = KVSender("nccl", theirs, staging_buffer, identity("prefill-0"))
     links = Links("nccl", ours, identity("decode-0"), completions)
     wants = [(KEY, block_ids(0, 6, 7))]
-    links.pull(InstanceId("prefill-0"), lender.address, wants, outcomes.append, timeout_s=60)
+    links.pull(InstanceId("prefill-0"), sender.address, wants, outcomes.append, timeout_s=60)
     while len(outcomes) < 2:
         assert completions.run(timeout_s=60)
     links.close()
-    lender.close()
+    sender.close()
     assert outcomes.errors == [None, None]
     assert torch.equal(ours[[0, 6, 7]].cpu(), theirs[[3, 1, 2]].cpu())

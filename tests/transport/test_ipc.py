@@ -31,7 +31,7 @@ from alignedserve.transport.channel import (
     encoded,
 )
 from alignedserve.transport.completions import Completions, TransferId
-from alignedserve.transport.lender import Lender
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.links import Links
 from alignedserve.transport.runs import Run
 from alignedserve.transport.staging_buffer import StagingBuffer
@@ -116,10 +116,10 @@ def test_memory_of_one_process_alone_cannot_be_lent() -> None:
         filled_blocks(4, BLOCK_BYTES, SEED, "ipc")[1:],
     ):
         with leaving_no_thread(), pytest.raises(RuntimeError, match="this process's own memory"):
-            Lender("ipc", blocks, staging_buffer, identity("prefill-0"))
+            KVSender("ipc", blocks, staging_buffer, identity("prefill-0"))
 
 
-# ---- a real puller, a scripted lender ----
+# ---- a real puller, a scripted sender ----
 
 
 class Puller:
@@ -152,7 +152,7 @@ def lent() -> torch.Tensor:
 
 @contextmanager
 def asked(puller: Puller, opened: Opened) -> Iterator[Channel]:
-    """The lender's end, when it has let the puller in."""
+    """The sender's end, when it has let the puller in."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         puller.start(f"{host}:{port}")
@@ -171,7 +171,7 @@ def memory_of(blocks: torch.Tensor, **other: int) -> HostMemory:
 
 @contextmanager
 def pulling(puller: Puller, blocks: torch.Tensor, runs: list[Run]) -> Iterator[tuple[Channel, TransferId]]:
-    """The lender's end, when it has granted these."""
+    """The sender's end, when it has granted these."""
     with asked(puller, Opened(shared_memory.describe(blocks))) as channel:
         order = channel.receive(soon())
         assert isinstance(order, Pull)
@@ -182,10 +182,10 @@ def pulling(puller: Puller, blocks: torch.Tensor, runs: list[Run]) -> Iterator[t
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"fd": 1 << 20}, "the lender's memory can't be opened: [Errno 2] No such file or directory"),
-        ({"inode": 1}, "the lender's memory is not at /proc/"),
-        ({"num_bytes": 9 * BLOCK_BYTES}, "the lender's memory is not at /proc/"),
-        ({"num_bytes": 8 * BLOCK_BYTES - 1}, f"the lender has 32767 bytes, in blocks of {BLOCK_BYTES}"),
+        ({"fd": 1 << 20}, "the sender's memory can't be opened: [Errno 2] No such file or directory"),
+        ({"inode": 1}, "the sender's memory is not at /proc/"),
+        ({"num_bytes": 9 * BLOCK_BYTES}, "the sender's memory is not at /proc/"),
+        ({"num_bytes": 8 * BLOCK_BYTES - 1}, f"the sender has 32767 bytes, in blocks of {BLOCK_BYTES}"),
     ],
 )
 def test_memory_that_is_not_there_breaks_the_link(
@@ -201,14 +201,14 @@ def test_memory_that_is_not_there_breaks_the_link(
 def test_memory_of_another_kind_breaks_the_link(puller: Puller, memory: DeviceMemory | None) -> None:
     with asked(puller, Opened(memory)):
         error = puller.outcome()
-    assert error is not None and "the lender's blocks are in" in error
+    assert error is not None and "the sender's blocks are in" in error
 
 
 @pytest.mark.parametrize(
     ("runs", "why"),
     [
-        ([Run(0, 6, 3)], "block 8 of the lender's KV cache, which has 8"),
-        ([Run(0, -1, 3)], "block -1 of the lender's KV cache, which has 8"),
+        ([Run(0, 6, 3)], "block 8 of the sender's KV cache, which has 8"),
+        ([Run(0, -1, 3)], "block -1 of the sender's KV cache, which has 8"),
         ([Run(0, 0, 2), Run(3, 4, 1)], "3 blocks were asked for, 3 others were granted"),
         ([Run(0, 0, 3), Run(0, 3, -1)], "3 blocks were asked for, 3 others were granted"),
     ],
@@ -224,7 +224,7 @@ def test_blocks_that_nobody_has_or_asked_for_are_not_read(
     assert not puller.blocks.view(torch.uint8).any()
 
 
-def test_blocks_are_pulled_only_when_the_lender_says_that_they_were_lent(
+def test_blocks_are_pulled_only_when_the_sender_says_that_they_were_lent(
     puller: Puller, lent: torch.Tensor
 ) -> None:
     with pulling(puller, lent, [Run(0, 5, 3)]) as (channel, transfer):
@@ -247,7 +247,7 @@ def test_without_that_word_the_pull_has_failed(
     assert puller.outcome() is not None
 
 
-# ---- a real lender, a puller that is scripted or stopped ----
+# ---- a real sender, a puller that is scripted or stopped ----
 
 
 class Prefill:
@@ -257,16 +257,16 @@ class Prefill:
         self.staging_buffer = StagingBuffer(Epoch(1), self.completions)
         for key, ids in requests.items():
             self.staging_buffer.put(key, ids, self.outcomes.append)
-        self.lender = Lender("ipc", blocks, self.staging_buffer, identity("prefill-0"))
+        self.sender = KVSender("ipc", blocks, self.staging_buffer, identity("prefill-0"))
 
     def close(self) -> None:
-        self.lender.close()
+        self.sender.close()
 
 
 @contextmanager
 def granted(prefill: Prefill, timeout_s: float) -> Iterator[tuple[Channel, TransferId]]:
     """The puller's end, when it may copy."""
-    host, port = prefill.lender.address.split(":")
+    host, port = prefill.sender.address.split(":")
     me, transfer = identity("decode-0"), TransferId(Epoch(1), 1)
     with closing(Channel(socket.create_connection((host, int(port))))) as channel:
         fingerprint = {**me.fingerprint, "link": "ipc"}
@@ -295,9 +295,9 @@ def test_blocks_are_there_as_long_as_they_can_be_pulled(puller: Puller) -> None:
     staging_buffer = StagingBuffer(Epoch(1), completions)
     staging_buffer.put(KEY, block_ids(5, 6, 7), outcomes.append)
     with closing(
-        Lender("ipc", filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), staging_buffer, identity("prefill-0"))
-    ) as lender:
-        puller.start(lender.address)
+        KVSender("ipc", filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), staging_buffer, identity("prefill-0"))
+    ) as sender:
+        puller.start(sender.address)
         assert puller.outcome() is None
     assert equal_blocks(puller.blocks, [0, 1, 2], filled_blocks(8, BLOCK_BYTES, SEED), [5, 6, 7])
 
@@ -309,7 +309,7 @@ def test_who_has_pulled_too_late_is_not_told_that_it_was_in_time(lent: torch.Ten
             if "withdrawn" in end:
                 prefill.staging_buffer.withdraw(KEY)
             elif end != "deadline":
-                getattr(prefill.lender, end)()
+                getattr(prefill.sender, end)()
             until(lambda: prefill.staging_buffer.num_lent == 0, 30)
             with pytest.raises(OSError):
                 channel.send(Pulled(transfer), soon())
@@ -327,11 +327,11 @@ def test_a_loan_that_is_cut_under_a_copy_is_no_pull() -> None:
     staged = Staged("ipc", 33, MIB)
     with closing(prefill), Peer(pull, "decode-0", 1, staged) as peer:
         arrived = shared_memory.attach(peer.receive()).reshape(33, MIB)
-        peer.pipe.send(Order(prefill.lender.address, [(LONG, long)], long))
+        peer.pipe.send(Order(prefill.sender.address, [(LONG, long)], long))
         until(lambda: arrived[0].any(), 30)
         peer.signal(signal.SIGSTOP)
         assert not arrived[last].any(), "it was over before it could be stopped"
-        prefill.lender.cut()
+        prefill.sender.cut()
         until(lambda: prefill.staging_buffer.num_lent == 0, 5)
         bytes_of(prefill.blocks)[:] = 0
         peer.signal(signal.SIGCONT)
@@ -340,12 +340,12 @@ def test_a_loan_that_is_cut_under_a_copy_is_no_pull() -> None:
         # it has stopped: what it has got does not change any more
         before = arrived.copy()
         bytes_of(prefill.blocks)[:] = 7
-        assert peer.ask(Order(prefill.lender.address, [(KEY, block_ids(32))], block_ids(3)))[0] is None
+        assert peer.ask(Order(prefill.sender.address, [(KEY, block_ids(32))], block_ids(3)))[0] is None
         assert (arrived[last] == 7).all() and (arrived[:last] == before[:last]).all()
         assert peer.end() == "closed"
 
 
-def test_nothing_of_a_killed_lender_stays() -> None:
+def test_nothing_of_a_killed_sender_stays() -> None:
     """Its memory has no name, and goes with the link."""
 
     def mapped() -> int:
@@ -363,5 +363,5 @@ def test_nothing_of_a_killed_lender_stays() -> None:
 
 def lend_and_wait(pipe: Connection) -> None:
     prefill = Prefill(filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), {KEY: block_ids(5, 6, 7)})
-    pipe.send(prefill.lender.address)
+    pipe.send(prefill.sender.address)
     pipe.recv()

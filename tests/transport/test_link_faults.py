@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from alignedserve.transport.completions import Completions
-from alignedserve.transport.lender import Lender
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.links import Links, Want
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
@@ -106,7 +106,7 @@ def test_bytes_arrive_from_another_process(link: str, decode: Decode) -> None:
     assert equal_blocks(decode.blocks, [*ALL, NUM_BLOCKS, NUM_BLOCKS + 1], expected, [*ALL, *SMALL_S_BLOCKS])
 
 
-def test_a_lender_killed_in_mid_transfer_breaks_its_link_and_no_other(link: str, decode: Decode) -> None:
+def test_a_sender_killed_in_mid_transfer_breaks_its_link_and_no_other(link: str, decode: Decode) -> None:
     other_one = InstanceId("prefill-1")
     with Peer(lend, "prefill-0", 1, STAGED[link]) as peer, Peer(lend, "prefill-1", 1, STAGED[link]) as other:
         address, other_address = peer.receive(), other.receive()
@@ -141,7 +141,7 @@ def test_closing_in_mid_transfer_does_not_wait_for_its_end(link: str, decode: De
         assert peer.end() == [((key,), "withdrawn") for key in (BIG, SMALL, LONG)]
 
 
-def test_an_idle_link_breaks_when_its_lender_is_killed(link: str, decode: Decode) -> None:
+def test_an_idle_link_breaks_when_its_sender_is_killed(link: str, decode: Decode) -> None:
     with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
         decode.pull(peer.receive(), WANT_SMALL)
         assert decode.links.error(PREFILL) is None
@@ -149,7 +149,7 @@ def test_an_idle_link_breaks_when_its_lender_is_killed(link: str, decode: Decode
         until(lambda: decode.links.error(PREFILL), 1.0)
 
 
-def test_a_lender_that_hangs_runs_into_the_deadline(link: str, decode: Decode) -> None:
+def test_a_sender_that_hangs_runs_into_the_deadline(link: str, decode: Decode) -> None:
     with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
         address = peer.receive()
         decode.pull(address, WANT_SMALL)
@@ -181,7 +181,7 @@ class Prefill:
         self.staging_buffer = StagingBuffer(me.epoch, self.completions)
         for key, ids in STAGED[link].requests.items():
             self.staging_buffer.put(key, ids, self.outcomes.append)
-        self.lender = Lender(link, self.blocks, self.staging_buffer, me)
+        self.sender = KVSender(link, self.blocks, self.staging_buffer, me)
 
     def stop_in_mid_transfer(self, peer: Peer) -> None:
         until(lambda: self.staging_buffer.num_lent, 30)
@@ -189,7 +189,7 @@ class Prefill:
         assert not self.completions.run()
 
     def close(self) -> None:
-        self.lender.close()
+        self.sender.close()
 
 
 @pytest.fixture
@@ -198,12 +198,12 @@ def prefill(link: str) -> Iterator[Prefill]:
         yield prefill
 
 
-def test_a_lender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:
+def test_a_sender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:
     with puller(link, epoch=1) as peer:
         peer.receive()
-        peer.pipe.send(Order(prefill.lender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link]))
+        peer.pipe.send(Order(prefill.sender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link]))
         prefill.stop_in_mid_transfer(peer)
-        prefill.lender.close()
+        prefill.sender.close()
         assert (len(prefill.staging_buffer), prefill.staging_buffer.num_lent) == (3, 0)
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
@@ -216,8 +216,8 @@ def puller(link: str, epoch: int) -> Peer:
 
 
 def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(link: str, prefill: Prefill) -> None:
-    long_one = Order(prefill.lender.address, WANT_LONG[link] + WANT_BIG, AGAIN_AND_AGAIN[link] + ALL)
-    order = Order(prefill.lender.address, WANT_BIG, ALL)
+    long_one = Order(prefill.sender.address, WANT_LONG[link] + WANT_BIG, AGAIN_AND_AGAIN[link] + ALL)
+    order = Order(prefill.sender.address, WANT_BIG, ALL)
     with puller(link, epoch=1) as peer, puller(link, epoch=2) as successor:
         peer.receive()
         successor.receive()
@@ -236,7 +236,7 @@ def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(link: str,
 def test_a_puller_that_hangs_runs_into_the_deadline(link: str, prefill: Prefill) -> None:
     with puller(link, epoch=1) as peer:
         peer.receive()
-        peer.pipe.send(Order(prefill.lender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link], timeout_s=1.5))
+        peer.pipe.send(Order(prefill.sender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link], timeout_s=1.5))
         prefill.stop_in_mid_transfer(peer)
         prefill.staging_buffer.withdraw(LONG)
         assert not prefill.completions.run()
@@ -246,7 +246,7 @@ def test_a_puller_that_hangs_runs_into_the_deadline(link: str, prefill: Prefill)
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
         assert error is not None and "link to prefill-0" in error
-        assert peer.ask(Order(prefill.lender.address, WANT_SMALL, SMALL_S_BLOCKS)) == (None, True)
+        assert peer.ask(Order(prefill.sender.address, WANT_SMALL, SMALL_S_BLOCKS)) == (None, True)
         assert peer.end() == "closed"
     assert torch.equal(
         prefill.blocks.view(torch.uint8), filled_blocks(NUM_BLOCKS + 3, MIB, SEED).view(torch.uint8)

@@ -16,7 +16,7 @@ from alignedserve.handshake import DIGEST_BYTES, NONCE_BYTES, ClientHandshake, S
 from alignedserve.transport import group
 from alignedserve.transport.channel import Channel, Identity, Joining, Knock, Opened, Pulled, encoded
 from alignedserve.transport.completions import Completions, TransferId
-from alignedserve.transport.lender import MAX_STRANGERS, Lender
+from alignedserve.transport.kv_sender import MAX_STRANGERS, KVSender
 from alignedserve.transport.links import Links, Want
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import Epoch, InstanceId, RequestKey
@@ -34,7 +34,7 @@ from tests.transport.helpers import (
 BLOCK_BYTES = 4096
 PREFILL = InstanceId("prefill-0")
 ONE, TWO, THREE = RequestKey(1), RequestKey(2), RequestKey(3)
-LENDER_S_BLOCKS = {ONE: block_ids(3, 4, 9), TWO: block_ids(0), THREE: block_ids(11, 10)}
+SENDER_S_BLOCKS = {ONE: block_ids(3, 4, 9), TWO: block_ids(0), THREE: block_ids(11, 10)}
 
 
 class Prefill:
@@ -42,12 +42,12 @@ class Prefill:
         self.blocks = filled_blocks(12, BLOCK_BYTES, seed=1, link=link)
         self.completions, self.outcomes = Completions(), Outcomes()
         self.staging_buffer = StagingBuffer(Epoch(1), self.completions)
-        for key, ids in LENDER_S_BLOCKS.items():
+        for key, ids in SENDER_S_BLOCKS.items():
             self.staging_buffer.put(key, ids, self.outcomes.append)
-        self.lender = Lender(link, self.blocks, self.staging_buffer, me or identity("prefill-0"))
+        self.sender = KVSender(link, self.blocks, self.staging_buffer, me or identity("prefill-0"))
 
     def close(self) -> None:
-        self.lender.close()
+        self.sender.close()
         self.staging_buffer.clear()
         self.completions.run()
         assert self.staging_buffer.num_lent == len(self.staging_buffer) == 0
@@ -62,7 +62,7 @@ class Decode:
     def pull(self, prefill: Prefill, *wants: Want, timeout_s: float = 30.0) -> str | None:
         """Returns the outcome's error."""
         before = len(self.outcomes)
-        self.links.pull(PREFILL, prefill.lender.address, wants, self.outcomes.append, timeout_s)
+        self.links.pull(PREFILL, prefill.sender.address, wants, self.outcomes.append, timeout_s)
         assert self.completions.run(timeout_s=60) == 1
         return self.outcomes[before].error
 
@@ -114,11 +114,11 @@ def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decod
     assert equal_blocks(decode.blocks, [4], prefill.blocks, [0])
 
 
-def test_a_lender_that_cut_its_links_lends_again_to_who_connects_again(
+def test_a_sender_that_cut_its_links_lends_again_to_who_connects_again(
     prefill: Prefill, decode: Decode
 ) -> None:
     assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
-    prefill.lender.cut()
+    prefill.sender.cut()
     until(lambda: decode.links.error(PREFILL), 30)
     assert decode.pull(prefill, (TWO, block_ids(4))) is None
     assert equal_blocks(decode.blocks, [4], prefill.blocks, [0])
@@ -183,7 +183,7 @@ def test_several_decode_instances_pull_at_the_same_time(link: str, prefill: Pref
     with closing(Decode(link, identity("decode-1"))) as other:
         for end, key, targets in ((decode, ONE, (0, 1, 2)), (other, THREE, (3, 4))):
             wants = [(key, block_ids(*targets))]
-            end.links.pull(PREFILL, prefill.lender.address, wants, end.outcomes.append)
+            end.links.pull(PREFILL, prefill.sender.address, wants, end.outcomes.append)
         assert decode.completions.run(60) == other.completions.run(60) == 1
         assert decode.outcomes.errors == other.outcomes.errors == [None]
         assert equal_blocks(decode.blocks, [0, 1, 2], prefill.blocks, [3, 4, 9])
@@ -212,7 +212,7 @@ def test_a_link_that_cannot_be_made_in_time_is_made_anew(prefill: Prefill, decod
 
 
 @pytest.mark.parametrize("link", ["gloo"])
-def test_a_lender_that_hangs_before_it_joins_runs_into_the_deadline(decode: Decode) -> None:
+def test_a_sender_that_hangs_before_it_joins_runs_into_the_deadline(decode: Decode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         decode.links.pull(PREFILL, f"{host}:{port}", [(ONE, block_ids(0))], decode.outcomes.append, 0.5)
@@ -230,14 +230,14 @@ def test_a_lender_that_hangs_before_it_joins_runs_into_the_deadline(decode: Deco
 def test_closing_ends_what_has_not_begun(prefill: Prefill, decode: Decode) -> None:
     for _ in range(3):
         wants = [(ONE, block_ids(0, 1, 2))]
-        decode.links.pull(PREFILL, prefill.lender.address, wants, decode.outcomes.append)
+        decode.links.pull(PREFILL, prefill.sender.address, wants, decode.outcomes.append)
     decode.links.close()
     decode.completions.run()
     assert len(decode.outcomes) == 3
     assert decode.outcomes.errors[-1] is not None
 
 
-def test_a_lender_that_closes_breaks_its_links(link: str, decode: Decode) -> None:
+def test_a_sender_that_closes_breaks_its_links(link: str, decode: Decode) -> None:
     with closing(Prefill(link)) as prefill:
         assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
     until(lambda: decode.links.error(PREFILL), 1.0)
@@ -254,7 +254,7 @@ def test_who_does_not_knock_is_shown_out(prefill: Prefill) -> None:
 
 def test_who_does_not_know_the_token_learns_nothing_of_it_and_is_shown_out(prefill: Prefill) -> None:
     with closing(connected(prefill)) as channel:
-        # it has nothing of ours decoded: the lender's proof, and no answer to a wrong one
+        # it has nothing of ours decoded: the sender's proof, and no answer to a wrong one
         channel.sock.sendall(bytes(NONCE_BYTES) + bytes(2 * DIGEST_BYTES))
         heard = b""
         with suppress(ConnectionResetError):
@@ -271,7 +271,7 @@ def test_strangers_are_bounded_and_the_oldest_goes(prefill: Prefill, decode: Dec
 
 
 @pytest.mark.parametrize("link", ["gloo"])
-def test_who_listens_in_a_lender_s_place_hears_a_random_number_only(decode: Decode) -> None:
+def test_who_listens_in_a_sender_s_place_hears_a_random_number_only(decode: Decode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         decode.links.pull(PREFILL, f"{host}:{port}", [(ONE, block_ids(0))], decode.outcomes.append, 30)
@@ -303,7 +303,7 @@ def test_the_file_that_two_ends_meet_in_is_the_user_s_alone_and_goes_with_the_li
 
 
 def connected(prefill: Prefill) -> Channel:
-    host, port = prefill.lender.address.split(":")
+    host, port = prefill.sender.address.split(":")
     sock = socket.create_connection((host, int(port)))
     sock.settimeout(30)
     return Channel(sock)
@@ -315,5 +315,5 @@ def test_blocks_that_do_not_exist_are_an_error_at_once(prefill: Prefill, decode:
 
 
 def test_it_listens_on_loopback_only(prefill: Prefill) -> None:
-    assert prefill.lender.address.startswith("127.0.0.1:")
-    assert prefill.lender._listener.getsockname()[0] == "127.0.0.1"
+    assert prefill.sender.address.startswith("127.0.0.1:")
+    assert prefill.sender._listener.getsockname()[0] == "127.0.0.1"

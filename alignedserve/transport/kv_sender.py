@@ -14,7 +14,7 @@ import torch
 
 from alignedserve.transport.channel import Channel, Identity, Knock, shut
 from alignedserve.transport.copiers import as_bytes
-from alignedserve.transport.data_path import lender_ends
+from alignedserve.transport.data_path import sender_ends
 from alignedserve.transport.lending import Lending
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import Epoch, InstanceId
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_STRANGERS = 16
 
 
-class Lender:
+class KVSender:
     def __init__(
         self,
         link: str,
@@ -37,7 +37,7 @@ class Lender:
         self._link = link
         # they stay as long as they are lent, whoever else has them
         self._blocks = as_bytes(blocks)
-        self._make_end = lender_ends(link, self._blocks)
+        self._make_end = sender_ends(link, self._blocks)
         self._staging_buffer = staging_buffer
         self._me = me
         # of each decode instance, its latest start and the connection of that
@@ -47,7 +47,7 @@ class Lender:
         self._is_closed = False
         self._listener = socket.create_server((host, 0))
         self.address = f"{host}:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._accept, name="lender", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="kv-sender", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
