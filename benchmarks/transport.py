@@ -57,7 +57,7 @@ def shared_memory(num_blocks: int, block_bytes: int) -> Iterator[Memory]:
 
 
 def written_blocks(num_blocks: int, block_bytes: int, link: str = "host") -> torch.Tensor:
-    """Each page of it exists. `link`: by which they can be lent."""
+    """Each page of it exists. `link`: by which they can be sent."""
     shape = (num_blocks, block_bytes // 2)
     return allocator(link)(shape, dtype=torch.bfloat16, device=torch.device("cpu")).fill_(1)
 
@@ -180,7 +180,7 @@ def identity(name: str) -> Identity:
     return Identity(InstanceId(name), Epoch(1), {}, token="benchmark")
 
 
-def lend(pipe: Connection, link: str, blocks: int, block_bytes: int, rounds: int) -> None:
+def run_sender(pipe: Connection, link: str, blocks: int, block_bytes: int, rounds: int) -> None:
     completions = Completions()
     staging_buffer = StagingBuffer(Epoch(1), completions)
     for key in range(rounds):
@@ -196,7 +196,7 @@ def measure_link(link: str, args: argparse.Namespace) -> None:
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
     process = spawn.Process(
-        target=lend, args=(theirs, link, args.blocks, block_bytes, args.rounds), daemon=True
+        target=run_sender, args=(theirs, link, args.blocks, block_bytes, args.rounds), daemon=True
     )
     process.start()
     address = pipe.recv()

@@ -107,7 +107,7 @@ class Pulled(Message):
 
 
 class Released(Message):
-    """The blocks were lent until the puller said that it has them: what it has read is what was in them."""
+    """The blocks were held until the puller said that it has them: what it has read is what was in them."""
 
     transfer: TransferId
 

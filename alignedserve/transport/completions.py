@@ -31,7 +31,7 @@ class TransferId(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(frozen=True)
 class Outcome:
     transfer: TransferId
-    # "save", "load", "pull", "lend"
+    # "save", "load", "pull", "send"
     what: str
     keys: tuple[RequestKey, ...]
     # None: every byte is where it belongs. Else the destination holds nothing of use, and the source is untouched.

@@ -1,4 +1,4 @@
-"""How blocks get from one end of a link to the other: what `Lending` and `Link` need of that, and which ways there are.
+"""How blocks get from one end to the other: what `TransferSession` and `Link` need of that, and which ways there are.
 
 `group_path.py`: both ends move them together. `ipc.py`: the puller copies them out of the sender's memory. Each
 connection has two ends of its own, used by its two threads. Their methods raise what `failures.py` lists.
@@ -22,9 +22,9 @@ class SenderEnd(Protocol):
     is_confirmed: bool
 
     def open(self, channel: Channel, deadline_s: float) -> None:
-        """Says `Opened` to a puller that is let in, and returns when blocks can be lent to it."""
+        """Says `Opened` to a puller that is let in, and returns when blocks can be sent to it."""
 
-    def lend(self, runs: Sequence[Run]) -> None:
+    def send(self, runs: Sequence[Run]) -> None:
         """Returns at once. The blocks are in use until the puller says that it has them all, or until `close`."""
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class PullerEnd(Protocol):
 
 
 def sender_ends(link: str, blocks: torch.Tensor) -> Callable[[], SenderEnd]:
-    """Makes one for each connection. `blocks`: the sender's, as bytes. RuntimeError if they can't be lent so."""
+    """Makes one for each connection. `blocks`: the sender's, as bytes. RuntimeError if they can't be sent so."""
     if link == "ipc":
         memory = ipc.describe(blocks)
         return lambda: ipc.IpcSender(memory)

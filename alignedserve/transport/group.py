@@ -1,4 +1,4 @@
-"""The data connection of a link: a torch.distributed process group of its two ends, one lends and one pulls.
+"""The data connection of a link: a torch.distributed process group of its two ends, one sends and one pulls.
 
 The group is built directly on a store of its own, beside torch's global default group, which stays unused. So groups
 come and go one by one, and the death of one peer breaks one group. After any failure a group is of no use: `abort` it.

@@ -14,7 +14,7 @@ from alignedserve.transport.runs import Run
 
 
 class _GroupEnd:
-    # the sender sends only what is lent
+    # the sender sends only what it holds for the transfer
     is_confirmed = False
 
     def __init__(self, link: str, blocks: torch.Tensor) -> None:
@@ -37,7 +37,7 @@ class GroupSender(_GroupEnd):
         timeout_s = remaining_s(deadline_s)
         self._group = PairGroup(self._link, store, SENDER, channel, self._blocks.device, timeout_s)
 
-    def lend(self, runs: Sequence[Run]) -> None:
+    def send(self, runs: Sequence[Run]) -> None:
         assert self._group is not None
         self._group.send([self._blocks[run.there : run.there + run.num_blocks] for run in runs])
 

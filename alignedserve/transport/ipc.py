@@ -1,8 +1,8 @@
 """The data path of `ipc`: the puller copies blocks out of the sender's memory, which it has mapped.
 
-The sender says where its blocks are, and takes no part: it may hang, or be killed, under a copy. If it ends a loan
+The sender says where its blocks are, and takes no part: it may hang, or be killed, under a copy. If it ends a pull
 early, because of a deadline say, it may write to the blocks while the puller still copies. So a pull counts only if the
-sender says afterwards that the blocks were lent until the end (`Released`).
+sender says afterwards that the blocks were held until the end (`Released`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class IpcSender:
     def open(self, channel: Channel, deadline_s: float) -> None:
         channel.send(Opened(self._memory), deadline_s)
 
-    def lend(self, runs: Sequence[Run]) -> None:
+    def send(self, runs: Sequence[Run]) -> None:
         """The puller helps itself."""
 
     def close(self) -> None:

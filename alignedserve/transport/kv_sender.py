@@ -1,6 +1,6 @@
 """A prefill instance's end of its links: listens, and lets decode instances pull what is in the staging buffer.
 
-One thread per decode instance (`lending.py`). A decode instance that starts anew has a greater epoch: its old
+One thread per decode instance (`transfer_session.py`). A decode instance that starts anew has a greater epoch: its old
 connection is cut, and whatever still comes from an older start is refused.
 """
 
@@ -15,8 +15,8 @@ import torch
 from alignedserve.transport.channel import Channel, Identity, Knock, shut
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import sender_ends
-from alignedserve.transport.lending import Lending
 from alignedserve.transport.staging_buffer import StagingBuffer
+from alignedserve.transport.transfer_session import TransferSession
 from alignedserve.types import Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class KVSender:
         host: str = "127.0.0.1",
     ) -> None:
         self._link = link
-        # they stay as long as they are lent, whoever else has them
+        # they stay as long as they can be pulled, whoever else has them
         self._blocks = as_bytes(blocks)
         self._make_end = sender_ends(link, self._blocks)
         self._staging_buffer = staging_buffer
@@ -78,7 +78,9 @@ class KVSender:
             self._start(Channel(sock))
 
     def _start(self, channel: Channel) -> None:
-        thread = threading.Thread(target=self._lend, args=(channel,), name="lending", daemon=True)
+        thread = threading.Thread(
+            target=self._run_session, args=(channel,), name="transfer-session", daemon=True
+        )
         with self._lock:
             if self._is_closed:
                 channel.sock.close()
@@ -90,12 +92,14 @@ class KVSender:
             self._channels[thread] = channel
             thread.start()
 
-    def _lend(self, channel: Channel) -> None:
+    def _run_session(self, channel: Channel) -> None:
         end = self._make_end()
         block_bytes = self._blocks.shape[1]
-        lending = Lending(self._link, end, block_bytes, self._staging_buffer, self._me, channel, self._admit)
-        reason = lending.run()
-        logger.info("%s: %s", lending.name, reason)
+        session = TransferSession(
+            self._link, end, block_bytes, self._staging_buffer, self._me, channel, self._admit
+        )
+        reason = session.run()
+        logger.info("%s: %s", session.name, reason)
 
     def _admit(self, knock: Knock, channel: Channel) -> str | None:
         """Why not, if this is not the latest start of its instance."""

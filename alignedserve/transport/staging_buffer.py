@@ -16,7 +16,7 @@ from alignedserve.types import BlockId, Epoch, RequestKey
 
 
 class NotStaged(LookupError):
-    """What was asked for can't be lent."""
+    """What was asked for can't be pulled."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class _StagedRequest:
     transfer: TransferId
     blocks: list[BlockId]
     done: Done
-    is_lent: bool = False
+    is_being_pulled: bool = False
     is_withdrawn: bool = False
 
 
@@ -49,27 +49,27 @@ class StagingBuffer:
                 self._staged[key].is_withdrawn = True
                 self._drop_withdrawn(key)
 
-    def lend(self, keys: Sequence[RequestKey], num_blocks: Sequence[int]) -> list[BlockId]:
-        """All of their blocks, one request after the other, or NotStaged and nothing is lent."""
+    def begin_pull(self, keys: Sequence[RequestKey], num_blocks: Sequence[int]) -> list[BlockId]:
+        """All of their blocks, one request after the other, or NotStaged and nothing has changed."""
         with self._lock:
             for key, num in zip(keys, num_blocks, strict=True):
                 self._check(key, num)
             if len(set(keys)) < len(keys):
                 raise NotStaged(f"{len(keys)} requests asked for, {len(set(keys))} different ones")
             for key in keys:
-                self._staged[key].is_lent = True
+                self._staged[key].is_being_pulled = True
             return [block for key in keys for block in self._staged[key].blocks]
 
-    def pulled(self, keys: Sequence[RequestKey]) -> None:
+    def finish_pull(self, keys: Sequence[RequestKey]) -> None:
         with self._lock:
             for key in keys:
                 self._end(key, error=None)
 
-    def put_back(self, keys: Sequence[RequestKey]) -> None:
+    def cancel_pull(self, keys: Sequence[RequestKey]) -> None:
         """After a transfer that failed."""
         with self._lock:
             for key in keys:
-                self._staged[key].is_lent = False
+                self._staged[key].is_being_pulled = False
                 self._drop_withdrawn(key)
 
     def clear(self) -> None:
@@ -81,24 +81,24 @@ class StagingBuffer:
         return len(self._staged)
 
     @property
-    def num_lent(self) -> int:
+    def num_being_pulled(self) -> int:
         with self._lock:
-            return sum(staged.is_lent for staged in self._staged.values())
+            return sum(staged.is_being_pulled for staged in self._staged.values())
 
     def _check(self, key: RequestKey, num_blocks: int) -> None:
         staged = self._staged.get(key)
         if staged is None or staged.is_withdrawn:
             raise NotStaged(f"request {key} is not staged")
-        if staged.is_lent:
+        if staged.is_being_pulled:
             raise NotStaged(f"request {key} is being pulled already")
         if len(staged.blocks) != num_blocks:
             raise NotStaged(f"request {key}: {len(staged.blocks)} blocks staged, {num_blocks} asked for")
 
     def _drop_withdrawn(self, key: RequestKey) -> None:
         staged = self._staged[key]
-        if staged.is_withdrawn and not staged.is_lent:
+        if staged.is_withdrawn and not staged.is_being_pulled:
             self._end(key, error="withdrawn")
 
     def _end(self, key: RequestKey, error: str | None) -> None:
         staged = self._staged.pop(key)
-        self._completions.post(staged.done, Outcome(staged.transfer, "lend", (key,), error))
+        self._completions.post(staged.done, Outcome(staged.transfer, "send", (key,), error))

@@ -93,7 +93,7 @@ def _timed(bench: Bench, ours: torch.Tensor, address: str, repeats: int) -> list
 # ---- the other process ----
 
 
-def lend(pipe: Connection, device_name: str, seed: int = 0) -> None:
+def run_sender(pipe: Connection, device_name: str, seed: int = 0) -> None:
     """For every question, blocks, and where they can be pulled; None: no more of them. Ends when the pipe does."""
     device = torch.device(device_name)
     while True:
@@ -102,14 +102,14 @@ def lend(pipe: Connection, device_name: str, seed: int = 0) -> None:
         except EOFError:
             return
         try:
-            _lend(pipe, device, num_blocks, block_bytes, repeats, seed)
+            _send(pipe, device, num_blocks, block_bytes, repeats, seed)
         except EOFError:
             return
         except Exception as error:
             pipe.send(RuntimeError(f"the sender: {type(error).__name__}: {error}"))
 
 
-def _lend(
+def _send(
     pipe: Connection, device: torch.device, num_blocks: int, block_bytes: int, repeats: int, seed: int
 ) -> None:
     blocks = noise(num_blocks, block_bytes, device, seed)
@@ -143,7 +143,7 @@ def sender(bench: Bench) -> Iterator[Connection]:
     """The pipe to it. It ends with the block, and with this process, however that ends."""
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
-    process = spawn.Process(target=lend, args=(theirs, str(bench.device)), daemon=True)
+    process = spawn.Process(target=run_sender, args=(theirs, str(bench.device)), daemon=True)
     process.start()
     theirs.close()
     try:

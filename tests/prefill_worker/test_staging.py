@@ -41,7 +41,7 @@ NUM_BLOCKS = 19
 
 
 class Rig:
-    """A prefill instance that lends, a pool of random bytes, and one that pulls."""
+    """A prefill instance that sends, a pool of random bytes, and one that pulls."""
 
     def __init__(self, directory: Path) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=4 << 20, max_num_batched_tokens=40)

@@ -22,7 +22,7 @@ def identity(name: str, epoch: int = 1, token: str = "secret", **differing: str)
 
 
 def filled_blocks(num_blocks: int, block_bytes: int, seed: int, link: str = "host") -> torch.Tensor:
-    """The bytes of a block depend on seed and block. `link`: by which they can be lent."""
+    """The bytes of a block depend on seed and block. `link`: by which they can be sent."""
     shape = (num_blocks, block_bytes // 8, 4)
     blocks = allocator(link)(shape, dtype=torch.bfloat16, device=torch.device("cpu"))
     noise = np.random.default_rng(seed).integers(0, 256, block_bytes, dtype=np.uint8)
@@ -82,4 +82,4 @@ def leaving_no_thread() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     names = [thread.name for thread in set(threading.enumerate()) - before]
-    assert not [name for name in names if name.startswith(("link", "kv-sender", "lending", "mover"))]
+    assert not [name for name in names if name.startswith(("link", "kv-sender", "transfer-session", "mover"))]

@@ -73,7 +73,7 @@ class Staged:
     requests: dict[RequestKey, list[BlockId]] = field(default_factory=dict)
 
 
-def lend(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
+def run_sender(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     torch.set_num_threads(1)
     blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED, staged.link)
     completions, outcomes = Completions(), Outcomes()
@@ -84,7 +84,7 @@ def lend(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     sender = KVSender(staged.link, blocks, staging_buffer, me)
     pipe.send(sender.address)
     while pipe.recv() is not None:
-        pipe.send((len(staging_buffer), staging_buffer.num_lent))
+        pipe.send((len(staging_buffer), staging_buffer.num_being_pulled))
     sender.close()
     staging_buffer.clear()
     completions.run()

@@ -72,7 +72,7 @@ def test_both_directions_at_once_in_one_call_or_many(
     assert np.array_equal(after[:half], before[:half])
 
 
-def lend_on_gpu(pipe: Connection, staged: Staged) -> None:
+def send_on_gpu(pipe: Connection, staged: Staged) -> None:
     # small ones share what the allocator has from the driver: then the blocks do not begin it
     beside = torch.ones(2 * MIB, dtype=torch.uint8, device="cuda")
     blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED).cuda()
@@ -91,7 +91,7 @@ def test_ipc_moves_blocks_between_two_processes_on_one_gpu(num_blocks: int) -> N
     order = [BlockId(block) for block in np.random.default_rng(1).permutation(num_blocks).tolist()]
     ours = torch.zeros((num_blocks + 1, MIB), dtype=torch.uint8, device="cuda")
     completions, outcomes = Completions(), Outcomes()
-    with Peer(lend_on_gpu, Staged("ipc", num_blocks, MIB, {KEY: order})) as peer:
+    with Peer(send_on_gpu, Staged("ipc", num_blocks, MIB, {KEY: order})) as peer:
         links = Links("ipc", ours, identity("decode-0"), completions)
         wants = [(KEY, block_ids(*range(num_blocks)))]
         links.pull(InstanceId("prefill-0"), peer.receive(), wants, outcomes.append, timeout_s=60)

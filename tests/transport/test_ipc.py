@@ -1,4 +1,4 @@
-"""What is the matter of `ipc` alone: memory that is mapped, and loans that end while it is read."""
+"""What is the matter of `ipc` alone: memory that is mapped, and holds that end while it is read."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_another_user_cannot_map_it() -> None:
         assert "can't be opened: [Errno 13] Permission denied" in peer.receive()
 
 
-def test_memory_of_one_process_alone_cannot_be_lent() -> None:
+def test_memory_of_one_process_alone_cannot_be_sent() -> None:
     staging_buffer = StagingBuffer(Epoch(1), Completions())
     for blocks in (
         filled_blocks(4, BLOCK_BYTES, SEED),
@@ -146,7 +146,7 @@ def puller() -> Iterator[Puller]:
 
 
 @pytest.fixture
-def lent() -> torch.Tensor:
+def staged() -> torch.Tensor:
     return filled_blocks(8, BLOCK_BYTES, SEED, "ipc")
 
 
@@ -189,9 +189,9 @@ def pulling(puller: Puller, blocks: torch.Tensor, runs: list[Run]) -> Iterator[t
     ],
 )
 def test_memory_that_is_not_there_breaks_the_link(
-    puller: Puller, lent: torch.Tensor, other: dict[str, int], why: str
+    puller: Puller, staged: torch.Tensor, other: dict[str, int], why: str
 ) -> None:
-    with asked(puller, Opened(memory_of(lent, **other))):
+    with asked(puller, Opened(memory_of(staged, **other))):
         error = puller.outcome()
     assert error is not None and why in error and error.startswith("link to prefill-0: ")
     assert not puller.blocks.view(torch.uint8).any()
@@ -214,9 +214,9 @@ def test_memory_of_another_kind_breaks_the_link(puller: Puller, memory: DeviceMe
     ],
 )
 def test_blocks_that_nobody_has_or_asked_for_are_not_read(
-    puller: Puller, lent: torch.Tensor, runs: list[Run], why: str
+    puller: Puller, staged: torch.Tensor, runs: list[Run], why: str
 ) -> None:
-    with pulling(puller, lent, runs) as (channel, _):
+    with pulling(puller, staged, runs) as (channel, _):
         error = puller.outcome()
         with pytest.raises(ConnectionError, match="gone"):
             channel.receive(soon())
@@ -224,13 +224,13 @@ def test_blocks_that_nobody_has_or_asked_for_are_not_read(
     assert not puller.blocks.view(torch.uint8).any()
 
 
-def test_blocks_are_pulled_only_when_the_sender_says_that_they_were_lent(
-    puller: Puller, lent: torch.Tensor
+def test_blocks_are_pulled_only_when_the_sender_says_that_they_were_held(
+    puller: Puller, staged: torch.Tensor
 ) -> None:
-    with pulling(puller, lent, [Run(0, 5, 3)]) as (channel, transfer):
+    with pulling(puller, staged, [Run(0, 5, 3)]) as (channel, transfer):
         assert channel.receive(soon()) == Pulled(transfer)
         # all bytes are there, and yet
-        assert equal_blocks(puller.blocks, [0, 1, 2], lent, [5, 6, 7])
+        assert equal_blocks(puller.blocks, [0, 1, 2], staged, [5, 6, 7])
         assert puller.completions.run() == 0
         channel.send(Released(transfer), soon())
         assert puller.outcome() is None
@@ -238,9 +238,9 @@ def test_blocks_are_pulled_only_when_the_sender_says_that_they_were_lent(
 
 @pytest.mark.parametrize("answer", [None, Released(TransferId(Epoch(1), 9)), Opened()])
 def test_without_that_word_the_pull_has_failed(
-    puller: Puller, lent: torch.Tensor, answer: Frame | None
+    puller: Puller, staged: torch.Tensor, answer: Frame | None
 ) -> None:
-    with pulling(puller, lent, [Run(0, 5, 3)]) as (channel, transfer):
+    with pulling(puller, staged, [Run(0, 5, 3)]) as (channel, transfer):
         assert channel.receive(soon()) == Pulled(transfer)
         if answer is not None:
             channel.send(answer, soon())
@@ -279,10 +279,10 @@ def granted(prefill: Prefill, timeout_s: float) -> Iterator[tuple[Channel, Trans
         yield channel, transfer
 
 
-def test_who_has_pulled_is_told_that_it_was_in_time(lent: torch.Tensor) -> None:
-    with closing(Prefill(lent, {KEY: block_ids(5, 6, 7)})) as prefill:
+def test_who_has_pulled_is_told_that_it_was_in_time(staged: torch.Tensor) -> None:
+    with closing(Prefill(staged, {KEY: block_ids(5, 6, 7)})) as prefill:
         with granted(prefill, timeout_s=30) as (channel, transfer):
-            assert prefill.staging_buffer.num_lent == 1
+            assert prefill.staging_buffer.num_being_pulled == 1
             channel.send(Pulled(transfer), soon())
             assert channel.receive(soon()) == Released(transfer)
         until(lambda: not len(prefill.staging_buffer), 30)
@@ -303,14 +303,14 @@ def test_blocks_are_there_as_long_as_they_can_be_pulled(puller: Puller) -> None:
 
 
 @pytest.mark.parametrize("end", ["cut", "close", "deadline", "withdrawn, deadline"])
-def test_who_has_pulled_too_late_is_not_told_that_it_was_in_time(lent: torch.Tensor, end: str) -> None:
-    with closing(Prefill(lent, {KEY: block_ids(5, 6, 7)})) as prefill:
+def test_who_has_pulled_too_late_is_not_told_that_it_was_in_time(staged: torch.Tensor, end: str) -> None:
+    with closing(Prefill(staged, {KEY: block_ids(5, 6, 7)})) as prefill:
         with granted(prefill, timeout_s=0.2 if "deadline" in end else 30) as (channel, transfer):
             if "withdrawn" in end:
                 prefill.staging_buffer.withdraw(KEY)
             elif end != "deadline":
                 getattr(prefill.sender, end)()
-            until(lambda: prefill.staging_buffer.num_lent == 0, 30)
+            until(lambda: prefill.staging_buffer.num_being_pulled == 0, 30)
             with pytest.raises(OSError):
                 channel.send(Pulled(transfer), soon())
                 channel.receive(soon())
@@ -319,7 +319,7 @@ def test_who_has_pulled_too_late_is_not_told_that_it_was_in_time(lent: torch.Ten
         assert len(prefill.staging_buffer) == (0 if "withdrawn" in end else 1)
 
 
-def test_a_loan_that_is_cut_under_a_copy_is_no_pull() -> None:
+def test_a_pull_that_is_cut_under_a_copy_is_no_pull() -> None:
     """The blocks are others' by the time that the puller wakes up."""
     last = BlockId(32)
     long = [BlockId(block) for block in range(32)] * 4000 + [last]
@@ -332,7 +332,7 @@ def test_a_loan_that_is_cut_under_a_copy_is_no_pull() -> None:
         peer.signal(signal.SIGSTOP)
         assert not arrived[last].any(), "it was over before it could be stopped"
         prefill.sender.cut()
-        until(lambda: prefill.staging_buffer.num_lent == 0, 5)
+        until(lambda: prefill.staging_buffer.num_being_pulled == 0, 5)
         bytes_of(prefill.blocks)[:] = 0
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
@@ -352,7 +352,7 @@ def test_nothing_of_a_killed_sender_stays() -> None:
         return Path("/proc/self/maps").read_text().count("memfd:alignedserve-kv")
 
     before = mapped()
-    with closing(Puller()) as puller, Peer(lend_and_wait) as peer:
+    with closing(Puller()) as puller, Peer(send_and_wait) as peer:
         puller.start(peer.receive())
         assert puller.outcome() is None and mapped() == before + 1
         peer.signal(signal.SIGKILL)
@@ -361,7 +361,7 @@ def test_nothing_of_a_killed_sender_stays() -> None:
     assert equal_blocks(puller.blocks, [0, 1, 2], filled_blocks(8, BLOCK_BYTES, SEED), [5, 6, 7])
 
 
-def lend_and_wait(pipe: Connection) -> None:
+def send_and_wait(pipe: Connection) -> None:
     prefill = Prefill(filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), {KEY: block_ids(5, 6, 7)})
     pipe.send(prefill.sender.address)
     pipe.recv()

@@ -26,7 +26,7 @@ from tests.transport.helpers import (
     leaving_no_thread,
     until,
 )
-from tests.transport.peers import SEED, Order, Peer, Staged, lend, pull
+from tests.transport.peers import SEED, Order, Peer, Staged, pull, run_sender
 
 MIB = 1 << 20
 # much more than sockets hold
@@ -86,18 +86,18 @@ def link(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def decode(link: str) -> Iterator[Decode]:
-    before = num_lent_mappings()
+    before = num_mappings()
     with leaving_no_thread(), closing(Decode(link)) as decode:
         yield decode
-    assert num_lent_mappings() <= before
+    assert num_mappings() <= before
 
 
-def num_lent_mappings() -> int:
+def num_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:alignedserve-kv")
 
 
 def test_bytes_arrive_from_another_process(link: str, decode: Decode) -> None:
-    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
+    with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
         decode.pull(peer.receive(), WANT_BIG + WANT_SMALL)
         assert decode.outcomes.errors == [None]
         until(lambda: peer.ask("how many?") == (1, 0), 30)
@@ -108,7 +108,10 @@ def test_bytes_arrive_from_another_process(link: str, decode: Decode) -> None:
 
 def test_a_sender_killed_in_mid_transfer_breaks_its_link_and_no_other(link: str, decode: Decode) -> None:
     other_one = InstanceId("prefill-1")
-    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer, Peer(lend, "prefill-1", 1, STAGED[link]) as other:
+    with (
+        Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer,
+        Peer(run_sender, "prefill-1", 1, STAGED[link]) as other,
+    ):
         address, other_address = peer.receive(), other.receive()
         decode.pull(other_address, WANT_SMALL, other_one)
         decode.start(address, WANT_LONG[link])
@@ -121,7 +124,7 @@ def test_a_sender_killed_in_mid_transfer_breaks_its_link_and_no_other(link: str,
         # the dead one's address, and then the one that was started in its place
         decode.pull(address, WANT_BIG, timeout_s=5)
         assert decode.outcomes.errors[2] is not None and "Connection re" in decode.outcomes.errors[2]
-        with Peer(lend, "prefill-0", 2, STAGED[link]) as anew:
+        with Peer(run_sender, "prefill-0", 2, STAGED[link]) as anew:
             decode.pull(anew.receive(), WANT_BIG)
             decode.pull(other_address, WANT_BIG, other_one)
         assert decode.outcomes.errors[3:] == [None, None]
@@ -130,7 +133,7 @@ def test_a_sender_killed_in_mid_transfer_breaks_its_link_and_no_other(link: str,
 
 
 def test_closing_in_mid_transfer_does_not_wait_for_its_end(link: str, decode: Decode) -> None:
-    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
+    with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
         decode.start(peer.receive(), WANT_LONG[link])
         until(lambda: decode.bytes[0].any(), 30)
         decode.links.close()
@@ -142,7 +145,7 @@ def test_closing_in_mid_transfer_does_not_wait_for_its_end(link: str, decode: De
 
 
 def test_an_idle_link_breaks_when_its_sender_is_killed(link: str, decode: Decode) -> None:
-    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
+    with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
         decode.pull(peer.receive(), WANT_SMALL)
         assert decode.links.error(PREFILL) is None
         peer.signal(signal.SIGKILL)
@@ -150,7 +153,7 @@ def test_an_idle_link_breaks_when_its_sender_is_killed(link: str, decode: Decode
 
 
 def test_a_sender_that_hangs_runs_into_the_deadline(link: str, decode: Decode) -> None:
-    with Peer(lend, "prefill-0", 1, STAGED[link]) as peer:
+    with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
         address = peer.receive()
         decode.pull(address, WANT_SMALL)
         decode.start(address, WANT_LONG[link], timeout_s=1.5)
@@ -184,7 +187,7 @@ class Prefill:
         self.sender = KVSender(link, self.blocks, self.staging_buffer, me)
 
     def stop_in_mid_transfer(self, peer: Peer) -> None:
-        until(lambda: self.staging_buffer.num_lent, 30)
+        until(lambda: self.staging_buffer.num_being_pulled, 30)
         peer.signal(signal.SIGSTOP)
         assert not self.completions.run()
 
@@ -204,7 +207,7 @@ def test_a_sender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:
         peer.pipe.send(Order(prefill.sender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link]))
         prefill.stop_in_mid_transfer(peer)
         prefill.sender.close()
-        assert (len(prefill.staging_buffer), prefill.staging_buffer.num_lent) == (3, 0)
+        assert (len(prefill.staging_buffer), prefill.staging_buffer.num_being_pulled) == (3, 0)
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
         assert error is not None and "link to prefill-0" in error
@@ -215,7 +218,7 @@ def puller(link: str, epoch: int) -> Peer:
     return Peer(pull, "decode-0", epoch, STAGED[link])
 
 
-def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(link: str, prefill: Prefill) -> None:
+def test_what_a_killed_puller_was_sent_can_be_pulled_by_its_successor(link: str, prefill: Prefill) -> None:
     long_one = Order(prefill.sender.address, WANT_LONG[link] + WANT_BIG, AGAIN_AND_AGAIN[link] + ALL)
     order = Order(prefill.sender.address, WANT_BIG, ALL)
     with puller(link, epoch=1) as peer, puller(link, epoch=2) as successor:
@@ -224,7 +227,7 @@ def test_what_a_killed_puller_was_lent_can_be_pulled_by_its_successor(link: str,
         peer.pipe.send(long_one)
         prefill.stop_in_mid_transfer(peer)
         peer.signal(signal.SIGKILL)
-        until(lambda: prefill.staging_buffer.num_lent == 0, 1.0)
+        until(lambda: prefill.staging_buffer.num_being_pulled == 0, 1.0)
         assert not prefill.completions.run() and len(prefill.staging_buffer) == 3
         assert successor.ask(order) == (None, True)
         assert successor.end() == "closed"
@@ -240,7 +243,7 @@ def test_a_puller_that_hangs_runs_into_the_deadline(link: str, prefill: Prefill)
         prefill.stop_in_mid_transfer(peer)
         prefill.staging_buffer.withdraw(LONG)
         assert not prefill.completions.run()
-        until(lambda: prefill.staging_buffer.num_lent == 0, 3.0)
+        until(lambda: prefill.staging_buffer.num_being_pulled == 0, 3.0)
         prefill.completions.run()
         assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((LONG,), "withdrawn")
         peer.signal(signal.SIGCONT)

@@ -50,7 +50,7 @@ class Prefill:
         self.sender.close()
         self.staging_buffer.clear()
         self.completions.run()
-        assert self.staging_buffer.num_lent == len(self.staging_buffer) == 0
+        assert self.staging_buffer.num_being_pulled == len(self.staging_buffer) == 0
 
 
 class Decode:
@@ -114,7 +114,7 @@ def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decod
     assert equal_blocks(decode.blocks, [4], prefill.blocks, [0])
 
 
-def test_a_sender_that_cut_its_links_lends_again_to_who_connects_again(
+def test_a_sender_that_cut_its_links_sends_again_to_who_connects_again(
     prefill: Prefill, decode: Decode
 ) -> None:
     assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
@@ -149,7 +149,7 @@ def test_who_does_not_match_is_refused_by_name(
     with closing(Decode(link, stranger)) as decode:
         error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
     assert error == f"link to prefill-0: {why}"
-    assert prefill.staging_buffer.num_lent == 0
+    assert prefill.staging_buffer.num_being_pulled == 0
 
 
 def test_another_kind_of_link_is_refused_by_name(link: str, prefill: Prefill) -> None:

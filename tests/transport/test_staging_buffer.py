@@ -31,24 +31,24 @@ def staging_buffer(completions: Completions, outcomes: Outcomes) -> StagingBuffe
 def test_what_was_pulled_leaves_the_buffer(
     staging_buffer: StagingBuffer, completions: Completions, outcomes: Outcomes
 ) -> None:
-    assert staging_buffer.lend([TWO, ONE], [1, 2]) == [9, 4, 5]
+    assert staging_buffer.begin_pull([TWO, ONE], [1, 2]) == [9, 4, 5]
     assert completions.run() == 0
-    staging_buffer.pulled([TWO, ONE])
+    staging_buffer.finish_pull([TWO, ONE])
     completions.run()
     assert [(outcome.what, outcome.keys, outcome.error) for outcome in outcomes] == [
-        ("lend", (TWO,), None),
-        ("lend", (ONE,), None),
+        ("send", (TWO,), None),
+        ("send", (ONE,), None),
     ]
-    assert len(staging_buffer) == staging_buffer.num_lent == 0
+    assert len(staging_buffer) == staging_buffer.num_being_pulled == 0
 
 
 def test_what_was_not_pulled_can_be_pulled_again(
     staging_buffer: StagingBuffer, completions: Completions
 ) -> None:
-    staging_buffer.lend([ONE], [2])
-    staging_buffer.put_back([ONE])
+    staging_buffer.begin_pull([ONE], [2])
+    staging_buffer.cancel_pull([ONE])
     assert completions.run() == 0
-    assert staging_buffer.lend([ONE], [2]) == [4, 5]
+    assert staging_buffer.begin_pull([ONE], [2]) == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,19 @@ def test_what_was_not_pulled_can_be_pulled_again(
         ([ONE, ONE], [2, 2], "2 requests asked for, 1 different ones"),
     ],
 )
-def test_what_cannot_be_lent_whole_is_not_lent(
+def test_what_cannot_be_pulled_whole_is_not_pulled(
     staging_buffer: StagingBuffer, keys: list[RequestKey], num_blocks: list[int], why: str
 ) -> None:
     with pytest.raises(NotStaged, match=why):
-        staging_buffer.lend(keys, num_blocks)
-    assert staging_buffer.num_lent == 0
+        staging_buffer.begin_pull(keys, num_blocks)
+    assert staging_buffer.num_being_pulled == 0
 
 
-def test_nothing_is_lent_twice_at_a_time(staging_buffer: StagingBuffer) -> None:
-    staging_buffer.lend([ONE], [2])
+def test_nothing_is_pulled_twice_at_a_time(staging_buffer: StagingBuffer) -> None:
+    staging_buffer.begin_pull([ONE], [2])
     with pytest.raises(NotStaged, match="request 1 is being pulled already"):
-        staging_buffer.lend([TWO, ONE], [1, 2])
-    assert staging_buffer.lend([TWO], [1]) == [9]
+        staging_buffer.begin_pull([TWO, ONE], [1, 2])
+    assert staging_buffer.begin_pull([TWO], [1]) == [9]
 
 
 def test_withdrawing_gives_the_blocks_back_at_once(
@@ -92,21 +92,21 @@ def test_what_is_being_pulled_is_withdrawn_when_that_ends(
     arrives: bool,
     error: str | None,
 ) -> None:
-    staging_buffer.lend([ONE], [2])
+    staging_buffer.begin_pull([ONE], [2])
     staging_buffer.withdraw(ONE)
     assert completions.run() == 0
-    end = staging_buffer.pulled if arrives else staging_buffer.put_back
+    end = staging_buffer.finish_pull if arrives else staging_buffer.cancel_pull
     end([ONE])
     completions.run()
     assert outcomes.only.error == error
     assert len(staging_buffer) == 1
 
 
-def test_what_is_withdrawn_is_not_lent_again(staging_buffer: StagingBuffer) -> None:
-    staging_buffer.lend([ONE], [2])
+def test_what_is_withdrawn_is_not_pulled_again(staging_buffer: StagingBuffer) -> None:
+    staging_buffer.begin_pull([ONE], [2])
     staging_buffer.withdraw(ONE)
     with pytest.raises(NotStaged, match="not staged"):
-        staging_buffer.lend([ONE], [2])
+        staging_buffer.begin_pull([ONE], [2])
 
 
 def test_clearing_withdraws_everything(

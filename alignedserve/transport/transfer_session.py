@@ -1,6 +1,6 @@
 """One connection of a sender: a handshake, a Knock, then blocks for every pull, until either end goes.
 
-It ends at a deadline too, and at the first frame out of order. What was lent on it is back in the staging buffer then.
+It ends at a deadline too, and at the first frame out of order. What was being pulled can be pulled again then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
 from alignedserve.types import RequestKey
 
 
-class Lending:
+class TransferSession:
     def __init__(
         self,
         link: str,
@@ -47,7 +47,7 @@ class Lending:
         self._me = me
         self._channel = channel
         self._admit = admit
-        self._lent: Sequence[RequestKey] = ()
+        self._pulling: Sequence[RequestKey] = ()
         self.name = "link to nobody yet"
 
     def run(self) -> str:
@@ -60,7 +60,7 @@ class Lending:
             return describe(error)
         finally:
             self._end.close()
-            self._staging_buffer.put_back(self._lent)
+            self._staging_buffer.cancel_pull(self._pulling)
             self._channel.close()
 
     def _open(self) -> None:
@@ -96,19 +96,19 @@ class Lending:
     def _serve(self, pull: Pull) -> None:
         deadline_s = time.monotonic() + pull.timeout_s
         try:
-            blocks = self._staging_buffer.lend(pull.keys, [len(blocks) for blocks in pull.blocks])
+            blocks = self._staging_buffer.begin_pull(pull.keys, [len(blocks) for blocks in pull.blocks])
         except NotStaged as error:
             self._channel.send(Denied(pull.transfer, str(error)), deadline_s)
             return
-        self._lent = pull.keys
+        self._pulling = pull.keys
         targets = [block for blocks in pull.blocks for block in blocks]
         runs = merge(zip(targets, blocks, strict=True), self._block_bytes)
         self._channel.send(Granted(pull.transfer, runs), deadline_s)
-        self._end.lend(runs)
+        self._end.send(runs)
         commit = self._channel.receive(deadline_s)
         if commit != Pulled(pull.transfer):
             raise unexpected(commit, f"Pulled({pull.transfer})")
         if self._end.is_confirmed:
             self._channel.send(Released(pull.transfer), deadline_s)
-        self._staging_buffer.pulled(pull.keys)
-        self._lent = ()
+        self._staging_buffer.finish_pull(pull.keys)
+        self._pulling = ()
