@@ -6,7 +6,7 @@ save, load: `Mover`, between a KV cache and memory shared as the pool's is, bloc
 of its own; the time is from the call to the outcome. memcpy: libc's, as many bytes of private memory in one call, and
 in one call per core at the same time. They take turns, A B A B; printed are medians, and medians of the ratios of
 neighbours. numpy, ctypes, torch: the same copies on the calling thread (torch takes more), for the choice that
-`copiers.py` made. --busy: while another thread computes with torch. gloo, ipc: a `Link` to another process, blocks in
+`copiers.py` made. --busy: while another thread computes with torch. gloo, ipc: pulls from another process, blocks in
 order.
 """
 
@@ -35,8 +35,8 @@ from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import allocator
+from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.links import Links
 from alignedserve.transport.mover import Mover
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
@@ -201,18 +201,18 @@ def measure_link(link: str, args: argparse.Namespace) -> None:
     process.start()
     address = pipe.recv()
     completions = Completions()
-    links = Links(link, written_blocks(args.blocks, block_bytes), identity("decode-0"), completions)
+    receiver = KVReceiver(link, written_blocks(args.blocks, block_bytes), identity("decode-0"), completions)
     targets = [BlockId(block) for block in range(args.blocks)]
 
     def pull(key: int) -> None:
-        links.pull(InstanceId("prefill-0"), address, [(RequestKey(key), targets)], check)
+        receiver.pull(InstanceId("prefill-0"), address, [(RequestKey(key), targets)], check)
         assert completions.run(timeout_s=60) == 1
 
     rates = [
         args.blocks * block_bytes / GIB / seconds(lambda key=key: pull(key)) for key in range(args.rounds)
     ]
     print(f"  {link:<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
-    links.close()
+    receiver.close()
     pipe.send("done")
     process.join()
 

@@ -33,8 +33,8 @@ from alignedserve.messages import (
 )
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Outcome
-from alignedserve.transport.link import Want
-from alignedserve.transport.links import Links
+from alignedserve.transport.kv_receiver import KVReceiver
+from alignedserve.transport.sender_connection import TransferSpec
 from alignedserve.types import Epoch, InstanceId, RequestKey
 
 
@@ -60,7 +60,7 @@ class DecodeWorker(Worker):
         super().__init__(engine, epoch, wake, transfers)
         self.schedule = DecodeSchedule(limits_of(engine), options, estimate)
         # to the prefill instances that stage for it, and where those are
-        self._links: Links | None = None
+        self._kv_receiver: KVReceiver | None = None
         self._addresses: dict[InstanceId, str] = {}
         # those that hold blocks
         self._requests: dict[RequestKey, Request] = {}
@@ -74,9 +74,11 @@ class DecodeWorker(Worker):
     def limits(self) -> InstanceLimits:
         return self.schedule.limits
 
-    def open_link(self, me: Identity) -> str:
+    def open_transport(self, me: Identity) -> str:
         if self.transfers.is_staged:
-            self._links = Links(self.transfers.link, self.engine.cache.blocks, me, self._completions)
+            self._kv_receiver = KVReceiver(
+                self.transfers.link, self.engine.cache.blocks, me, self._completions
+            )
         return ""
 
     # ---- orders -----------------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ class DecodeWorker(Worker):
 
     def _pull(self, works: Sequence[Work]) -> None:
         """From the pool each by itself; all that a prefill instance has staged in one transfer."""
-        staged: dict[InstanceId, list[Want]] = {}
+        staged: dict[InstanceId, list[TransferSpec]] = {}
         for work in works:
             key = work.request.key
             request = self._requests[key] = adopt(self.engine, work)
@@ -154,33 +156,35 @@ class DecodeWorker(Worker):
                 self._load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:
                 staged.setdefault(source, []).append((key, blocks))
-        for source, wants in staged.items():
-            self._pull_from(source, wants)
+        for source, specs in staged.items():
+            self._pull_from(source, specs)
 
-    def _pull_from(self, source: InstanceId, wants: Sequence[Want]) -> None:
-        keys = [key for key, _ in wants]
-        if self._links is None:
-            raise RuntimeError(f"requests {keys} are staged at {source}, but there are no links: link='host'")
-        pulled = self._pulled if len(wants) == 1 else partial(self._pulled_together, source, wants)
+    def _pull_from(self, source: InstanceId, specs: Sequence[TransferSpec]) -> None:
+        keys = [key for key, _ in specs]
+        if self._kv_receiver is None:
+            raise RuntimeError(
+                f"requests {keys} are staged at {source}, but there is no KV receiver: link='host'"
+            )
+        pulled = self._pulled if len(specs) == 1 else partial(self._pulled_together, source, specs)
         done = self._counted(keys, pulled)
-        self._links.pull(source, self._addresses[source], wants, done, self.transfers.timeout_s)
+        self._kv_receiver.pull(source, self._addresses[source], specs, done, self.transfers.timeout_s)
 
-    def _pulled_together(self, source: InstanceId, wants: Sequence[Want], outcome: Outcome) -> None:
+    def _pulled_together(self, source: InstanceId, specs: Sequence[TransferSpec], outcome: Outcome) -> None:
         """If that failed because one of them is not there any more, each gets a chance by itself."""
-        assert self._links
-        if outcome.error is None or self._links.error(source) is not None:
+        assert self._kv_receiver
+        if outcome.error is None or self._kv_receiver.error(source) is not None:
             self._pulled(outcome)
             return
-        for key, blocks in wants:
+        for key, blocks in specs:
             if key in self._farewells:
                 self._pulled(replace(outcome, keys=(key,)))
             else:
                 self._pull_from(source, [(key, blocks)])
 
     def _stop_copies(self) -> None:
-        """Links too; they are made again when they are needed."""
-        if self._links is not None:
-            self._links.close()
+        """Connections too; they are made again when they are needed."""
+        if self._kv_receiver is not None:
+            self._kv_receiver.close()
         super()._stop_copies()
 
     def _pulled(self, outcome: Outcome) -> None:

@@ -114,7 +114,7 @@ class PrefillWorker(Worker):
     def limits(self) -> InstanceLimits:
         return self.schedule.limits
 
-    def open_link(self, me: Identity) -> str:
+    def open_transport(self, me: Identity) -> str:
         if not self.transfers.is_staged:
             return ""
         self._kv_sender = KVSender(self.transfers.link, self.engine.cache.blocks, self._staging_buffer, me)

@@ -69,7 +69,7 @@ class InstanceProcess(ABC):
         built.engine.grammars.prepare()
         cost = self._cost(built)
         worker = self._make_worker(built.engine, epoch, wake, None if cost is None else Estimate(cost))
-        address = worker.open_link(self._identity(worker, epoch))
+        address = worker.open_transport(self._identity(worker, epoch))
         return worker, self._hello(worker, epoch, address, cost)
 
     def _be_nice(self) -> None:

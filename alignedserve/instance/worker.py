@@ -97,7 +97,7 @@ class Worker(ABC):
             self._pool_mover.close()
             self._pool_mover = None
 
-    def open_link(self, me: Identity) -> str:
+    def open_transport(self, me: Identity) -> str:
         """What it takes to move KV between instances, if that is not the pool's memory. Returns the address of what is
         staged here, if there is one."""
         return ""

@@ -1,6 +1,6 @@
-"""How blocks get from one end to the other: what `TransferSession` and `Link` need of that, and which ways there are.
+"""How blocks get from one end to the other: what `TransferSession` and `SenderConnection` need of a way, and all ways.
 
-`group_path.py`: both ends move them together. `ipc.py`: the puller copies them out of the sender's memory. Each
+`group_path.py`: both ends move them together. `ipc.py`: the receiver copies them out of the sender's memory. Each
 connection has two ends of its own, used by its two threads. Their methods raise what `failures.py` lists.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from alignedserve.transport import ipc, shared_memory
 from alignedserve.transport.channel import Channel, Opened
-from alignedserve.transport.group_path import GroupPuller, GroupSender
+from alignedserve.transport.group_path import GroupReceiver, GroupSender
 from alignedserve.transport.runs import Run
 
 
@@ -22,16 +22,16 @@ class SenderEnd(Protocol):
     is_confirmed: bool
 
     def open(self, channel: Channel, deadline_s: float) -> None:
-        """Says `Opened` to a puller that is let in, and returns when blocks can be sent to it."""
+        """Says `Opened` to a receiver that is let in, and returns when blocks can be sent to it."""
 
     def send(self, runs: Sequence[Run]) -> None:
-        """Returns at once. The blocks are in use until the puller says that it has them all, or until `close`."""
+        """Returns at once. The blocks are in use until the receiver says that it has them all, or until `close`."""
 
     def close(self) -> None:
         """Nothing here reads any block after this. Safe before `open`, and after it failed."""
 
 
-class PullerEnd(Protocol):
+class ReceiverEnd(Protocol):
     is_confirmed: bool
 
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
@@ -52,8 +52,8 @@ def sender_ends(link: str, blocks: torch.Tensor) -> Callable[[], SenderEnd]:
     return lambda: GroupSender(link, blocks)
 
 
-def puller_end(link: str, blocks: torch.Tensor) -> PullerEnd:
-    return ipc.IpcPuller(blocks) if link == "ipc" else GroupPuller(link, blocks)
+def receiver_end(link: str, blocks: torch.Tensor) -> ReceiverEnd:
+    return ipc.IpcReceiver(blocks) if link == "ipc" else GroupReceiver(link, blocks)
 
 
 def allocator(link: str) -> Callable[..., torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from alignedserve.transport.channel import Channel, Joining, Opened, remaining_s
 from alignedserve.transport.failures import unexpected
-from alignedserve.transport.group import PULLER, SENDER, PairGroup, make_store_file, open_store
+from alignedserve.transport.group import RECEIVER, SENDER, PairGroup, make_store_file, open_store
 from alignedserve.transport.runs import Run
 
 
@@ -42,7 +42,7 @@ class GroupSender(_GroupEnd):
         self._group.send([self._blocks[run.there : run.there + run.num_blocks] for run in runs])
 
 
-class GroupPuller(_GroupEnd):
+class GroupReceiver(_GroupEnd):
     # its own
     _store_file: Path | None = None
 
@@ -51,7 +51,7 @@ class GroupPuller(_GroupEnd):
         store = open_store(self._store_file, remaining_s(deadline_s))
         channel.send(Joining(str(self._store_file)), deadline_s)
         timeout_s = remaining_s(deadline_s)
-        self._group = PairGroup(self._link, store, PULLER, channel, self._blocks.device, timeout_s)
+        self._group = PairGroup(self._link, store, RECEIVER, channel, self._blocks.device, timeout_s)
 
     def close(self) -> None:
         super().close()

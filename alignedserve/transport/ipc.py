@@ -1,8 +1,8 @@
-"""The data path of `ipc`: the puller copies blocks out of the sender's memory, which it has mapped.
+"""The data path of `ipc`: the receiver copies blocks out of the sender's memory, which it has mapped.
 
 The sender says where its blocks are, and takes no part: it may hang, or be killed, under a copy. If it ends a pull
-early, because of a deadline say, it may write to the blocks while the puller still copies. So a pull counts only if the
-sender says afterwards that the blocks were held until the end (`Released`).
+early, because of a deadline say, it may write to the blocks while the receiver still copies. So a pull counts only if
+the sender says afterwards that the blocks were held until the end (`Released`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class IpcSender:
         channel.send(Opened(self._memory), deadline_s)
 
     def send(self, runs: Sequence[Run]) -> None:
-        """The puller helps itself."""
+        """The receiver helps itself."""
 
     def close(self) -> None:
         pass
 
 
-class IpcPuller:
+class IpcReceiver:
     is_confirmed = True
 
     def __init__(self, blocks: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A prefill instance's end of its links: listens, and lets decode instances pull what is in the staging buffer.
+"""A prefill instance's end of transfers: listens, and lets decode instances pull what is in the staging buffer.
 
 One thread per decode instance (`transfer_session.py`). A decode instance that starts anew has a greater epoch: its old
 connection is cut, and whatever still comes from an older start is refused.
@@ -12,7 +12,7 @@ import threading
 
 import torch
 
-from alignedserve.transport.channel import Channel, Identity, Knock, shut
+from alignedserve.transport.channel import Channel, HandshakeRequest, Identity, shut
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import sender_ends
 from alignedserve.transport.staging_buffer import StagingBuffer
@@ -62,7 +62,7 @@ class KVSender:
             thread.join()
 
     def cut(self) -> None:
-        """Ends all transfers, and returns at once; whoever wants to pull connects again."""
+        """Ends all transfers, and returns at once; whoever specs to pull connects again."""
         with self._lock:
             for channel in self._channels.values():
                 channel.shut()
@@ -101,13 +101,13 @@ class KVSender:
         reason = session.run()
         logger.info("%s: %s", session.name, reason)
 
-    def _admit(self, knock: Knock, channel: Channel) -> str | None:
+    def _admit(self, request: HandshakeRequest, channel: Channel) -> str | None:
         """Why not, if this is not the latest start of its instance."""
         with self._lock:
-            epoch, old = self._peers.get(knock.instance_id, (knock.epoch, channel))
-            if knock.epoch < epoch:
-                return f"{knock.instance_id} has started anew: epoch {knock.epoch} is over, it is {epoch} now"
+            epoch, old = self._peers.get(request.instance_id, (request.epoch, channel))
+            if request.epoch < epoch:
+                return f"{request.instance_id} has started anew: epoch {request.epoch} is over, it is {epoch} now"
             if old is not channel:
                 old.shut()
-            self._peers[knock.instance_id] = (knock.epoch, channel)
+            self._peers[request.instance_id] = (request.epoch, channel)
             return None

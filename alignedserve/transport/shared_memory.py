@@ -1,6 +1,6 @@
 """CPU memory that a process of the same user can map: a file in memory without a name, which goes with its last user.
 
-torch maps it, keeps it open, and knows of a tensor which file its memory is. Who wants to map it opens it by way of
+torch maps it, keeps it open, and knows of a tensor which file its memory is. Who specs to map it opens it by way of
 /proc, which lets the same user only, and can read it.
 """
 

@@ -1,4 +1,4 @@
-"""One connection of a sender: a handshake, a Knock, then blocks for every pull, until either end goes.
+"""One connection of a sender: the handshake, then blocks for every pull, until either end goes.
 
 It ends at a deadline too, and at the first frame out of order. What was being pulled can be pulled again then.
 """
@@ -14,14 +14,14 @@ from alignedserve.transport.channel import (
     Channel,
     Denied,
     Granted,
+    HandshakeRequest,
     Identity,
-    Knock,
     Pull,
     Pulled,
     Released,
 )
 from alignedserve.transport.data_path import SenderEnd
-from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
+from alignedserve.transport.failures import CONNECTION_FAILURES, describe, unexpected
 from alignedserve.transport.fingerprint import differences
 from alignedserve.transport.group import SETUP_TIMEOUT_S
 from alignedserve.transport.runs import merge
@@ -38,7 +38,7 @@ class TransferSession:
         staging_buffer: StagingBuffer,
         me: Identity,
         channel: Channel,
-        admit: Callable[[Knock, Channel], str | None],
+        admit: Callable[[HandshakeRequest, Channel], str | None],
     ) -> None:
         self._link = link
         self._end = end
@@ -48,7 +48,7 @@ class TransferSession:
         self._channel = channel
         self._admit = admit
         self._pulling: Sequence[RequestKey] = ()
-        self.name = "link to nobody yet"
+        self.name = "connection to nobody yet"
 
     def run(self) -> str:
         """Returns why it ended."""
@@ -56,7 +56,7 @@ class TransferSession:
             self._open()
             while True:
                 self._serve(self._next_pull())
-        except LINK_FAILURES as error:
+        except CONNECTION_FAILURES as error:
             return describe(error)
         finally:
             self._end.close()
@@ -67,23 +67,23 @@ class TransferSession:
         deadline_s = time.monotonic() + SETUP_TIMEOUT_S
         handshake = ServerHandshake(self._me.token)
         self._channel.shake(handshake, deadline_s)
-        knock = self._channel.receive(deadline_s, handshake.digest)
-        if not isinstance(knock, Knock):
-            raise unexpected(knock, "Knock")
-        self.name = f"link to {knock.instance_id}"
-        if reason := self._objection(knock):
+        request = self._channel.receive(deadline_s, handshake.digest)
+        if not isinstance(request, HandshakeRequest):
+            raise unexpected(request, "HandshakeRequest")
+        self.name = f"connection to {request.instance_id}"
+        if reason := self._objection(request):
             self._channel.send(Refused(reason), deadline_s)
             raise ConnectionRefusedError(f"refused: {reason}")
-        self._epoch = knock.epoch
+        self._epoch = request.epoch
         self._end.open(self._channel, deadline_s)
 
-    def _objection(self, knock: Knock) -> str | None:
-        if knock.wanted != self._me.instance_id:
+    def _objection(self, request: HandshakeRequest) -> str | None:
+        if request.expected != self._me.instance_id:
             return f"this is {self._me.instance_id}"
         ours = self._me.fingerprint | {"link": self._link}
-        if named := differences(ours, knock.fingerprint, self._me.instance_id, knock.instance_id):
+        if named := differences(ours, request.fingerprint, self._me.instance_id, request.instance_id):
             return named
-        return self._admit(knock, self._channel)
+        return self._admit(request, self._channel)
 
     def _next_pull(self) -> Pull:
         pull = self._channel.receive()

@@ -1,4 +1,4 @@
-"""KV blocks from one process to another on one GPU, by the link `ipc`: a sender in a process of its own, a puller here.
+"""KV blocks from one process to another on one GPU, by `ipc`: a sender in a process of its own, a receiver here.
 
 All blocks in one pull, in no order, so that each block is a copy of its own; from the call to the outcome. What arrived
 is compared with what the sender has, byte by byte. The share is of a large copy within the GPU (`ceilings`), if that
@@ -20,8 +20,8 @@ import torch
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.data_path import allocator
+from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.links import Links
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 from benchmarks.gpu.bench import Bench, free_memory
@@ -33,7 +33,7 @@ MIB = 1 << 20
 BLOCK_MIB = (1, 2, 12)
 NUM_BYTES = 1 << 30
 REPEATS = 12
-SENDER, PULLER = InstanceId("prefill-0"), InstanceId("decode-0")
+SENDER, RECEIVER = InstanceId("prefill-0"), InstanceId("decode-0")
 MAX_PULL_S = 10.0
 # to end by itself
 END_S = 5.0
@@ -79,10 +79,10 @@ def _timed(bench: Bench, ours: torch.Tensor, address: str, repeats: int) -> list
     targets = [here for here, _ in scattered(len(ours), seed=0)]
     completions, outcomes, seconds = Completions(), list[Outcome](), []
     bench.synchronize()
-    with closing(Links("ipc", ours, identity(PULLER), completions)) as links:
+    with closing(KVReceiver("ipc", ours, identity(RECEIVER), completions)) as receiver:
         for key in range(repeats):
             begin, timeout_s = time.perf_counter(), max(0.1, min(MAX_PULL_S, bench.seconds_left))
-            links.pull(SENDER, address, [(RequestKey(key), targets)], outcomes.append, timeout_s)
+            receiver.pull(SENDER, address, [(RequestKey(key), targets)], outcomes.append, timeout_s)
             completions.run(timeout_s + END_S)
             seconds.append(time.perf_counter() - begin)
             if len(outcomes) <= key or outcomes[key].error:

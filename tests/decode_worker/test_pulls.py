@@ -1,4 +1,4 @@
-"""Requests that a prefill instance has staged, pulled over a real link."""
+"""Requests that a prefill instance has staged, pulled over a real connection."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Pair:
         engines = [make_engine(directory, kv_cache_memory_bytes=4 << 20) for _ in range(2)]
         self.prefill = PrefillWorker(engines[0], Epoch(1), transfers=gloo)
         self.decode = DecodeWorker(engines[1], Epoch(1), transfers=gloo)
-        self.address = self.prefill.open_link(identity(PREFILL))
-        self.decode.open_link(identity(DECODE))
+        self.address = self.prefill.open_transport(identity(PREFILL))
+        self.decode.open_transport(identity(DECODE))
         pool = np.zeros((16, engines[0].cache.format.block_bytes), dtype=np.uint8)
         for worker in (self.prefill, self.decode):
             worker.use_pool(pool)

@@ -82,4 +82,8 @@ def leaving_no_thread() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     names = [thread.name for thread in set(threading.enumerate()) - before]
-    assert not [name for name in names if name.startswith(("link", "kv-sender", "transfer-session", "mover"))]
+    assert not [
+        name
+        for name in names
+        if name.startswith(("sender-connection", "kv-sender", "transfer-session", "mover"))
+    ]

@@ -1,4 +1,4 @@
-"""The other end of a link, in a process of its own."""
+"""The other end of a connection, in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from alignedserve.transport import shared_memory
 from alignedserve.transport.completions import Completions
+from alignedserve.transport.kv_receiver import KVReceiver, TransferSpec
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.links import Links, Want
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
 from tests.transport.helpers import Outcomes, equal_blocks, filled_blocks, identity
@@ -94,7 +94,7 @@ def run_sender(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
 @dataclass(frozen=True)
 class Order:
     address: str
-    wants: list[Want]
+    specs: list[TransferSpec]
     # what should arrive: the sender's blocks
     sources: Sequence[BlockId]
     timeout_s: float = 30.0
@@ -107,14 +107,14 @@ def pull(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     blocks = shared_memory.empty(shape, dtype=torch.uint8, device=torch.device("cpu"))
     theirs = filled_blocks(staged.num_blocks, staged.block_bytes, SEED)
     completions = Completions()
-    links = Links(staged.link, blocks, identity(name, epoch), completions)
+    receiver = KVReceiver(staged.link, blocks, identity(name, epoch), completions)
     pipe.send(shared_memory.describe(blocks))
     while (order := pipe.recv()) is not None:
         outcomes = Outcomes()
-        links.pull(InstanceId("prefill-0"), order.address, order.wants, outcomes.append, order.timeout_s)
+        receiver.pull(InstanceId("prefill-0"), order.address, order.specs, outcomes.append, order.timeout_s)
         assert completions.run(timeout_s=60) == 1
-        targets = [block for _, ids in order.wants for block in ids]
+        targets = [block for _, ids in order.specs for block in ids]
         error = outcomes.only.error
         pipe.send((error, error is None and equal_blocks(blocks, targets, theirs, order.sources)))
-    links.close()
+    receiver.close()
     pipe.send("closed")

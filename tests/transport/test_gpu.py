@@ -10,8 +10,8 @@ import torch
 from alignedserve.transport import cuda
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import GROUP_BYTES
+from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.links import Links
 from alignedserve.transport.mover import Mover
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId
@@ -92,12 +92,12 @@ def test_ipc_moves_blocks_between_two_processes_on_one_gpu(num_blocks: int) -> N
     ours = torch.zeros((num_blocks + 1, MIB), dtype=torch.uint8, device="cuda")
     completions, outcomes = Completions(), Outcomes()
     with Peer(send_on_gpu, Staged("ipc", num_blocks, MIB, {KEY: order})) as peer:
-        links = Links("ipc", ours, identity("decode-0"), completions)
-        wants = [(KEY, block_ids(*range(num_blocks)))]
-        links.pull(InstanceId("prefill-0"), peer.receive(), wants, outcomes.append, timeout_s=60)
+        receiver = KVReceiver("ipc", ours, identity("decode-0"), completions)
+        specs = [(KEY, block_ids(*range(num_blocks)))]
+        receiver.pull(InstanceId("prefill-0"), peer.receive(), specs, outcomes.append, timeout_s=60)
         assert completions.run(timeout_s=60) == 1
         assert outcomes.errors == [None]
-        links.close()
+        receiver.close()
         assert peer.end() == (0, True)
     theirs = bytes_of(filled_blocks(num_blocks, MIB, SEED))
     assert np.array_equal(ours[:num_blocks].cpu().numpy(), theirs[order])
@@ -112,12 +112,12 @@ def test_nccl_moves_several_requests_between_two_gpus() -> None:
     staging_buffer = StagingBuffer(Epoch(1), completions)
     staging_buffer.put(KEY, block_ids(3, 1, 2), outcomes.append)
     sender = KVSender("nccl", theirs, staging_buffer, identity("prefill-0"))
-    links = Links("nccl", ours, identity("decode-0"), completions)
-    wants = [(KEY, block_ids(0, 6, 7))]
-    links.pull(InstanceId("prefill-0"), sender.address, wants, outcomes.append, timeout_s=60)
+    receiver = KVReceiver("nccl", ours, identity("decode-0"), completions)
+    specs = [(KEY, block_ids(0, 6, 7))]
+    receiver.pull(InstanceId("prefill-0"), sender.address, specs, outcomes.append, timeout_s=60)
     while len(outcomes) < 2:
         assert completions.run(timeout_s=60)
-    links.close()
+    receiver.close()
     sender.close()
     assert outcomes.errors == [None, None]
     assert torch.equal(ours[[0, 6, 7]].cpu(), theirs[[3, 1, 2]].cpu())

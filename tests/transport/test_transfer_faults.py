@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from alignedserve.transport.completions import Completions
+from alignedserve.transport.kv_receiver import KVReceiver, TransferSpec
 from alignedserve.transport.kv_sender import KVSender
-from alignedserve.transport.links import Links, Want
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
 from tests.transport.helpers import (
@@ -46,9 +46,9 @@ STAGED = {
     )
     for link, long in AGAIN_AND_AGAIN.items()
 }
-WANT_BIG: list[Want] = [(BIG, ALL)]
-WANT_LONG: dict[str, list[Want]] = {link: [(LONG, long)] for link, long in AGAIN_AND_AGAIN.items()}
-WANT_SMALL: list[Want] = [(SMALL, block_ids(NUM_BLOCKS, NUM_BLOCKS + 1))]
+BIG_SPECS: list[TransferSpec] = [(BIG, ALL)]
+LONG_SPECS: dict[str, list[TransferSpec]] = {link: [(LONG, long)] for link, long in AGAIN_AND_AGAIN.items()}
+SMALL_SPECS: list[TransferSpec] = [(SMALL, block_ids(NUM_BLOCKS, NUM_BLOCKS + 1))]
 PREFILL = InstanceId("prefill-0")
 
 
@@ -57,17 +57,17 @@ class Decode:
         self.blocks = empty_blocks(NUM_BLOCKS + 3, MIB)
         self.bytes = bytes_of(self.blocks)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.links = Links(link, self.blocks, identity("decode-0"), self.completions)
+        self.receiver = KVReceiver(link, self.blocks, identity("decode-0"), self.completions)
 
     def start(
-        self, address: str, wants: list[Want], source: InstanceId = PREFILL, timeout_s: float = 30.0
+        self, address: str, specs: list[TransferSpec], source: InstanceId = PREFILL, timeout_s: float = 30.0
     ) -> None:
-        self.links.pull(source, address, wants, self.outcomes.append, timeout_s)
+        self.receiver.pull(source, address, specs, self.outcomes.append, timeout_s)
 
     def pull(
-        self, address: str, wants: list[Want], source: InstanceId = PREFILL, timeout_s: float = 30.0
+        self, address: str, specs: list[TransferSpec], source: InstanceId = PREFILL, timeout_s: float = 30.0
     ) -> None:
-        self.start(address, wants, source, timeout_s)
+        self.start(address, specs, source, timeout_s)
         assert self.completions.run(timeout_s=60) == 1
 
     def stop_in_mid_transfer(self, peer: Peer) -> None:
@@ -76,7 +76,7 @@ class Decode:
         assert not self.bytes[LAST].any(), "it was over before it could be stopped"
 
     def close(self) -> None:
-        self.links.close()
+        self.receiver.close()
 
 
 @pytest.fixture(params=["gloo", "ipc"])
@@ -98,7 +98,7 @@ def num_mappings() -> int:
 
 def test_bytes_arrive_from_another_process(link: str, decode: Decode) -> None:
     with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
-        decode.pull(peer.receive(), WANT_BIG + WANT_SMALL)
+        decode.pull(peer.receive(), BIG_SPECS + SMALL_SPECS)
         assert decode.outcomes.errors == [None]
         until(lambda: peer.ask("how many?") == (1, 0), 30)
         assert peer.end() == [((BIG,), None), ((SMALL,), None), ((LONG,), "withdrawn")]
@@ -106,27 +106,31 @@ def test_bytes_arrive_from_another_process(link: str, decode: Decode) -> None:
     assert equal_blocks(decode.blocks, [*ALL, NUM_BLOCKS, NUM_BLOCKS + 1], expected, [*ALL, *SMALL_S_BLOCKS])
 
 
-def test_a_sender_killed_in_mid_transfer_breaks_its_link_and_no_other(link: str, decode: Decode) -> None:
+def test_a_sender_killed_in_mid_transfer_breaks_its_connection_and_no_other(
+    link: str, decode: Decode
+) -> None:
     other_one = InstanceId("prefill-1")
     with (
         Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer,
         Peer(run_sender, "prefill-1", 1, STAGED[link]) as other,
     ):
         address, other_address = peer.receive(), other.receive()
-        decode.pull(other_address, WANT_SMALL, other_one)
-        decode.start(address, WANT_LONG[link])
+        decode.pull(other_address, SMALL_SPECS, other_one)
+        decode.start(address, LONG_SPECS[link])
         decode.stop_in_mid_transfer(peer)
         peer.signal(signal.SIGKILL)
         assert decode.completions.run(timeout_s=1.0) == 1
         assert decode.outcomes.errors[0] is None
-        assert decode.outcomes.errors[1] is not None and "link to prefill-0" in decode.outcomes.errors[1]
-        assert decode.links.error(other_one) is None
+        assert (
+            decode.outcomes.errors[1] is not None and "connection to prefill-0" in decode.outcomes.errors[1]
+        )
+        assert decode.receiver.error(other_one) is None
         # the dead one's address, and then the one that was started in its place
-        decode.pull(address, WANT_BIG, timeout_s=5)
+        decode.pull(address, BIG_SPECS, timeout_s=5)
         assert decode.outcomes.errors[2] is not None and "Connection re" in decode.outcomes.errors[2]
         with Peer(run_sender, "prefill-0", 2, STAGED[link]) as anew:
-            decode.pull(anew.receive(), WANT_BIG)
-            decode.pull(other_address, WANT_BIG, other_one)
+            decode.pull(anew.receive(), BIG_SPECS)
+            decode.pull(other_address, BIG_SPECS, other_one)
         assert decode.outcomes.errors[3:] == [None, None]
     expected = filled_blocks(NUM_BLOCKS + 3, MIB, SEED)
     assert equal_blocks(decode.blocks, ALL, expected, ALL)
@@ -134,42 +138,44 @@ def test_a_sender_killed_in_mid_transfer_breaks_its_link_and_no_other(link: str,
 
 def test_closing_in_mid_transfer_does_not_wait_for_its_end(link: str, decode: Decode) -> None:
     with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
-        decode.start(peer.receive(), WANT_LONG[link])
+        decode.start(peer.receive(), LONG_SPECS[link])
         until(lambda: decode.bytes[0].any(), 30)
-        decode.links.close()
+        decode.receiver.close()
         assert not decode.bytes[LAST].any(), "it was over before it could be closed"
         assert decode.completions.run() == 1
-        assert decode.outcomes.errors == ["link to prefill-0: closed"]
+        assert decode.outcomes.errors == ["connection to prefill-0: closed"]
         until(lambda: peer.ask("how many?") == (3, 0), 1.0)
         assert peer.end() == [((key,), "withdrawn") for key in (BIG, SMALL, LONG)]
 
 
-def test_an_idle_link_breaks_when_its_sender_is_killed(link: str, decode: Decode) -> None:
+def test_an_idle_connection_breaks_when_its_sender_is_killed(link: str, decode: Decode) -> None:
     with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
-        decode.pull(peer.receive(), WANT_SMALL)
-        assert decode.links.error(PREFILL) is None
+        decode.pull(peer.receive(), SMALL_SPECS)
+        assert decode.receiver.error(PREFILL) is None
         peer.signal(signal.SIGKILL)
-        until(lambda: decode.links.error(PREFILL), 1.0)
+        until(lambda: decode.receiver.error(PREFILL), 1.0)
 
 
 def test_a_sender_that_hangs_runs_into_the_deadline(link: str, decode: Decode) -> None:
     with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
         address = peer.receive()
-        decode.pull(address, WANT_SMALL)
-        decode.start(address, WANT_LONG[link], timeout_s=1.5)
+        decode.pull(address, SMALL_SPECS)
+        decode.start(address, LONG_SPECS[link], timeout_s=1.5)
         decode.stop_in_mid_transfer(peer)
         assert until(lambda: decode.completions.run() == 1, 3.0) > 0.1
-        assert decode.outcomes.errors[1] is not None and "link to prefill-0" in decode.outcomes.errors[1]
+        assert (
+            decode.outcomes.errors[1] is not None and "connection to prefill-0" in decode.outcomes.errors[1]
+        )
         assert not decode.bytes[LAST].any(), "it was over before its deadline"
         arrived = decode.bytes.copy()
         # one that hangs before it has answered at all
-        decode.pull(address, WANT_BIG, timeout_s=0.3)
+        decode.pull(address, BIG_SPECS, timeout_s=0.3)
         assert decode.outcomes.errors[2] is not None
         # nothing of it comes later, and it serves again
         peer.signal(signal.SIGCONT)
         until(lambda: peer.ask("how many?") == (2, 0), 30)
         assert (decode.bytes == arrived).all()
-        decode.pull(address, WANT_BIG)
+        decode.pull(address, BIG_SPECS)
         assert decode.outcomes.errors[3] is None
         until(lambda: peer.ask("how many?") == (1, 0), 30)
         assert peer.end() == [((SMALL,), None), ((BIG,), None), ((LONG,), "withdrawn")]
@@ -202,26 +208,26 @@ def prefill(link: str) -> Iterator[Prefill]:
 
 
 def test_a_sender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:
-    with puller(link, epoch=1) as peer:
+    with receiver(link, epoch=1) as peer:
         peer.receive()
-        peer.pipe.send(Order(prefill.sender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link]))
+        peer.pipe.send(Order(prefill.sender.address, LONG_SPECS[link], AGAIN_AND_AGAIN[link]))
         prefill.stop_in_mid_transfer(peer)
         prefill.sender.close()
         assert (len(prefill.staging_buffer), prefill.staging_buffer.num_being_pulled) == (3, 0)
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
-        assert error is not None and "link to prefill-0" in error
+        assert error is not None and "connection to prefill-0" in error
         assert peer.end() == "closed"
 
 
-def puller(link: str, epoch: int) -> Peer:
+def receiver(link: str, epoch: int) -> Peer:
     return Peer(pull, "decode-0", epoch, STAGED[link])
 
 
-def test_what_a_killed_puller_was_sent_can_be_pulled_by_its_successor(link: str, prefill: Prefill) -> None:
-    long_one = Order(prefill.sender.address, WANT_LONG[link] + WANT_BIG, AGAIN_AND_AGAIN[link] + ALL)
-    order = Order(prefill.sender.address, WANT_BIG, ALL)
-    with puller(link, epoch=1) as peer, puller(link, epoch=2) as successor:
+def test_what_a_killed_receiver_was_sent_can_be_pulled_by_its_successor(link: str, prefill: Prefill) -> None:
+    long_one = Order(prefill.sender.address, LONG_SPECS[link] + BIG_SPECS, AGAIN_AND_AGAIN[link] + ALL)
+    order = Order(prefill.sender.address, BIG_SPECS, ALL)
+    with receiver(link, epoch=1) as peer, receiver(link, epoch=2) as successor:
         peer.receive()
         successor.receive()
         peer.pipe.send(long_one)
@@ -236,10 +242,10 @@ def test_what_a_killed_puller_was_sent_can_be_pulled_by_its_successor(link: str,
     assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((BIG,), None)
 
 
-def test_a_puller_that_hangs_runs_into_the_deadline(link: str, prefill: Prefill) -> None:
-    with puller(link, epoch=1) as peer:
+def test_a_receiver_that_hangs_runs_into_the_deadline(link: str, prefill: Prefill) -> None:
+    with receiver(link, epoch=1) as peer:
         peer.receive()
-        peer.pipe.send(Order(prefill.sender.address, WANT_LONG[link], AGAIN_AND_AGAIN[link], timeout_s=1.5))
+        peer.pipe.send(Order(prefill.sender.address, LONG_SPECS[link], AGAIN_AND_AGAIN[link], timeout_s=1.5))
         prefill.stop_in_mid_transfer(peer)
         prefill.staging_buffer.withdraw(LONG)
         assert not prefill.completions.run()
@@ -248,8 +254,8 @@ def test_a_puller_that_hangs_runs_into_the_deadline(link: str, prefill: Prefill)
         assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((LONG,), "withdrawn")
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
-        assert error is not None and "link to prefill-0" in error
-        assert peer.ask(Order(prefill.sender.address, WANT_SMALL, SMALL_S_BLOCKS)) == (None, True)
+        assert error is not None and "connection to prefill-0" in error
+        assert peer.ask(Order(prefill.sender.address, SMALL_SPECS, SMALL_S_BLOCKS)) == (None, True)
         assert peer.end() == "closed"
     assert torch.equal(
         prefill.blocks.view(torch.uint8), filled_blocks(NUM_BLOCKS + 3, MIB, SEED).view(torch.uint8)
