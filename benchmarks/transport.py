@@ -56,10 +56,10 @@ def shared_memory(num_blocks: int, block_bytes: int) -> Iterator[Memory]:
     yield np.frombuffer(mapped, np.uint8).reshape(num_blocks, block_bytes)
 
 
-def written_blocks(num_blocks: int, block_bytes: int, link: str = "host") -> torch.Tensor:
-    """Each page of it exists. `link`: by which they can be sent."""
+def written_blocks(num_blocks: int, block_bytes: int, transport: str = "host") -> torch.Tensor:
+    """Each page of it exists. `transport`: by which they can be sent."""
     shape = (num_blocks, block_bytes // 2)
-    return allocator(link)(shape, dtype=torch.bfloat16, device=torch.device("cpu")).fill_(1)
+    return allocator(transport)(shape, dtype=torch.bfloat16, device=torch.device("cpu")).fill_(1)
 
 
 class Ways:
@@ -180,28 +180,32 @@ def identity(name: str) -> Identity:
     return Identity(InstanceId(name), Epoch(1), {}, token="benchmark")
 
 
-def run_sender(pipe: Connection, link: str, blocks: int, block_bytes: int, rounds: int) -> None:
+def run_sender(pipe: Connection, transport: str, blocks: int, block_bytes: int, rounds: int) -> None:
     completions = Completions()
     staging_buffer = StagingBuffer(Epoch(1), completions)
     for key in range(rounds):
         staging_buffer.put(RequestKey(key), [BlockId(block) for block in range(blocks)], check)
-    sender = KVSender(link, written_blocks(blocks, block_bytes, link), staging_buffer, identity("prefill-0"))
+    sender = KVSender(
+        transport, written_blocks(blocks, block_bytes, transport), staging_buffer, identity("prefill-0")
+    )
     pipe.send(sender.address)
     pipe.recv()
     sender.close()
 
 
-def measure_link(link: str, args: argparse.Namespace) -> None:
+def measure_link(transport: str, args: argparse.Namespace) -> None:
     block_bytes = args.block_kib << 10
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
     process = spawn.Process(
-        target=run_sender, args=(theirs, link, args.blocks, block_bytes, args.rounds), daemon=True
+        target=run_sender, args=(theirs, transport, args.blocks, block_bytes, args.rounds), daemon=True
     )
     process.start()
     address = pipe.recv()
     completions = Completions()
-    receiver = KVReceiver(link, written_blocks(args.blocks, block_bytes), identity("decode-0"), completions)
+    receiver = KVReceiver(
+        transport, written_blocks(args.blocks, block_bytes), identity("decode-0"), completions
+    )
     targets = [BlockId(block) for block in range(args.blocks)]
 
     def pull(key: int) -> None:
@@ -211,7 +215,7 @@ def measure_link(link: str, args: argparse.Namespace) -> None:
     rates = [
         args.blocks * block_bytes / GIB / seconds(lambda key=key: pull(key)) for key in range(args.rounds)
     ]
-    print(f"  {link:<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
+    print(f"  {transport:<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
     receiver.close()
     pipe.send("done")
     process.join()
@@ -232,8 +236,8 @@ def main() -> None:
     print(f"{args.blocks} blocks of {args.block_kib} KiB, {torch.get_num_threads()} threads of torch's")
     reached = measure_host(args)
     if not args.no_links:
-        for link in ("gloo", "ipc"):
-            measure_link(link, args)
+        for transport in ("gloo", "ipc"):
+            measure_link(transport, args)
     raise SystemExit(0 if reached else 1)
 
 

@@ -77,7 +77,7 @@ class DecodeWorker(Worker):
     def open_transport(self, me: Identity) -> str:
         if self.transfers.is_staged:
             self._kv_receiver = KVReceiver(
-                self.transfers.link, self.engine.cache.blocks, me, self._completions
+                self.transfers.transport, self.engine.cache.blocks, me, self._completions
             )
         return ""
 

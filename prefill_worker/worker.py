@@ -117,7 +117,9 @@ class PrefillWorker(Worker):
     def open_transport(self, me: Identity) -> str:
         if not self.transfers.is_staged:
             return ""
-        self._kv_sender = KVSender(self.transfers.link, self.engine.cache.blocks, self._staging_buffer, me)
+        self._kv_sender = KVSender(
+            self.transfers.transport, self.engine.cache.blocks, self._staging_buffer, me
+        )
         return self._kv_sender.address
 
     # ---- orders -----------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class InstanceProcess(ABC):
             instance_id=self._config.instance_id,
             epoch=epoch,
             pid=os.getpid(),
-            fingerprint=self._fingerprint(worker) | {"link": self._config.transfers.link},
+            fingerprint=self._fingerprint(worker) | {"link": self._config.transfers.transport},
             limits=worker.limits,
             link=address,
             cost=cost,

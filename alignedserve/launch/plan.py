@@ -24,7 +24,7 @@ from alignedserve.models.locate import Location
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.policies import make_policy
 from alignedserve.router.process import RouterProcessConfig
-from alignedserve.transport.choose import choose_link
+from alignedserve.transport.choose import choose_transport
 from alignedserve.types import GATEWAY, InstanceId
 from alignedserve.wire import RouterAddress
 
@@ -103,8 +103,8 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     """Raises ValueError for what does not fit the site."""
     is_cpu = runs_on_cpu(asked.engine, site.num_gpus)
     num_gpus = 0.0 if is_cpu else _gpus_of_each(asked.serve, site)
-    link = choose_link(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
-    if link == "nccl" and num_gpus < 1:
+    transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
+    if transport == "nccl" and num_gpus < 1:
         raise ValueError(
             f"link='nccl': instances would have to share GPUs on {site.name}; host and ipc can do that"
         )
@@ -130,7 +130,7 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
                 name,
                 site.router,
                 engine,
-                TransferConfig(link, quick_bytes=QUICK_BYTES if is_cpu else 0),
+                TransferConfig(transport, quick_bytes=QUICK_BYTES if is_cpu else 0),
                 log,
                 DISCIPLINES[asked.router.policy],
                 asked.mix,

@@ -44,18 +44,18 @@ class ReceiverEnd(Protocol):
         """Nothing writes to any block after this. Safe before `open`, and after it failed."""
 
 
-def sender_ends(link: str, blocks: torch.Tensor) -> Callable[[], SenderEnd]:
+def sender_ends(transport: str, blocks: torch.Tensor) -> Callable[[], SenderEnd]:
     """Makes one for each connection. `blocks`: the sender's, as bytes. RuntimeError if they can't be sent so."""
-    if link == "ipc":
+    if transport == "ipc":
         memory = ipc.describe(blocks)
         return lambda: ipc.IpcSender(memory)
-    return lambda: GroupSender(link, blocks)
+    return lambda: GroupSender(transport, blocks)
 
 
-def receiver_end(link: str, blocks: torch.Tensor) -> ReceiverEnd:
-    return ipc.IpcReceiver(blocks) if link == "ipc" else GroupReceiver(link, blocks)
+def receiver_end(transport: str, blocks: torch.Tensor) -> ReceiverEnd:
+    return ipc.IpcReceiver(blocks) if transport == "ipc" else GroupReceiver(transport, blocks)
 
 
-def allocator(link: str) -> Callable[..., torch.Tensor]:
+def allocator(transport: str) -> Callable[..., torch.Tensor]:
     """As torch.empty; what a sender's blocks have to be made with."""
-    return shared_memory.empty if link == "ipc" else torch.empty
+    return shared_memory.empty if transport == "ipc" else torch.empty

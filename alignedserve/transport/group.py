@@ -64,7 +64,13 @@ def open_store(path: Path, timeout_s: float) -> FileStore:
 
 class PairGroup:
     def __init__(
-        self, link: str, store: Store, rank: int, channel: Channel, device: torch.device, timeout_s: float
+        self,
+        transport: str,
+        store: Store,
+        rank: int,
+        channel: Channel,
+        device: torch.device,
+        timeout_s: float,
     ) -> None:
         """Returns when the other end has joined; only for this is the timeout."""
         self._channel = channel
@@ -73,7 +79,7 @@ class PairGroup:
         self._group = ProcessGroup(store, rank, 2)
         # of gloo: what was posted last, in the order in which it goes
         self._works: list[Work] = []
-        if link == "nccl":
+        if transport == "nccl":
             self._use_nccl(store, rank)
         else:
             self._use_gloo(store, rank, timeout_s)

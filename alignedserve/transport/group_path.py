@@ -17,8 +17,8 @@ class _GroupEnd:
     # the sender sends only what it holds for the transfer
     is_confirmed = False
 
-    def __init__(self, link: str, blocks: torch.Tensor) -> None:
-        self._link = link
+    def __init__(self, transport: str, blocks: torch.Tensor) -> None:
+        self._transport = transport
         self._blocks = blocks
         self._group: PairGroup | None = None
 
@@ -35,7 +35,7 @@ class GroupSender(_GroupEnd):
             raise unexpected(joining, "Joining")
         store = open_store(Path(joining.store), remaining_s(deadline_s))
         timeout_s = remaining_s(deadline_s)
-        self._group = PairGroup(self._link, store, SENDER, channel, self._blocks.device, timeout_s)
+        self._group = PairGroup(self._transport, store, SENDER, channel, self._blocks.device, timeout_s)
 
     def send(self, runs: Sequence[Run]) -> None:
         assert self._group is not None
@@ -51,7 +51,7 @@ class GroupReceiver(_GroupEnd):
         store = open_store(self._store_file, remaining_s(deadline_s))
         channel.send(Joining(str(self._store_file)), deadline_s)
         timeout_s = remaining_s(deadline_s)
-        self._group = PairGroup(self._link, store, RECEIVER, channel, self._blocks.device, timeout_s)
+        self._group = PairGroup(self._transport, store, RECEIVER, channel, self._blocks.device, timeout_s)
 
     def close(self) -> None:
         super().close()

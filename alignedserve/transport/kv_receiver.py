@@ -21,8 +21,8 @@ DEFAULT_TIMEOUT_S = 30.0
 class KVReceiver:
     """Used by one thread, the instance's loop; nothing here waits but `close`."""
 
-    def __init__(self, link: str, blocks: torch.Tensor, me: Identity, completions: Completions) -> None:
-        self._link = link
+    def __init__(self, transport: str, blocks: torch.Tensor, me: Identity, completions: Completions) -> None:
+        self._transport = transport
         self._blocks = blocks
         self._me = me
         self._ids = TransferIds(me.epoch)
@@ -67,7 +67,7 @@ class KVReceiver:
             connection = None
         if connection is None:
             connection = self._connections[source] = SenderConnection(
-                self._link,
+                self._transport,
                 self._blocks,
                 source,
                 address,

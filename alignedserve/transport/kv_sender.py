@@ -28,16 +28,16 @@ MAX_STRANGERS = 16
 class KVSender:
     def __init__(
         self,
-        link: str,
+        transport: str,
         blocks: torch.Tensor,
         staging_buffer: StagingBuffer,
         me: Identity,
         host: str = "127.0.0.1",
     ) -> None:
-        self._link = link
+        self._transport = transport
         # they stay as long as they can be pulled, whoever else has them
         self._blocks = as_bytes(blocks)
-        self._make_end = sender_ends(link, self._blocks)
+        self._make_end = sender_ends(transport, self._blocks)
         self._staging_buffer = staging_buffer
         self._me = me
         # of each decode instance, its latest start and the connection of that
@@ -96,7 +96,7 @@ class KVSender:
         end = self._make_end()
         block_bytes = self._blocks.shape[1]
         session = TransferSession(
-            self._link, end, block_bytes, self._staging_buffer, self._me, channel, self._admit
+            self._transport, end, block_bytes, self._staging_buffer, self._me, channel, self._admit
         )
         reason = session.run()
         logger.info("%s: %s", session.name, reason)

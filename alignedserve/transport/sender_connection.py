@@ -65,7 +65,7 @@ class _Job:
 class SenderConnection:
     def __init__(
         self,
-        link: str,
+        transport: str,
         blocks: torch.Tensor,
         peer: InstanceId,
         address: str,
@@ -77,7 +77,7 @@ class SenderConnection:
         self.address = address
         # why it is of no use any more
         self.error: str | None = None
-        self._link = link
+        self._transport = transport
         self._blocks = as_bytes(blocks)
         self._peer = peer
         self._me = me
@@ -147,14 +147,16 @@ class SenderConnection:
             raise ConnectionRefusedError(f"refused: {answer.reason}")
         if not isinstance(answer, Opened):
             raise unexpected(answer, "Opened")
-        end = receiver_end(self._link, self._blocks)
+        end = receiver_end(self._transport, self._blocks)
         open_things.callback(end.close)
         end.open(channel, answer, deadline_s)
         return channel, end
 
     def _handshake_request(self) -> HandshakeRequest:
         me = self._me
-        return HandshakeRequest(self._peer, me.instance_id, me.epoch, me.fingerprint | {"link": self._link})
+        return HandshakeRequest(
+            self._peer, me.instance_id, me.epoch, me.fingerprint | {"link": self._transport}
+        )
 
     def _next_job(self, channel: Channel) -> _Job | None:
         with selectors.DefaultSelector() as selector:

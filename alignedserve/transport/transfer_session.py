@@ -32,7 +32,7 @@ from alignedserve.types import RequestKey
 class TransferSession:
     def __init__(
         self,
-        link: str,
+        transport: str,
         end: SenderEnd,
         block_bytes: int,
         staging_buffer: StagingBuffer,
@@ -40,7 +40,7 @@ class TransferSession:
         channel: Channel,
         admit: Callable[[HandshakeRequest, Channel], str | None],
     ) -> None:
-        self._link = link
+        self._transport = transport
         self._end = end
         self._block_bytes = block_bytes
         self._staging_buffer = staging_buffer
@@ -80,7 +80,7 @@ class TransferSession:
     def _objection(self, request: HandshakeRequest) -> str | None:
         if request.expected != self._me.instance_id:
             return f"this is {self._me.instance_id}"
-        ours = self._me.fingerprint | {"link": self._link}
+        ours = self._me.fingerprint | {"link": self._transport}
         if named := differences(ours, request.fingerprint, self._me.instance_id, request.instance_id):
             return named
         return self._admit(request, self._channel)

@@ -58,14 +58,14 @@ def test_the_gateway_is_told_whose_pages_may_call() -> None:
 
 def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:
     plan = plan_island(replace(asked(), router=RouterConfig(link="gloo")), SITE, "prefix")
-    assert [part.config.transfers.link for part in plan.parts[2:]] == ["gloo", "gloo"]
+    assert [part.config.transfers.transport for part in plan.parts[2:]] == ["gloo", "gloo"]
     assert plan.parts[0].config.router.link == "gloo"
 
 
 def test_instances_that_share_a_gpu_can_map_each_others_memory() -> None:
     wanted = replace(asked(EngineConfig(MODEL, device="cuda")), router=RouterConfig(link="ipc"))
     plan = plan_island(wanted, replace(SITE, num_gpus=1), "prefix")
-    assert [(part.num_gpus, part.config.transfers.link) for part in plan.parts[2:]] == [(0.5, "ipc")] * 2
+    assert [(part.num_gpus, part.config.transfers.transport) for part in plan.parts[2:]] == [(0.5, "ipc")] * 2
 
 
 def test_a_gpu_each_where_there_are_gpus() -> None:
@@ -106,7 +106,9 @@ def test_no_gpu_at_all_is_refused() -> None:
 
 def test_nccl_needs_a_gpu_for_each() -> None:
     wanted = replace(asked(), router=RouterConfig(link="nccl"))
-    assert plan_island(wanted, replace(SITE, num_gpus=2), "prefix").parts[2].config.transfers.link == "nccl"
+    assert (
+        plan_island(wanted, replace(SITE, num_gpus=2), "prefix").parts[2].config.transfers.transport == "nccl"
+    )
     with pytest.raises(ValueError, match="link='nccl': instances would have to share GPUs on here"):
         plan_island(wanted, replace(SITE, num_gpus=1), "prefix")
 

@@ -67,7 +67,7 @@ class Peer:
 class Staged:
     """What a sender has; its blocks are `filled_blocks` of SEED."""
 
-    link: str
+    transport: str
     num_blocks: int
     block_bytes: int
     requests: dict[RequestKey, list[BlockId]] = field(default_factory=dict)
@@ -75,13 +75,13 @@ class Staged:
 
 def run_sender(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     torch.set_num_threads(1)
-    blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED, staged.link)
+    blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED, staged.transport)
     completions, outcomes = Completions(), Outcomes()
     me = identity(name, epoch)
     staging_buffer = StagingBuffer(me.epoch, completions)
     for key, ids in staged.requests.items():
         staging_buffer.put(key, ids, outcomes.append)
-    sender = KVSender(staged.link, blocks, staging_buffer, me)
+    sender = KVSender(staged.transport, blocks, staging_buffer, me)
     pipe.send(sender.address)
     while pipe.recv() is not None:
         pipe.send((len(staging_buffer), staging_buffer.num_being_pulled))
@@ -107,7 +107,7 @@ def pull(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     blocks = shared_memory.empty(shape, dtype=torch.uint8, device=torch.device("cpu"))
     theirs = filled_blocks(staged.num_blocks, staged.block_bytes, SEED)
     completions = Completions()
-    receiver = KVReceiver(staged.link, blocks, identity(name, epoch), completions)
+    receiver = KVReceiver(staged.transport, blocks, identity(name, epoch), completions)
     pipe.send(shared_memory.describe(blocks))
     while (order := pipe.recv()) is not None:
         outcomes = Outcomes()

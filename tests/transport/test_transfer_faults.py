@@ -38,26 +38,28 @@ LAST = BlockId(NUM_BLOCKS + 2)
 # the same blocks again and again, and then one more: for seconds, so that no test finds it over
 AGAIN_AND_AGAIN = {"gloo": [*ALL * 60, LAST], "ipc": [*ALL * 600, LAST]}
 STAGED = {
-    link: Staged(
-        link,
+    transport: Staged(
+        transport,
         NUM_BLOCKS + 3,
         MIB,
         {BIG: ALL, SMALL: SMALL_S_BLOCKS, LONG: long},
     )
-    for link, long in AGAIN_AND_AGAIN.items()
+    for transport, long in AGAIN_AND_AGAIN.items()
 }
 BIG_SPECS: list[TransferSpec] = [(BIG, ALL)]
-LONG_SPECS: dict[str, list[TransferSpec]] = {link: [(LONG, long)] for link, long in AGAIN_AND_AGAIN.items()}
+LONG_SPECS: dict[str, list[TransferSpec]] = {
+    transport: [(LONG, long)] for transport, long in AGAIN_AND_AGAIN.items()
+}
 SMALL_SPECS: list[TransferSpec] = [(SMALL, block_ids(NUM_BLOCKS, NUM_BLOCKS + 1))]
 PREFILL = InstanceId("prefill-0")
 
 
 class Decode:
-    def __init__(self, link: str) -> None:
+    def __init__(self, transport: str) -> None:
         self.blocks = empty_blocks(NUM_BLOCKS + 3, MIB)
         self.bytes = bytes_of(self.blocks)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.receiver = KVReceiver(link, self.blocks, identity("decode-0"), self.completions)
+        self.receiver = KVReceiver(transport, self.blocks, identity("decode-0"), self.completions)
 
     def start(
         self, address: str, specs: list[TransferSpec], source: InstanceId = PREFILL, timeout_s: float = 30.0
@@ -80,14 +82,14 @@ class Decode:
 
 
 @pytest.fixture(params=["gloo", "ipc"])
-def link(request: pytest.FixtureRequest) -> str:
+def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def decode(link: str) -> Iterator[Decode]:
+def decode(transport: str) -> Iterator[Decode]:
     before = num_mappings()
-    with leaving_no_thread(), closing(Decode(link)) as decode:
+    with leaving_no_thread(), closing(Decode(transport)) as decode:
         yield decode
     assert num_mappings() <= before
 
@@ -96,8 +98,8 @@ def num_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:alignedserve-kv")
 
 
-def test_bytes_arrive_from_another_process(link: str, decode: Decode) -> None:
-    with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
+def test_bytes_arrive_from_another_process(transport: str, decode: Decode) -> None:
+    with Peer(run_sender, "prefill-0", 1, STAGED[transport]) as peer:
         decode.pull(peer.receive(), BIG_SPECS + SMALL_SPECS)
         assert decode.outcomes.errors == [None]
         until(lambda: peer.ask("how many?") == (1, 0), 30)
@@ -107,16 +109,16 @@ def test_bytes_arrive_from_another_process(link: str, decode: Decode) -> None:
 
 
 def test_a_sender_killed_in_mid_transfer_breaks_its_connection_and_no_other(
-    link: str, decode: Decode
+    transport: str, decode: Decode
 ) -> None:
     other_one = InstanceId("prefill-1")
     with (
-        Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer,
-        Peer(run_sender, "prefill-1", 1, STAGED[link]) as other,
+        Peer(run_sender, "prefill-0", 1, STAGED[transport]) as peer,
+        Peer(run_sender, "prefill-1", 1, STAGED[transport]) as other,
     ):
         address, other_address = peer.receive(), other.receive()
         decode.pull(other_address, SMALL_SPECS, other_one)
-        decode.start(address, LONG_SPECS[link])
+        decode.start(address, LONG_SPECS[transport])
         decode.stop_in_mid_transfer(peer)
         peer.signal(signal.SIGKILL)
         assert decode.completions.run(timeout_s=1.0) == 1
@@ -128,7 +130,7 @@ def test_a_sender_killed_in_mid_transfer_breaks_its_connection_and_no_other(
         # the dead one's address, and then the one that was started in its place
         decode.pull(address, BIG_SPECS, timeout_s=5)
         assert decode.outcomes.errors[2] is not None and "Connection re" in decode.outcomes.errors[2]
-        with Peer(run_sender, "prefill-0", 2, STAGED[link]) as anew:
+        with Peer(run_sender, "prefill-0", 2, STAGED[transport]) as anew:
             decode.pull(anew.receive(), BIG_SPECS)
             decode.pull(other_address, BIG_SPECS, other_one)
         assert decode.outcomes.errors[3:] == [None, None]
@@ -136,9 +138,9 @@ def test_a_sender_killed_in_mid_transfer_breaks_its_connection_and_no_other(
     assert equal_blocks(decode.blocks, ALL, expected, ALL)
 
 
-def test_closing_in_mid_transfer_does_not_wait_for_its_end(link: str, decode: Decode) -> None:
-    with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
-        decode.start(peer.receive(), LONG_SPECS[link])
+def test_closing_in_mid_transfer_does_not_wait_for_its_end(transport: str, decode: Decode) -> None:
+    with Peer(run_sender, "prefill-0", 1, STAGED[transport]) as peer:
+        decode.start(peer.receive(), LONG_SPECS[transport])
         until(lambda: decode.bytes[0].any(), 30)
         decode.receiver.close()
         assert not decode.bytes[LAST].any(), "it was over before it could be closed"
@@ -148,19 +150,19 @@ def test_closing_in_mid_transfer_does_not_wait_for_its_end(link: str, decode: De
         assert peer.end() == [((key,), "withdrawn") for key in (BIG, SMALL, LONG)]
 
 
-def test_an_idle_connection_breaks_when_its_sender_is_killed(link: str, decode: Decode) -> None:
-    with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
+def test_an_idle_connection_breaks_when_its_sender_is_killed(transport: str, decode: Decode) -> None:
+    with Peer(run_sender, "prefill-0", 1, STAGED[transport]) as peer:
         decode.pull(peer.receive(), SMALL_SPECS)
         assert decode.receiver.error(PREFILL) is None
         peer.signal(signal.SIGKILL)
         until(lambda: decode.receiver.error(PREFILL), 1.0)
 
 
-def test_a_sender_that_hangs_runs_into_the_deadline(link: str, decode: Decode) -> None:
-    with Peer(run_sender, "prefill-0", 1, STAGED[link]) as peer:
+def test_a_sender_that_hangs_runs_into_the_deadline(transport: str, decode: Decode) -> None:
+    with Peer(run_sender, "prefill-0", 1, STAGED[transport]) as peer:
         address = peer.receive()
         decode.pull(address, SMALL_SPECS)
-        decode.start(address, LONG_SPECS[link], timeout_s=1.5)
+        decode.start(address, LONG_SPECS[transport], timeout_s=1.5)
         decode.stop_in_mid_transfer(peer)
         assert until(lambda: decode.completions.run() == 1, 3.0) > 0.1
         assert (
@@ -183,14 +185,14 @@ def test_a_sender_that_hangs_runs_into_the_deadline(link: str, decode: Decode) -
 
 
 class Prefill:
-    def __init__(self, link: str) -> None:
-        self.blocks = filled_blocks(NUM_BLOCKS + 3, MIB, SEED, link)
+    def __init__(self, transport: str) -> None:
+        self.blocks = filled_blocks(NUM_BLOCKS + 3, MIB, SEED, transport)
         self.completions, self.outcomes = Completions(), Outcomes()
         me = identity("prefill-0")
         self.staging_buffer = StagingBuffer(me.epoch, self.completions)
-        for key, ids in STAGED[link].requests.items():
+        for key, ids in STAGED[transport].requests.items():
             self.staging_buffer.put(key, ids, self.outcomes.append)
-        self.sender = KVSender(link, self.blocks, self.staging_buffer, me)
+        self.sender = KVSender(transport, self.blocks, self.staging_buffer, me)
 
     def stop_in_mid_transfer(self, peer: Peer) -> None:
         until(lambda: self.staging_buffer.num_being_pulled, 30)
@@ -202,15 +204,15 @@ class Prefill:
 
 
 @pytest.fixture
-def prefill(link: str) -> Iterator[Prefill]:
-    with leaving_no_thread(), closing(Prefill(link)) as prefill:
+def prefill(transport: str) -> Iterator[Prefill]:
+    with leaving_no_thread(), closing(Prefill(transport)) as prefill:
         yield prefill
 
 
-def test_a_sender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:
-    with receiver(link, epoch=1) as peer:
+def test_a_sender_closes_in_mid_transfer(transport: str, prefill: Prefill) -> None:
+    with receiver(transport, epoch=1) as peer:
         peer.receive()
-        peer.pipe.send(Order(prefill.sender.address, LONG_SPECS[link], AGAIN_AND_AGAIN[link]))
+        peer.pipe.send(Order(prefill.sender.address, LONG_SPECS[transport], AGAIN_AND_AGAIN[transport]))
         prefill.stop_in_mid_transfer(peer)
         prefill.sender.close()
         assert (len(prefill.staging_buffer), prefill.staging_buffer.num_being_pulled) == (3, 0)
@@ -220,14 +222,18 @@ def test_a_sender_closes_in_mid_transfer(link: str, prefill: Prefill) -> None:
         assert peer.end() == "closed"
 
 
-def receiver(link: str, epoch: int) -> Peer:
-    return Peer(pull, "decode-0", epoch, STAGED[link])
+def receiver(transport: str, epoch: int) -> Peer:
+    return Peer(pull, "decode-0", epoch, STAGED[transport])
 
 
-def test_what_a_killed_receiver_was_sent_can_be_pulled_by_its_successor(link: str, prefill: Prefill) -> None:
-    long_one = Order(prefill.sender.address, LONG_SPECS[link] + BIG_SPECS, AGAIN_AND_AGAIN[link] + ALL)
+def test_what_a_killed_receiver_was_sent_can_be_pulled_by_its_successor(
+    transport: str, prefill: Prefill
+) -> None:
+    long_one = Order(
+        prefill.sender.address, LONG_SPECS[transport] + BIG_SPECS, AGAIN_AND_AGAIN[transport] + ALL
+    )
     order = Order(prefill.sender.address, BIG_SPECS, ALL)
-    with receiver(link, epoch=1) as peer, receiver(link, epoch=2) as successor:
+    with receiver(transport, epoch=1) as peer, receiver(transport, epoch=2) as successor:
         peer.receive()
         successor.receive()
         peer.pipe.send(long_one)
@@ -242,10 +248,12 @@ def test_what_a_killed_receiver_was_sent_can_be_pulled_by_its_successor(link: st
     assert (prefill.outcomes.only.keys, prefill.outcomes.only.error) == ((BIG,), None)
 
 
-def test_a_receiver_that_hangs_runs_into_the_deadline(link: str, prefill: Prefill) -> None:
-    with receiver(link, epoch=1) as peer:
+def test_a_receiver_that_hangs_runs_into_the_deadline(transport: str, prefill: Prefill) -> None:
+    with receiver(transport, epoch=1) as peer:
         peer.receive()
-        peer.pipe.send(Order(prefill.sender.address, LONG_SPECS[link], AGAIN_AND_AGAIN[link], timeout_s=1.5))
+        peer.pipe.send(
+            Order(prefill.sender.address, LONG_SPECS[transport], AGAIN_AND_AGAIN[transport], timeout_s=1.5)
+        )
         prefill.stop_in_mid_transfer(peer)
         prefill.staging_buffer.withdraw(LONG)
         assert not prefill.completions.run()

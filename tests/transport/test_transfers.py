@@ -46,13 +46,13 @@ SENDER_S_BLOCKS = {ONE: block_ids(3, 4, 9), TWO: block_ids(0), THREE: block_ids(
 
 
 class Prefill:
-    def __init__(self, link: str, me: Identity | None = None) -> None:
-        self.blocks = filled_blocks(12, BLOCK_BYTES, seed=1, link=link)
+    def __init__(self, transport: str, me: Identity | None = None) -> None:
+        self.blocks = filled_blocks(12, BLOCK_BYTES, seed=1, transport=transport)
         self.completions, self.outcomes = Completions(), Outcomes()
         self.staging_buffer = StagingBuffer(Epoch(1), self.completions)
         for key, ids in SENDER_S_BLOCKS.items():
             self.staging_buffer.put(key, ids, self.outcomes.append)
-        self.sender = KVSender(link, self.blocks, self.staging_buffer, me or identity("prefill-0"))
+        self.sender = KVSender(transport, self.blocks, self.staging_buffer, me or identity("prefill-0"))
 
     def close(self) -> None:
         self.sender.close()
@@ -62,10 +62,10 @@ class Prefill:
 
 
 class Decode:
-    def __init__(self, link: str, me: Identity | None = None) -> None:
+    def __init__(self, transport: str, me: Identity | None = None) -> None:
         self.blocks = empty_blocks(20, BLOCK_BYTES)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.receiver = KVReceiver(link, self.blocks, me or identity("decode-0"), self.completions)
+        self.receiver = KVReceiver(transport, self.blocks, me or identity("decode-0"), self.completions)
 
     def pull(self, prefill: Prefill, *specs: TransferSpec, timeout_s: float = 30.0) -> str | None:
         """Returns the outcome's error."""
@@ -79,19 +79,19 @@ class Decode:
 
 
 @pytest.fixture(params=["gloo", "ipc"])
-def link(request: pytest.FixtureRequest) -> str:
+def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def prefill(link: str) -> Iterator[Prefill]:
-    with closing(Prefill(link)) as prefill:
+def prefill(transport: str) -> Iterator[Prefill]:
+    with closing(Prefill(transport)) as prefill:
         yield prefill
 
 
 @pytest.fixture
-def decode(link: str) -> Iterator[Decode]:
-    with closing(Decode(link)) as decode:
+def decode(transport: str) -> Iterator[Decode]:
+    with closing(Decode(transport)) as decode:
         yield decode
 
 
@@ -152,30 +152,33 @@ def test_what_is_not_staged_is_denied_and_the_connection_goes_on(prefill: Prefil
     ],
 )
 def test_who_does_not_match_is_refused_by_name(
-    link: str, prefill: Prefill, stranger: Identity, why: str
+    transport: str, prefill: Prefill, stranger: Identity, why: str
 ) -> None:
-    with closing(Decode(link, stranger)) as decode:
+    with closing(Decode(transport, stranger)) as decode:
         error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
     assert error == f"connection to prefill-0: {why}"
     assert prefill.staging_buffer.num_being_pulled == 0
 
 
-def test_another_kind_of_link_is_refused_by_name(link: str, prefill: Prefill) -> None:
+def test_another_transport_is_refused_by_name(transport: str, prefill: Prefill) -> None:
     with closing(Decode("nccl")) as decode:
         error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
-    assert error == f"connection to prefill-0: refused: link is '{link}' at prefill-0 and 'nccl' at decode-0"
+    assert (
+        error
+        == f"connection to prefill-0: refused: link is '{transport}' at prefill-0 and 'nccl' at decode-0"
+    )
 
 
-def test_another_instance_under_the_address_is_refused(link: str, decode: Decode) -> None:
-    with closing(Prefill(link, identity("prefill-1"))) as other:
+def test_another_instance_under_the_address_is_refused(transport: str, decode: Decode) -> None:
+    with closing(Prefill(transport, identity("prefill-1"))) as other:
         error = decode.pull(other, (ONE, block_ids(0, 1, 2)))
     assert error == "connection to prefill-0: refused: this is prefill-1"
 
 
-def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(link: str, prefill: Prefill) -> None:
+def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(transport: str, prefill: Prefill) -> None:
     with (
-        closing(Decode(link, identity("decode-0", epoch=4))) as old,
-        closing(Decode(link, identity("decode-0", epoch=5))) as new,
+        closing(Decode(transport, identity("decode-0", epoch=4))) as old,
+        closing(Decode(transport, identity("decode-0", epoch=5))) as new,
     ):
         assert old.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
         assert new.pull(prefill, (TWO, block_ids(0))) is None
@@ -187,8 +190,10 @@ def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(link: str, prefil
         assert equal_blocks(new.blocks, [0, 1, 2], prefill.blocks, [0, 11, 10])
 
 
-def test_several_decode_instances_pull_at_the_same_time(link: str, prefill: Prefill, decode: Decode) -> None:
-    with closing(Decode(link, identity("decode-1"))) as other:
+def test_several_decode_instances_pull_at_the_same_time(
+    transport: str, prefill: Prefill, decode: Decode
+) -> None:
+    with closing(Decode(transport, identity("decode-1"))) as other:
         for end, key, targets in ((decode, ONE, (0, 1, 2)), (other, THREE, (3, 4))):
             specs = [(key, block_ids(*targets))]
             end.receiver.pull(PREFILL, prefill.sender.address, specs, end.outcomes.append)
@@ -198,8 +203,8 @@ def test_several_decode_instances_pull_at_the_same_time(link: str, prefill: Pref
         assert equal_blocks(other.blocks, [3, 4], prefill.blocks, [11, 10])
 
 
-def test_nobody_there(link: str, decode: Decode) -> None:
-    with closing(Prefill(link)) as gone:
+def test_nobody_there(transport: str, decode: Decode) -> None:
+    with closing(Prefill(transport)) as gone:
         pass
     error = decode.pull(gone, (ONE, block_ids(0, 1, 2)))
     assert error is not None and "Connection refused" in error
@@ -219,7 +224,7 @@ def test_a_connection_that_cannot_be_made_in_time_is_made_anew(prefill: Prefill,
     assert decode.pull(prefill, specs) is None
 
 
-@pytest.mark.parametrize("link", ["gloo"])
+@pytest.mark.parametrize("transport", ["gloo"])
 def test_a_sender_that_hangs_before_it_joins_runs_into_the_deadline(decode: Decode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
@@ -245,8 +250,8 @@ def test_closing_ends_what_has_not_begun(prefill: Prefill, decode: Decode) -> No
     assert decode.outcomes.errors[-1] is not None
 
 
-def test_a_sender_that_closes_breaks_its_connections(link: str, decode: Decode) -> None:
-    with closing(Prefill(link)) as prefill:
+def test_a_sender_that_closes_breaks_its_connections(transport: str, decode: Decode) -> None:
+    with closing(Prefill(transport)) as prefill:
         assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
     until(lambda: decode.receiver.error(PREFILL), 1.0)
     error = decode.receiver.error(PREFILL)
@@ -278,7 +283,7 @@ def test_strangers_are_bounded_and_the_oldest_goes(prefill: Prefill, decode: Dec
         assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
 
 
-@pytest.mark.parametrize("link", ["gloo"])
+@pytest.mark.parametrize("transport", ["gloo"])
 def test_who_listens_in_a_sender_s_place_hears_a_random_number_only(decode: Decode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
