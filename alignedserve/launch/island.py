@@ -11,7 +11,7 @@ from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import IslandPlan, PartPlan
 from alignedserve.messages import AnyMessage, Cluster, Drain, Hello, InstanceLimits, Part, Stop, Welcome
 from alignedserve.types import LAUNCHER, InstanceId
-from alignedserve.wire import RouterLink, new_epoch
+from alignedserve.wire import RouterConnection, new_epoch
 
 # After being told to stop, processes get so long to do so by themselves.
 STOP_S = 5.0
@@ -34,33 +34,33 @@ class IslandKeeper:
         self._router = self.keepers[InstanceId("router")]
         self._others = others
         self._name = plan.site.name
-        self._link = RouterLink(plan.router, self._hello, self)
+        self._connection = RouterConnection(plan.router, self._hello, self)
         self._epoch = new_epoch()
         self._is_draining = False
 
     async def keep(self) -> None:
         """Until it is told to stop. Raises PartFailed, in a group."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._link.run())
+            group.create_task(self._connection.run())
             for keeper in self.keepers.values():
                 group.create_task(keeper.keep())
 
     def drain(self) -> None:
         """Tells the router, which tells the gateways."""
         self._is_draining = True
-        self._link.send(Drain())
+        self._connection.send(Drain())
 
     def stop(self) -> None:
         """Tells the router, which tells the others."""
         for keeper in self.keepers.values():
             keeper.stopping()
-        self._link.send(Stop())
+        self._connection.send(Stop())
 
-    # ---- what the link hears ----
+    # ---- what the connection hears ----
 
     def on_up(self, welcome: Welcome) -> None:
         if self._is_draining:
-            self._link.send(Drain())
+            self._connection.send(Drain())
         self._router.seen(self._name, f"epoch {welcome.router_epoch}, at {self.plan.router}")
 
     def on_down(self) -> None:
