@@ -35,7 +35,7 @@ def serve(
     mix: MixConfig,
     say: Callable[[str], None],
 ) -> None:
-    """Until a signal ends it. Raises ValueError for what can't work, PartFailed for what turns out not to."""
+    """Until a signal ends it. Raises ValueError for what can't work, ProcessFailed for what turns out not to."""
     say, signals = _logging_too(config, say), Signals()
     signals.hear()
     try:
@@ -125,10 +125,10 @@ def _serve(
             say(f"ready after {time.monotonic() - start_s:.1f} s: {url}")
 
         # not before: it imports ray, which has to be set up first
-        from alignedserve.launch.supervisor import Supervisor
+        from alignedserve.launch.system_supervisor import SystemSupervisor
 
         async def supervise() -> None:
-            supervisor = Supervisor(islands, gateway, store, say, ready, config.shutdown_timeout)
+            supervisor = SystemSupervisor(islands, gateway, store, say, ready, config.shutdown_timeout)
             signals.tell(supervisor.stop)
             try:
                 await supervisor.run()

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from alignedserve.launch.config import ServeConfig
-from alignedserve.launch.keeper import HANG_S, PartFailed
+from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
 from alignedserve.launch.store import StoreSite, store_site
-from alignedserve.launch.store_keeper import MAX_RETRY_S, RETRY_S, STEADY_S, Pauses, StoreKeeper
+from alignedserve.launch.store_supervisor import MAX_RETRY_S, RETRY_S, STEADY_S, Pauses, StoreSupervisor
 from alignedserve.store import FileId, Store, StoreAway
 from alignedserve.store.redis_store import RedisStore
 
@@ -73,13 +73,13 @@ def play(
     async def within_time() -> Kept:
         with store_site(ServeConfig(state_dir=str(state)), "alignedserve-test") as site:
             kept = Kept(site, RedisStore(site.url))
-            keeper = StoreKeeper(site, kept.say, silence_s)
-            keeping = asyncio.create_task(keeper.keep())
+            supervisor = StoreSupervisor(site, kept.say, silence_s)
+            supervising = asyncio.create_task(supervisor.supervise())
             async with asyncio.timeout(limit_s):
                 await scenario(kept)
                 await kept.store.close()
-                keeper.stop()
-                await keeping
+                supervisor.stop()
+                await supervising
             return kept
 
     return asyncio.run(within_time())
@@ -197,9 +197,9 @@ def test_data_that_it_can_not_read_is_said_with_its_own_words(state: Path) -> No
 
     async def starting() -> None:
         with store_site(ServeConfig(state_dir=str(state)), "alignedserve-test") as site:
-            await StoreKeeper(site, print).keep()
+            await StoreSupervisor(site, print).supervise()
 
-    with pytest.raises(PartFailed, match="redis does not start: .*manifest"):
+    with pytest.raises(ProcessFailed, match="redis does not start: .*manifest"):
         asyncio.run(starting())
 
 

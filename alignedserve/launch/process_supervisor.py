@@ -28,7 +28,7 @@ HANG_S = 10.0
 _RETRY_S = 0.2
 
 
-class PartFailed(RuntimeError):
+class ProcessFailed(RuntimeError):
     """A part can't be brought up, or not back."""
 
 
@@ -43,7 +43,7 @@ class Actor(Protocol):
         """Kills its process; Ray makes another."""
 
 
-class Keeper:
+class ProcessSupervisor:
     def __init__(self, name: str, actor: Actor, say: Callable[[str], None]) -> None:
         self.name = name
         self._actor = actor
@@ -98,14 +98,14 @@ class Keeper:
         await self._is_up.wait()
 
     async def until_ended(self) -> None:
-        """`keep` has returned, or is about to."""
+        """`supervise` has returned, or is about to."""
         await self._ended.wait()
 
     def stopping(self) -> None:
         self._is_stopping = True
 
-    async def keep(self) -> None:
-        """Until it stops, having been told to. Raises PartFailed."""
+    async def supervise(self) -> None:
+        """Until it stops, having been told to. Raises ProcessFailed."""
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch())
             await self._run()
@@ -148,16 +148,18 @@ class Keeper:
         self._num_deaths += 1
         reason = _reason(error)
         if isinstance(error, ActorDiedError | ActorUnschedulableError):
-            raise PartFailed(f"{self.name} can't be started again: {reason}")
+            raise ProcessFailed(f"{self.name} can't be started again: {reason}")
         if isinstance(error, RayTaskError):
             self._reason = reason
             if not self._was_up:
-                raise PartFailed(f"{self.name}: {reason}")
+                raise ProcessFailed(f"{self.name}: {reason}")
             self._say(f"{self.name} failed: {reason}")
             self._is_restarting = True
             self._actor.restart()
         if self._num_deaths >= MAX_DEATHS:
-            raise PartFailed(f"{self.name} died {self._num_deaths} times in a row: {self._reason or reason}")
+            raise ProcessFailed(
+                f"{self.name} died {self._num_deaths} times in a row: {self._reason or reason}"
+            )
 
     async def _watch(self) -> None:
         """Kills a part that hangs, and gives up one that was up and does not come back."""
@@ -172,7 +174,7 @@ class Keeper:
                 self._is_restarting = True
                 self._actor.restart()
             if not await self._comes_back_within(patience_s):
-                raise PartFailed(f"{self.name} did not come back within {HANG_S + patience_s:.0f} s")
+                raise ProcessFailed(f"{self.name} did not come back within {HANG_S + patience_s:.0f} s")
 
     async def _comes_back_within(self, seconds: float) -> bool:
         # no wait_for: before Python 3.12, it can swallow a cancellation

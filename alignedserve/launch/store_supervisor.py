@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from alignedserve.launch.keeper import HANG_S, PartFailed
+from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
 from alignedserve.launch.store import StoreSite, end_process, until_answering
 from alignedserve.store.server import PrivateServer
 
@@ -38,7 +38,7 @@ class Pauses:
         return pause_s
 
 
-class StoreKeeper:
+class StoreSupervisor:
     def __init__(self, site: StoreSite, say: Callable[[str], None], silence_s: float = HANG_S) -> None:
         """One that answers nothing for `silence_s` is killed."""
         self._site = site
@@ -55,8 +55,8 @@ class StoreKeeper:
     def stop(self) -> None:
         self._stop.set()
 
-    async def keep(self) -> None:
-        """Until it is told to stop. Raises PartFailed when it does not run even once."""
+    async def supervise(self) -> None:
+        """Until it is told to stop. Raises ProcessFailed when it does not run even once."""
         if self._site.server is None:
             self._is_up.set()
             await self._stop.wait()
@@ -97,7 +97,7 @@ class StoreKeeper:
         if was_up:
             self._say(f"redis is down; starting it again ({why})")
         elif not self._is_up.is_set():
-            raise PartFailed(f"redis does not start: {why}")
+            raise ProcessFailed(f"redis does not start: {why}")
         elif why != self._said:
             self._said = why
             self._say(f"redis does not start again, and is tried further: {why}")
