@@ -1,4 +1,4 @@
-"""Keeps the parts of one island, and hears from its router which of them are up."""
+"""Supervises the processes of one island, and hears from its router which of them are up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from alignedserve.launch.actors import RayActor
-from alignedserve.launch.plan import IslandPlan, PartPlan
+from alignedserve.launch.plan import IslandPlan, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessSupervisor
 from alignedserve.messages import AnyMessage, Cluster, Drain, Hello, InstanceLimits, Part, Stop, Welcome
 from alignedserve.types import LAUNCHER, InstanceId
@@ -21,15 +21,15 @@ class IslandSupervisor:
     def __init__(
         self,
         plan: IslandPlan,
-        name_of: Callable[[PartPlan], str],
+        name_of: Callable[[ProcessSpec], str],
         say: Callable[[str], None],
         others: dict[InstanceId, ProcessSupervisor],
     ) -> None:
-        """`others`: what is kept elsewhere, and is seen here too."""
+        """`others`: what is supervised elsewhere, and is seen here too."""
         self.plan = plan
         self.supervisors = {
-            part.instance_id: ProcessSupervisor(name_of(part), RayActor(part, plan.site.node_id), say)
-            for part in plan.parts
+            spec.instance_id: ProcessSupervisor(name_of(spec), RayActor(spec, plan.site.node_id), say)
+            for spec in plan.processes
         }
         self._router = self.supervisors[InstanceId("router")]
         self._others = others

@@ -64,7 +64,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class PartPlan:
+class ProcessSpec:
     role: str
     instance_id: InstanceId
     config: Any
@@ -75,7 +75,7 @@ class PartPlan:
 @dataclass(frozen=True)
 class IslandPlan:
     site: Site
-    parts: tuple[PartPlan, ...]
+    processes: tuple[ProcessSpec, ...]
     num_pool_blocks: int
     form: BlockFormat
 
@@ -85,7 +85,7 @@ class IslandPlan:
 
     @property
     def shares_gpus(self) -> bool:
-        return any(0 < part.num_gpus < 1 for part in self.parts)
+        return any(0 < spec.num_gpus < 1 for spec in self.processes)
 
 
 def check(asked: Request) -> None:
@@ -123,7 +123,7 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
         # several islands may share a directory
         log = replace(log, prefix=f"{site.name}-")
     instances = [
-        PartPlan(
+        ProcessSpec(
             role,
             name,
             InstanceConfig(
@@ -150,19 +150,19 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
     router = RouterProcessConfig(site.router, asked.router, expected, asked.serve.event_log, log, asked.mix)
-    parts = (
-        PartPlan("router", InstanceId("router"), router),
-        PartPlan("kvpool", pool_name, pool),
+    processes = (
+        ProcessSpec("router", InstanceId("router"), router),
+        ProcessSpec("kvpool", pool_name, pool),
         *instances,
     )
-    return IslandPlan(site, parts, num_pool_blocks, form)
+    return IslandPlan(site, processes, num_pool_blocks, form)
 
 
 def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:
     return engine.device == "cpu" or (engine.device == "auto" and not num_gpus)
 
 
-def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> PartPlan:
+def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> ProcessSpec:
     engine = _local(asked)
     config = GatewayConfig(
         instance_id=GATEWAY,
@@ -189,7 +189,7 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         otlp_endpoint=asked.serve.otlp_endpoint,
         slo=_slo(asked.serve),
     )
-    return PartPlan("gateway", GATEWAY, config)
+    return ProcessSpec("gateway", GATEWAY, config)
 
 
 def _slo(serve: ServeConfig) -> SloConfig:

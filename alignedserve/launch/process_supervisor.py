@@ -1,7 +1,7 @@
-"""Keeps one part of the system running: starts its actor, runs it again when it died, gives up when that is no use.
+"""Keeps one process of the system running: starts its actor, runs it again when it died, gives up when that is no use.
 
-Ray makes a dead actor again (max_restarts=-1); that `run` ended, and how, is heard here. Whether the part works is the
-router's word: a part is up when it is connected.
+Ray makes a dead actor again (max_restarts=-1); that `run` ended, and how, is heard here. Whether the process works is
+the router's word: a process is up when it is connected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-# A part that was up gets so long to be up again, and three times as long as it took at first, if that is more.
+# A process that was up gets so long to be up again, and three times as long as it took at first, if that is more.
 RESTART_S = 60.0
 # Deaths in a row, without having been up: the next one would be no different.
 MAX_DEATHS = 4
@@ -29,7 +29,7 @@ _RETRY_S = 0.2
 
 
 class ProcessFailed(RuntimeError):
-    """A part can't be brought up, or not back."""
+    """A process can't be brought up, or not back."""
 
 
 class Actor(Protocol):
@@ -37,7 +37,7 @@ class Actor(Protocol):
         """Until there is a process. Raises RayError."""
 
     async def run(self) -> None:
-        """Until the part has been told to stop. Raises RayError."""
+        """Until it has been told to stop. Raises RayError."""
 
     def restart(self) -> None:
         """Kills its process; Ray makes another."""
@@ -162,7 +162,7 @@ class ProcessSupervisor:
             )
 
     async def _watch(self) -> None:
-        """Kills a part that hangs, and gives up one that was up and does not come back."""
+        """Kills a process that hangs, and gives up one that was up and does not come back."""
         while True:
             await self._is_down.wait()
             run = self._num_runs

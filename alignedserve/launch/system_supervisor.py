@@ -9,7 +9,7 @@ import ray
 
 from alignedserve.launch.actors import RayActor
 from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
-from alignedserve.launch.plan import IslandPlan, PartPlan
+from alignedserve.launch.plan import IslandPlan, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessFailed, ProcessSupervisor
 from alignedserve.launch.store import StoreSite
 from alignedserve.launch.store_supervisor import StoreSupervisor
@@ -19,7 +19,7 @@ class SystemSupervisor:
     def __init__(
         self,
         islands: Sequence[IslandPlan],
-        gateway: PartPlan,
+        gateway: ProcessSpec,
         store: StoreSite,
         say: Callable[[str], None],
         ready: Callable[[], None],
@@ -117,12 +117,12 @@ class SystemSupervisor:
 
 
 def first_failure(error: BaseException) -> BaseException:
-    """Of a group, the part that failed first; what failed with it was cancelled or follows from it."""
+    """Of a group, the process that failed first; what failed with it was cancelled or follows from it."""
     while isinstance(error, BaseExceptionGroup):
         failed = [each for each in error.exceptions if isinstance(each, ProcessFailed)]
         error = (failed or error.exceptions)[0]
     return error
 
 
-def _naming(plan: IslandPlan, is_only: bool) -> Callable[[PartPlan], str]:
-    return lambda part: part.instance_id if is_only else f"{plan.site.name}/{part.instance_id}"
+def _naming(plan: IslandPlan, is_only: bool) -> Callable[[ProcessSpec], str]:
+    return lambda spec: spec.instance_id if is_only else f"{plan.site.name}/{spec.instance_id}"

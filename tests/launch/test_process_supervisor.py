@@ -1,4 +1,4 @@
-"""When a part is started again and when it is given up, with an actor that ends as it is told."""
+"""When a process is started again and when it is given up, with an actor that ends as it is told."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_a_part_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         supervisor.seen("here", "pid")
         supervisor.unseen("here", is_dead=False)
         assert await failure_of(supervising) == "decode-0 did not come back within 0 s"
-        # that its router is gone says nothing about the part
+        # that its router is gone says nothing about the process
         assert len(said) == 1
 
     play(scenario)

@@ -106,4 +106,4 @@ class Case:
             plan = self.island
         except ValueError:
             raise NotChecked("a plan") from None
-        return next(part.config for part in plan.parts if isinstance(part.config, InstanceConfig))
+        return next(spec.config for spec in plan.processes if isinstance(spec.config, InstanceConfig))
