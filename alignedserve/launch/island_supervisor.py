@@ -28,12 +28,12 @@ class IslandSupervisor:
         """`others`: what is supervised elsewhere, and is seen here too."""
         self.plan = plan
         self.supervisors = {
-            spec.instance_id: ProcessSupervisor(name_of(spec), RayActor(spec, plan.site.node_id), say)
+            spec.instance_id: ProcessSupervisor(name_of(spec), RayActor(spec, plan.node.node_id), say)
             for spec in plan.processes
         }
         self._router = self.supervisors[InstanceId("router")]
         self._others = others
-        self._name = plan.site.name
+        self._name = plan.node.name
         self._connection = RouterConnection(plan.router, self._hello, self)
         self._epoch = new_epoch()
         self._is_draining = False

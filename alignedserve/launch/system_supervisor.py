@@ -11,7 +11,7 @@ from alignedserve.launch.actors import RayActor
 from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
 from alignedserve.launch.plan import IslandPlan, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessFailed, ProcessSupervisor
-from alignedserve.launch.store import StoreSite
+from alignedserve.launch.store import StoreLocation
 from alignedserve.launch.store_supervisor import StoreSupervisor
 
 
@@ -20,7 +20,7 @@ class SystemSupervisor:
         self,
         islands: Sequence[IslandPlan],
         gateway: ProcessSpec,
-        store: StoreSite,
+        store: StoreLocation,
         say: Callable[[str], None],
         ready: Callable[[], None],
         shutdown_timeout_s: float = 0.0,
@@ -125,4 +125,4 @@ def first_failure(error: BaseException) -> BaseException:
 
 
 def _naming(plan: IslandPlan, is_only: bool) -> Callable[[ProcessSpec], str]:
-    return lambda spec: spec.instance_id if is_only else f"{plan.site.name}/{spec.instance_id}"
+    return lambda spec: spec.instance_id if is_only else f"{plan.node.name}/{spec.instance_id}"

@@ -13,16 +13,16 @@ from alignedserve.engine.build import TORCH_DTYPES
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.kv_format import BlockFormat
+from alignedserve.launch.nodes import threads_of_each
 from alignedserve.launch.plan import (
     IslandPlan,
+    Node,
     Request,
-    Site,
     check,
     free_shm_bytes,
     plan_island,
     runs_on_cpu,
 )
-from alignedserve.launch.sites import threads_of_each
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.wire import RouterAddress
 
@@ -97,7 +97,7 @@ class Case:
         # nobody will connect to this router
         address = RouterAddress.unix("", "")
         num_gpus = 0 if self.is_cpu else len(self.gpus.gpus)
-        return plan_island(request, Site("localhost", None, num_gpus, free_shm_bytes(), address), "doctor")
+        return plan_island(request, Node("localhost", None, num_gpus, free_shm_bytes(), address), "doctor")
 
     @property
     def instance(self) -> InstanceConfig:
