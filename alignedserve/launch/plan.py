@@ -39,7 +39,7 @@ QUICK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """What was asked for."""
 
     engine: EngineConfig
@@ -88,7 +88,7 @@ class IslandPlan:
         return any(0 < spec.num_gpus < 1 for spec in self.processes)
 
 
-def check(asked: Request) -> None:
+def check(asked: LaunchRequest) -> None:
     """What can be said before it is known where it will run. Raises ValueError."""
     if asked.engine.device not in DEVICES:
         # which GPU an instance has is Ray's affair
@@ -99,7 +99,7 @@ def check(asked: Request) -> None:
     choose_max_model_len(asked.engine, asked.model.config)
 
 
-def plan_island(asked: Request, node: Node, segment_prefix: str) -> IslandPlan:
+def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> IslandPlan:
     """Raises ValueError for what does not fit the node."""
     is_cpu = runs_on_cpu(asked.engine, node.num_gpus)
     num_gpus = 0.0 if is_cpu else _gpus_of_each(asked.serve, node)
@@ -162,7 +162,7 @@ def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:
     return engine.device == "cpu" or (engine.device == "auto" and not num_gpus)
 
 
-def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> ProcessSpec:
+def plan_gateway(asked: LaunchRequest, islands: list[IslandPlan], store_url: str) -> ProcessSpec:
     engine = _local(asked)
     config = GatewayConfig(
         instance_id=GATEWAY,
@@ -198,11 +198,11 @@ def _slo(serve: ServeConfig) -> SloConfig:
     )
 
 
-def served_name(asked: Request) -> str:
+def served_name(asked: LaunchRequest) -> str:
     return asked.serve.served_model_name or asked.engine.model
 
 
-def _local(asked: Request) -> EngineConfig:
+def _local(asked: LaunchRequest) -> EngineConfig:
     """The model is found once; on this machine nobody has to look for it again."""
     if asked.serve.address is not None or asked.model.directory is None:
         return asked.engine
@@ -218,7 +218,7 @@ def _gpus_of_each(serve: ServeConfig, node: Node) -> float:
     return math.floor(10_000 / num_sharing) / 10_000
 
 
-def _num_pool_blocks(asked: Request, form: BlockFormat, node: Node) -> int:
+def _num_pool_blocks(asked: LaunchRequest, form: BlockFormat, node: Node) -> int:
     free = node.free_shm_bytes
     wanted = asked.serve.pool_memory_bytes
     budget = min(DEFAULT_POOL_BYTES, int(free * DEFAULT_POOL_SHARE)) if wanted is None else wanted

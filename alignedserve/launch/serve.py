@@ -16,7 +16,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.nodes import nodes_of, this_machine
-from alignedserve.launch.plan import Node, Request, check, plan_gateway, plan_island
+from alignedserve.launch.plan import LaunchRequest, Node, check, plan_gateway, plan_island
 from alignedserve.launch.ports import check_address
 from alignedserve.launch.store import locate_store
 from alignedserve.mix import MixConfig
@@ -104,7 +104,7 @@ def _serve(
     start_s = time.monotonic()
     check_address(config.host, config.port)
     model = locate_model(engine.model, engine.load_format, engine.revision)
-    asked = Request(engine, router, config, model, limits, mix)
+    asked = LaunchRequest(engine, router, config, model, limits, mix)
     check(asked)
     _check_event_log(config)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
@@ -162,7 +162,9 @@ def _check_event_log(config: ServeConfig) -> None:
             raise ValueError(f"event_log={config.event_log!r}: {error.strerror}") from None
 
 
-def _nodes(asked: Request, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[list[Node]]:
+def _nodes(
+    asked: LaunchRequest, prefix: str, say: Callable[[str], None]
+) -> AbstractContextManager[list[Node]]:
     token = secrets.token_hex(32)
     if asked.serve.address is None:
         return this_machine(asked.serve, token, prefix)

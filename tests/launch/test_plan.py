@@ -11,7 +11,7 @@ import pytest
 from alignedserve import demo
 from alignedserve.config import EngineConfig
 from alignedserve.launch.config import ServeConfig
-from alignedserve.launch.plan import DEFAULT_POOL_BYTES, Node, Request, check, plan_gateway, plan_island
+from alignedserve.launch.plan import DEFAULT_POOL_BYTES, LaunchRequest, Node, check, plan_gateway, plan_island
 from alignedserve.models.locate import locate_model
 from alignedserve.router.config import RouterConfig
 from alignedserve.wire import RouterAddress
@@ -23,9 +23,9 @@ NODE = Node("here", None, num_gpus=0, free_shm_bytes=8 * GIB, router=RouterAddre
 BLOCK_BYTES = 4 * 2 * 2 * 16 * 64 * 2
 
 
-def asked(engine: EngineConfig | None = None, **options: object) -> Request:
+def asked(engine: EngineConfig | None = None, **options: object) -> LaunchRequest:
     config = ServeConfig(**options)  # type: ignore[arg-type]
-    return Request(engine or EngineConfig(MODEL), RouterConfig(), config, locate_model(MODEL))
+    return LaunchRequest(engine or EngineConfig(MODEL), RouterConfig(), config, locate_model(MODEL))
 
 
 def test_an_island_has_a_router_a_pool_and_the_instances() -> None:
@@ -139,7 +139,7 @@ def test_the_pool_takes_no_more_than_half_of_what_is_free_unasked() -> None:
 
 def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_path: Path) -> None:
     found = locate_model(MODEL)
-    by_name = Request(EngineConfig("org/name"), RouterConfig(), ServeConfig(), found)
+    by_name = LaunchRequest(EngineConfig("org/name"), RouterConfig(), ServeConfig(), found)
     assert plan_island(by_name, NODE, "prefix").processes[2].config.engine.model == MODEL
     joined = replace(by_name, serve=ServeConfig(address="auto"))
     assert plan_island(joined, NODE, "prefix").processes[2].config.engine.model == "org/name"

@@ -16,8 +16,8 @@ from alignedserve.kv_format import BlockFormat
 from alignedserve.launch.nodes import threads_of_each
 from alignedserve.launch.plan import (
     IslandPlan,
+    LaunchRequest,
     Node,
-    Request,
     check,
     free_shm_bytes,
     plan_island,
@@ -92,7 +92,7 @@ class Case:
     def island(self) -> IslandPlan:
         """Raises ValueError for what does not fit this machine."""
         asked = self.asked
-        request = Request(asked.engine, asked.router, asked.serve, self.model, asked.limits, asked.mix)
+        request = LaunchRequest(asked.engine, asked.router, asked.serve, self.model, asked.limits, asked.mix)
         check(request)
         # nobody will connect to this router
         address = RouterAddress.unix("", "")
