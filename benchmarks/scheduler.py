@@ -3,7 +3,7 @@
     python -m benchmarks.scheduler [--rounds 200]
 
 Lengths are drawn log-normally (median 1000, as in published chat traces), evenly over 1 .. 65536, or all near 2000.
-Each search is timed from the root and for an urgent request of any length, where batches have to be widened. Aims are
+Each search is timed from the root and for an urgent request of any length, where batches have to be expanded. Aims are
 for the median. Not part of a search: removing what it found. The router's part is to take in the report of an
 iteration in which every running request got a token, with as many again waiting in the pool.
 """
@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 
-from alignedserve.kvpool.basket import Limits
+from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.quadtree import MAX_LENGTH, QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
 from alignedserve.messages import (
@@ -41,7 +41,7 @@ from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 BLOCK_SIZE = 16
 SIZES = (4096, 100_000)
 # 40 % of 50,000 blocks, and of 10,000
-LIMITS = (Limits(20_000, 256, 36), Limits(4_000, 256, 36))
+LIMITS = (BatchLimits(20_000, 256, 36), BatchLimits(4_000, 256, 36))
 PAIR_AIM_S = 15e-6
 SEARCH_AIM_S = {4096: 0.3e-3, 100_000: 1e-3}
 NUM_RUNNING = 256
@@ -85,7 +85,7 @@ def measure_pairs(
         yield time.perf_counter() - start
 
 
-def measure_urgent(tree: QuadTree, limits: Limits, rounds: int, dice: random.Random) -> Iterable[float]:
+def measure_urgent(tree: QuadTree, limits: BatchLimits, rounds: int, dice: random.Random) -> Iterable[float]:
     key = RequestKey(10**9)
     longest = min(MAX_LENGTH, limits.max_blocks * BLOCK_SIZE)
     for _ in range(rounds):
@@ -95,7 +95,11 @@ def measure_urgent(tree: QuadTree, limits: Limits, rounds: int, dice: random.Ran
 
 
 def measure_taking(
-    tree: QuadTree, limits: Limits, rounds: int, draw: Callable[[random.Random], int], dice: random.Random
+    tree: QuadTree,
+    limits: BatchLimits,
+    rounds: int,
+    draw: Callable[[random.Random], int],
+    dice: random.Random,
 ) -> Iterable[float]:
     """From the question to the batch that has left the tree; as many others come in its place."""
     for round_number in range(rounds):
@@ -107,7 +111,7 @@ def measure_taking(
             tree.insert(RequestKey(key + 10**6 * (round_number + 1)), draw(dice), 10 + dice.random(), now=0)
 
 
-def measure_near(tree: QuadTree, limits: Limits, rounds: int, dice: random.Random) -> Iterable[float]:
+def measure_near(tree: QuadTree, limits: BatchLimits, rounds: int, dice: random.Random) -> Iterable[float]:
     for _ in range(rounds):
         low = dice.choice(tree.lengths)
         yield timed(find_near, tree, low, low + 500, limits)

@@ -6,7 +6,7 @@ save, load: `Mover`, between a KV cache and memory shared as the pool's is, bloc
 of its own; the time is from the call to the outcome. memcpy: libc's, as many bytes of private memory in one call, and
 in one call per core at the same time. They take turns, A B A B; printed are medians, and medians of the ratios of
 neighbours. numpy, ctypes, torch: the same copies on the calling thread (torch takes more), for the choice that
-`copiers.py` made. --busy: while another thread computes with torch. gloo, ipc: a `Link` to another process, blocks in
+`copiers.py` made. --busy: while another thread computes with torch. gloo, ipc: pulls from another process, blocks in
 order.
 """
 
@@ -36,10 +36,10 @@ from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import allocator
-from alignedserve.transport.lender import Lender
-from alignedserve.transport.links import Links
+from alignedserve.transport.kv_receiver import KVReceiver
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.mover import Mover
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
 
 AIM = 0.6
@@ -57,10 +57,10 @@ def shared_memory(num_blocks: int, block_bytes: int) -> Iterator[Memory]:
     yield np.frombuffer(mapped, np.uint8).reshape(num_blocks, block_bytes)
 
 
-def written_blocks(num_blocks: int, block_bytes: int, link: str = "host") -> torch.Tensor:
-    """Each page of it exists. `link`: by which they can be lent."""
+def written_blocks(num_blocks: int, block_bytes: int, transport: str = "host") -> torch.Tensor:
+    """Each page of it exists. `transport`: by which they can be sent."""
     shape = (num_blocks, block_bytes // 2)
-    return allocator(link)(shape, dtype=torch.bfloat16, device=torch.device("cpu")).fill_(1)
+    return allocator(transport)(shape, dtype=torch.bfloat16, device=torch.device("cpu")).fill_(1)
 
 
 class Ways:
@@ -181,37 +181,41 @@ def identity(name: str) -> Identity:
     return Identity(InstanceId(name), Epoch(1), {}, token="benchmark")
 
 
-def lend(pipe: Connection, link: str, blocks: int, block_bytes: int, rounds: int) -> None:
+def run_sender(pipe: Connection, transport: str, blocks: int, block_bytes: int, rounds: int) -> None:
     completions = Completions()
-    shelf = Shelf(Epoch(1), completions)
+    staging_buffer = StagingBuffer(Epoch(1), completions)
     for key in range(rounds):
-        shelf.put(RequestKey(key), [BlockId(block) for block in range(blocks)], check)
-    lender = Lender(link, written_blocks(blocks, block_bytes, link), shelf, identity("prefill-0"))
-    pipe.send(lender.address)
+        staging_buffer.put(RequestKey(key), [BlockId(block) for block in range(blocks)], check)
+    sender = KVSender(
+        transport, written_blocks(blocks, block_bytes, transport), staging_buffer, identity("prefill-0")
+    )
+    pipe.send(sender.address)
     pipe.recv()
-    lender.close()
+    sender.close()
 
 
-def measure_link(link: str, args: argparse.Namespace) -> None:
+def measure_link(transport: str, args: argparse.Namespace) -> None:
     block_bytes = args.block_kib << 10
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
     process = spawn.Process(
-        target=lend, args=(theirs, link, args.blocks, block_bytes, args.rounds), daemon=True
+        target=run_sender, args=(theirs, transport, args.blocks, block_bytes, args.rounds), daemon=True
     )
     process.start()
     address = pipe.recv()
     completions = Completions()
-    links = Links(link, written_blocks(args.blocks, block_bytes), identity("decode-0"), completions)
+    receiver = KVReceiver(
+        transport, written_blocks(args.blocks, block_bytes), identity("decode-0"), completions
+    )
     targets = [BlockId(block) for block in range(args.blocks)]
 
     def pull(key: int) -> None:
-        links.pull(InstanceId("prefill-0"), address, [(RequestKey(key), targets)], check)
+        receiver.pull(InstanceId("prefill-0"), address, [(RequestKey(key), targets)], check)
         assert completions.run(timeout_s=60) == 1
 
     rates = [args.blocks * block_bytes / GIB / seconds(partial(pull, key)) for key in range(args.rounds)]
-    print(f"  {link:<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
-    links.close()
+    print(f"  {transport:<8}{statistics.median(rates[1:]):>14.1f}   between two processes")
+    receiver.close()
     pipe.send("done")
     process.join()
 
@@ -231,8 +235,8 @@ def main() -> None:
     print(f"{args.blocks} blocks of {args.block_kib} KiB, {torch.get_num_threads()} threads of torch's")
     reached = measure_host(args)
     if not args.no_links:
-        for link in ("gloo", "ipc"):
-            measure_link(link, args)
+        for transport in ("gloo", "ipc"):
+            measure_link(transport, args)
     raise SystemExit(0 if reached else 1)
 
 

@@ -164,20 +164,20 @@ class DecodeWorker(Worker[DecodeStep]):
                 self._load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:
                 staged.setdefault(source, []).append((key, blocks))
-        for source, wants in staged.items():
-            self._pull_from(source, wants)
+        for source, specs in staged.items():
+            self._pull_from(source, specs)
 
-    def _pull_from(self, source: InstanceId, wants: Wanted) -> None:
-        pulled = self._pulled if len(wants) == 1 else partial(self._pulled_together, source, wants)
-        done = self._counted([key for key, _ in wants], pulled)
-        self.transfers.pull(source, self._addresses[source], wants, done)
+    def _pull_from(self, source: InstanceId, specs: Wanted) -> None:
+        pulled = self._pulled if len(specs) == 1 else partial(self._pulled_together, source, specs)
+        done = self._counted([key for key, _ in specs], pulled)
+        self.transfers.pull(source, self._addresses[source], specs, done)
 
-    def _pulled_together(self, source: InstanceId, wants: Wanted, outcome: Outcome) -> None:
+    def _pulled_together(self, source: InstanceId, specs: Wanted, outcome: Outcome) -> None:
         """If that failed because one of them is not there any more, each gets a chance by itself."""
         if outcome.error is None or not self.transfers.is_reachable(source):
             self._pulled(outcome)
             return
-        for key, blocks in wants:
+        for key, blocks in specs:
             if key in self._farewells:
                 self._pulled(replace(outcome, keys=(key,)))
             else:

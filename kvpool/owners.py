@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from alignedserve.types import PoolBlockId, RequestKey
 
 
-class State(IntEnum):
+class AllocationState(IntEnum):
     # some blocks are to be filled; never dropped, lapses at a deadline
     RESERVED = 1
     # the authoritative copy; never dropped
@@ -29,14 +29,14 @@ class State(IntEnum):
 
 
 @dataclass(slots=True)
-class Holding:
+class Allocation:
     """What the pool has of a request."""
 
     key: RequestKey
     blocks: list[PoolBlockId]
     # committed: their KV is in the first blocks
     num_tokens: int
-    state: State
+    state: AllocationState
     # of a reservation
     deadline_s: float = 0.0
 
@@ -66,7 +66,7 @@ class OwnerTable:
         first, end = len(blocks), len(blocks) + len(added)
         head = blocks[0] if blocks else added[0]
         if not blocks:
-            self.record(head, 0, State.RESERVED)
+            self.record(head, 0, AllocationState.RESERVED)
         self._position[added] = range(first, end)
         self._key[added] = key
         self._num_blocks[head] = end
@@ -75,22 +75,22 @@ class OwnerTable:
         self._num_blocks[blocks[0]] = num_kept
         self._key[blocks[num_kept:]] = 0
 
-    def record(self, head: PoolBlockId, num_tokens: int, state: State) -> None:
+    def record(self, head: PoolBlockId, num_tokens: int, state: AllocationState) -> None:
         """`head`: the request's first block."""
         self._num_tokens[head] = num_tokens
         self._state[head] = state
 
-    def recover(self) -> list[Holding]:
+    def recover(self) -> list[Allocation]:
         """What requests have, in the order of their first blocks. Clears rows that belong to nothing."""
         owned = np.flatnonzero(self._key)
         rows = owned[np.lexsort((self._position[owned], self._key[owned]))]
         keys = self._key[rows]
-        holdings = [self._holding(head, rows, keys) for head in np.flatnonzero(self._num_blocks)]
-        whole = [block for holding in holdings for block in holding.blocks]
+        allocations = [self._allocation(head, rows, keys) for head in np.flatnonzero(self._num_blocks)]
+        whole = [block for allocation in allocations for block in allocation.blocks]
         self._key[np.setdiff1d(owned, whole)] = 0
-        return holdings
+        return allocations
 
-    def _holding(self, head: np.intp, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Holding:
+    def _allocation(self, head: np.intp, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Allocation:
         """`rows`: all that have owners, by key and position; `keys`: theirs."""
         key, count = int(self._key[head]), int(self._num_blocks[head])
         start = np.searchsorted(keys, key)
@@ -98,6 +98,9 @@ class OwnerTable:
         num_found = np.count_nonzero((self._key[blocks] == key) & (self._position[blocks] < count))
         if num_found != count or blocks[0] != head:
             raise RuntimeError(f"owner table: request {key} has {count} blocks, and {num_found} rows name it")
-        return Holding(
-            RequestKey(key), blocks.tolist(), int(self._num_tokens[head]), State(int(self._state[head]))
+        return Allocation(
+            RequestKey(key),
+            blocks.tolist(),
+            int(self._num_tokens[head]),
+            AllocationState(int(self._state[head])),
         )

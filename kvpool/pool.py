@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.kvpool.basket import Limits
-from alignedserve.kvpool.ledger import Ledger
+from alignedserve.kvpool.batch_builder import BatchLimits
+from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
@@ -42,7 +42,7 @@ class Pool:
         self, table: OwnerTable, block_size: int, now: float, config: PoolConfig | None = None
     ) -> None:
         self._config = config or PoolConfig()
-        self._ledger = Ledger(table, block_size, now + self._config.lapse_s)
+        self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s)
         self._tree = QuadTree(block_size)
 
     def on(self, message: Message, now: float) -> list[Message]:
@@ -54,12 +54,12 @@ class Pool:
             case MakeSpare(keys=keys):
                 for key in keys:
                     self._no_candidate(key)
-                    self._ledger.make_spare(key)
+                    self._allocator.make_spare(key)
                 return []
             case Release(keys=keys):
                 for key in keys:
                     self._no_candidate(key)
-                    self._ledger.release(key)
+                    self._allocator.release(key)
                 return []
             case FormBatch():
                 return [self._form_batch(message, now)]
@@ -71,27 +71,27 @@ class Pool:
     def tick(self, now: float, has_router: bool = False) -> list[Message]:
         """From time to time: reservations that no router answers for lapse."""
         if has_router:
-            self._ledger.renew(now + self._config.lapse_s)
+            self._allocator.renew(now + self._config.lapse_s)
             return []
-        return [gone(key) for key in self._ledger.lapse(now)]
+        return [gone(key) for key in self._allocator.lapse(now)]
 
     def inventory(self) -> list[Stored]:
         """All that is in the pool, reservations too. Nothing is a candidate until it is committed again."""
         self._tree = QuadTree(self._tree.block_size)
-        return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._ledger.holdings]
+        return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
 
     @property
     def num_blocks(self) -> int:
-        return self._ledger.num_blocks
+        return self._allocator.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        return self._ledger.num_free_blocks
+        return self._allocator.num_free_blocks
 
     @property
     def num_spare_blocks(self) -> int:
         """Free as soon as they are needed."""
-        return self._ledger.num_spare_blocks
+        return self._allocator.num_spare_blocks
 
     @property
     def num_candidates(self) -> int:
@@ -99,16 +99,16 @@ class Pool:
 
     def check(self) -> None:
         """Raises if it has lost count of something."""
-        self._ledger.check()
+        self._allocator.check()
         self._tree.check()
 
     def check_idle(self) -> None:
         """The same, and nothing is left of requests that ended."""
         self.check()
-        self._ledger.check_idle()
+        self._allocator.check_idle()
 
     def _reserve(self, reserve: Reserve, now: float) -> list[Message]:
-        grant = self._ledger.reserve(reserve.key, reserve.num_tokens, now + self._config.lapse_s)
+        grant = self._allocator.reserve(reserve.key, reserve.num_tokens, now + self._config.lapse_s)
         if grant is None:
             return [Reserved(reserve.key, None)]
         self._no_candidate(reserve.key)
@@ -116,15 +116,15 @@ class Pool:
 
     def _commit(self, commit: Commit, now: float) -> list[Message]:
         self._no_candidate(commit.key)
-        if not self._ledger.commit(commit.key, commit.num_tokens):
-            self._ledger.release(commit.key)
+        if not self._allocator.commit(commit.key, commit.num_tokens):
+            self._allocator.release(commit.key)
             return [gone(commit.key)]
         if commit.is_candidate:
             self._tree.insert(commit.key, commit.num_tokens, commit.due_s, now)
         return []
 
     def _form_batch(self, ask: FormBatch, now: float) -> Candidates:
-        limits = Limits(ask.max_blocks, ask.max_requests, ask.min_requests)
+        limits = BatchLimits(ask.max_blocks, ask.max_requests, ask.min_requests)
         keys = form_batch(
             self._tree,
             limits,
@@ -135,7 +135,7 @@ class Pool:
         return Candidates(ask.decode, keys, is_batch=True)
 
     def _find_near(self, ask: FindNear) -> Candidates:
-        keys = find_near(self._tree, ask.low, ask.high, Limits(ask.max_blocks, ask.max_requests))
+        keys = find_near(self._tree, ask.low, ask.high, BatchLimits(ask.max_blocks, ask.max_requests))
         for key in keys:
             self._tree.remove(key)
         return Candidates(ask.decode, keys, is_batch=False)

@@ -17,7 +17,7 @@ from alignedserve.logs import LogConfig
 from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
 from alignedserve.steady import settle
 from alignedserve.types import Epoch, InstanceId
-from alignedserve.wire import RouterAddress, RouterLink, new_epoch, stop_on_sigterm
+from alignedserve.wire import RouterAddress, RouterConnection, new_epoch, stop_on_sigterm
 
 logger = logging.getLogger(__name__)
 
@@ -60,25 +60,25 @@ class PoolProcess:
 
     async def _serve(self, segment: Segment, epoch: Epoch) -> bool:
         answering = _Answering(Pool(segment.table, self._config.form.block_size, time.monotonic()))
-        link = RouterLink(
+        connection = RouterConnection(
             self._config.router, lambda: _hello(self._config, segment, answering.pool, epoch), answering
         )
-        answering.link = link
-        stop_on_sigterm(link.stop)
+        answering.connection = connection
+        stop_on_sigterm(connection.stop)
         ticking = asyncio.create_task(answering.tick())
-        running = asyncio.create_task(link.run())
+        running = asyncio.create_task(connection.run())
         # neither ends by itself but with an error
         await asyncio.wait({ticking, running}, return_when=asyncio.FIRST_COMPLETED)
-        link.stop()
+        connection.stop()
         await running
         if ticking.done():
             ticking.result()
         ticking.cancel()
-        return link.was_told_to_stop
+        return connection.was_told_to_stop
 
 
 class _Answering:
-    link: RouterLink
+    connection: RouterConnection
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -96,7 +96,7 @@ class _Answering:
     async def tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._send(self.pool.tick(time.monotonic(), self.link.is_up))
+            self._send(self.pool.tick(time.monotonic(), self.connection.is_up))
             use = PoolUse(self.pool.num_free_blocks, self.pool.num_spare_blocks)
             if use != self._said:
                 self._said = use
@@ -106,7 +106,7 @@ class _Answering:
 
     def _send(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            self.link.send(message)
+            self.connection.send(message)
 
 
 def open_segment(config: PoolProcessConfig, epoch: Epoch) -> Segment:

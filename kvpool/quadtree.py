@@ -52,6 +52,12 @@ class Node(NamedTuple):
         shift = 2 * (NUM_LEVELS - 1 - self.depth)
         return self.number << shift, ((self.number + 1) << shift) - 1
 
+    @property
+    def length_range(self) -> tuple[int, int]:
+        """Shortest and longest that it covers."""
+        first, last = self.leaves
+        return first * LEAF_WIDTH + 1, (last + 1) * LEAF_WIDTH
+
 
 ROOT = Node(0, 0)
 

@@ -5,7 +5,7 @@ the most urgent one. Then, of the node it is at:
 - all of it fits, and has enough requests: that is the batch;
 - too much: on to the child that has waited longest for a batch, if longer than the starvation threshold, else to the
   child with most requests; a leaf gives its requests, the most urgent first, as long as they fit;
-- too few: they are kept, and the batch is widened (widen.py).
+- too few: they are kept, and the batch is expanded (batch_expansion.py).
 A request that fits no batch by itself plays no part; so what a search sees ends with the leaf of `max_blocks`.
 """
 
@@ -15,9 +15,9 @@ import math
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from alignedserve.kvpool.basket import Basket, Limits
+from alignedserve.kvpool.batch_builder import BatchBuilder, BatchLimits
+from alignedserve.kvpool.batch_expansion import BatchExpansion
 from alignedserve.kvpool.quadtree import MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
-from alignedserve.kvpool.widen import Widening, lengths_of
 from alignedserve.types import RequestKey
 
 
@@ -28,7 +28,10 @@ class Totals(NamedTuple):
 
 
 def form_batch(
-    tree: QuadTree, limits: Limits, urgent_before_s: float = -math.inf, starved_before_s: float = -math.inf
+    tree: QuadTree,
+    limits: BatchLimits,
+    urgent_before_s: float = -math.inf,
+    starved_before_s: float = -math.inf,
 ) -> list[RequestKey]:
     """Changes nothing. Urgent: due by then. Starved: without a batch since before then. Empty if nothing fits."""
     if not tree.lengths or limits.max_requests < 1:
@@ -47,7 +50,7 @@ def form_batch(
 
 
 class DensityFirstSearch:
-    def __init__(self, tree: QuadTree, limits: Limits, last_leaf: int) -> None:
+    def __init__(self, tree: QuadTree, limits: BatchLimits, last_leaf: int) -> None:
         self._tree = tree
         self._limits = limits
         self._last_leaf = last_leaf
@@ -59,14 +62,14 @@ class DensityFirstSearch:
         node = self._most_urgent_leaf() if is_urgent else ROOT
         while not (fits := self._fits(node)) and not node.is_leaf:
             node = self._next(node, starved_before_s)
-        basket = Basket(self._tree, self._limits)
+        builder = BatchBuilder(self._tree, self._limits)
         if fits:
-            self._take_all(basket, node)
+            self._take_all(builder, node)
         else:
-            self._take_by_due(basket, node)
-        if basket.keys and basket.num_wanted > 0:
-            Widening(self._tree, basket, node, self._last_leaf).run()
-        return basket.keys
+            self._take_by_due(builder, node)
+        if builder.keys and builder.num_missing > 0:
+            BatchExpansion(self._tree, builder, node, self._last_leaf).run()
+        return builder.keys
 
     def totals(self, node: Node) -> Totals:
         first, last = node.leaves
@@ -104,40 +107,40 @@ class DensityFirstSearch:
             return longest
         return max(children, key=lambda child: children[child])
 
-    def _take_all(self, basket: Basket, node: Node) -> None:
-        low, high = lengths_of(node)
+    def _take_all(self, builder: BatchBuilder, node: Node) -> None:
+        low, high = node.length_range
         lengths = self._tree.lengths
         for length in lengths[bisect_left(lengths, low) : bisect_right(lengths, high)]:
             if leaf_of(length) > self._last_leaf:
                 break
-            basket.add_at_length(length, basket.slots_left)
+            builder.add_at_length(length, builder.slots_left)
 
-    def _take_by_due(self, basket: Basket, leaf: Node) -> None:
-        shortest = self._tree.blocks_for(lengths_of(leaf)[0])
+    def _take_by_due(self, builder: BatchBuilder, leaf: Node) -> None:
+        shortest = self._tree.blocks_for(leaf.length_range[0])
         for _, key in self._tree.by_due(leaf.number):
-            if basket.blocks_left < shortest or not basket.slots_left:
+            if builder.blocks_left < shortest or not builder.slots_left:
                 return
-            basket.add(key)
+            builder.add(key)
 
 
-def find_near(tree: QuadTree, low: int, high: int, limits: Limits) -> list[RequestKey]:
+def find_near(tree: QuadTree, low: int, high: int, limits: BatchLimits) -> list[RequestKey]:
     """Requests of lengths low .. high, the nearest to the middle first, as many as fit. Changes nothing."""
-    basket = Basket(tree, limits)
+    builder = BatchBuilder(tree, limits)
     lengths = tree.lengths
     low, high = min(low, MAX_LENGTH), min(high, MAX_LENGTH)
     middle = (low + high) / 2
     right = bisect_left(lengths, middle)
     left, end = right - 1, bisect_right(lengths, high)
-    while basket.slots_left:
+    while builder.slots_left:
         gap_left = middle - lengths[left] if left >= 0 and lengths[left] >= low else math.inf
         gap_right = lengths[right] - middle if right < end else math.inf
         if gap_left == gap_right == math.inf:
             break
         if gap_left <= gap_right:
-            is_all = basket.add_at_length(lengths[left], basket.slots_left)
-            fitting = lengths[left] - 1 if is_all else basket.blocks_left * tree.block_size
+            is_all = builder.add_at_length(lengths[left], builder.slots_left)
+            fitting = lengths[left] - 1 if is_all else builder.blocks_left * tree.block_size
             left = bisect_right(lengths, fitting, 0, left) - 1
         else:
-            is_all = basket.add_at_length(lengths[right], basket.slots_left)
+            is_all = builder.add_at_length(lengths[right], builder.slots_left)
             right = right + 1 if is_all else end
-    return basket.keys
+    return builder.keys

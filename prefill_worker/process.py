@@ -31,7 +31,7 @@ class PrefillProcess(InstanceProcess):
 
     @property
     def _allocate(self) -> Allocate:
-        return allocator(self._config.transfers.link)
+        return allocator(self._config.transfers.transport)
 
     def _attach(self, segment: str, form: BlockFormat) -> Segment:
         return Segment.attach(segment, form)

@@ -2,8 +2,8 @@
 
     loading (KV on its way from the pool) -> staged -> gone, when they are pulled or unstaged
 
-What is lent just then is gone when that has ended, and until then its blocks are held; an order for the same request
-that comes meanwhile waits for it.
+What is being pulled just then is gone when that has ended, and until then its blocks are held; an order for the same
+request that comes meanwhile waits for it.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ class Staging:
             candidate.farewell = Failed(key, "load", outcome.error)
         if self._schedule.staged(key):
             candidate.is_staged = True
-            self._transfers.stage(key, candidate.blocks, self._lent)
+            self._transfers.stage(key, candidate.blocks, self._left_buffer)
             self._worker.staged(key)
         else:
             self._leave(key)
 
-    def _lent(self, outcome: Outcome) -> None:
+    def _left_buffer(self, outcome: Outcome) -> None:
         """Pulled or withdrawn."""
         (key,) = outcome.keys
         self._schedule.unstage([key])

@@ -43,9 +43,17 @@ from alignedserve.messages import (
 )
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, RequestKey
-from alignedserve.wire import FrameReader, Hub, RefusedByRouter, RouterAddress, RouterLink, WireError, frame
+from alignedserve.wire import (
+    FrameReader,
+    Hub,
+    RefusedByRouter,
+    RouterAddress,
+    RouterConnection,
+    WireError,
+    frame,
+)
+from alignedserve.wire import connection as connection_module
 from alignedserve.wire import hub as hub_module
-from alignedserve.wire import link as link_module
 from alignedserve.wire import peer as peer_module
 from alignedserve.wire.frames import MAX_FRAME_BYTES
 from alignedserve.wire.hub import NUM_PINGS
@@ -145,7 +153,7 @@ class Heard:
 
 
 class Told:
-    """A link's handler, likewise."""
+    """A connection's handler, likewise."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -173,14 +181,14 @@ class Told:
 
 
 @asynccontextmanager
-async def linked(
+async def connected(
     port: int, hello: Hello, token: str = TOKEN, path: str | None = None
-) -> AsyncIterator[tuple[RouterLink, Told]]:
+) -> AsyncIterator[tuple[RouterConnection, Told]]:
     told = Told()
-    link = RouterLink(RouterAddress("127.0.0.1", port, token, path), lambda: hello, told)
-    running = asyncio.create_task(link.run())
-    yield link, told
-    link.stop()
+    connection = RouterConnection(RouterAddress("127.0.0.1", port, token, path), lambda: hello, told)
+    running = asyncio.create_task(connection.run())
+    yield connection, told
+    connection.stop()
     await running
 
 
@@ -196,10 +204,10 @@ def test_events_and_orders_arrive_in_order_and_the_close_is_told() -> None:
     async def scenario() -> None:
         heard = Heard()
         port = await heard.hub.listen("127.0.0.1", 0)
-        async with linked(port, hello()) as (link, told):
+        async with connected(port, hello()) as (connection, told):
             await told.until(("up", 1))
             for message in MESSAGES:
-                link.send(message)
+                connection.send(message)
             await heard.until(*[("received", "decode-0", message) for message in MESSAGES])
             for message in MESSAGES:
                 heard.hub.send(InstanceId("decode-0"), message)
@@ -229,9 +237,9 @@ def test_who_does_not_belong_is_refused_with_the_reason(newcomer: Hello, reason:
         heard = Heard()
         heard.hub = Hub(TOKEN, heard, members=MEMBERS)
         port = await heard.hub.listen("127.0.0.1", 0)
-        async with linked(port, hello(epoch=5, fingerprint={"dtype": "float32"})) as (_, told):
+        async with connected(port, hello(epoch=5, fingerprint={"dtype": "float32"})) as (_, told):
             await told.until(("up", 1))
-            refused = RouterLink(RouterAddress("127.0.0.1", port, TOKEN), lambda: newcomer, Told())
+            refused = RouterConnection(RouterAddress("127.0.0.1", port, TOKEN), lambda: newcomer, Told())
             with pytest.raises(RefusedByRouter, match=reason):
                 await refused.run()
             assert heard.events == [("connected", "decode-0", 5)]
@@ -245,7 +253,7 @@ def test_a_difference_to_who_is_gone_does_not_count() -> None:
         heard = Heard()
         port = await heard.hub.listen("127.0.0.1", 0)
         for dtype in ("float32", "bfloat16"):
-            async with linked(port, hello(dtype, fingerprint={"dtype": dtype})) as (_, told):
+            async with connected(port, hello(dtype, fingerprint={"dtype": dtype})) as (_, told):
                 await told.until(("up", 1))
             await heard.until(("closed", dtype, 1))
         heard.hub.close()
@@ -259,7 +267,7 @@ def test_a_later_start_takes_the_place_of_an_earlier_one() -> None:
         port = await heard.hub.listen("127.0.0.1", 0)
         old_reader, _ = await say(port, hello(epoch=1))
         await heard.until(("connected", "decode-0", 1))
-        async with linked(port, hello(epoch=2)):
+        async with connected(port, hello(epoch=2)):
             await heard.until(("closed", "decode-0", 1), ("connected", "decode-0", 2))
             assert isinstance(decoded(await old_reader.read())[0], Welcome)
         heard.hub.close()
@@ -289,7 +297,7 @@ def test_garbage_closes_its_connection_with_one_line_and_harms_nobody(
     async def scenario() -> None:
         heard = Heard()
         port = await heard.hub.listen("127.0.0.1", 0)
-        async with linked(port, hello("prefill-0")) as (_, told):
+        async with connected(port, hello("prefill-0")) as (_, told):
             reader, writer = await say(port, hello("decode-0"))
             await heard.until(("connected", "decode-0", 1))
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -346,7 +354,7 @@ def test_who_hangs_is_told_of_and_cut_off_and_others_are_not() -> None:
         heard, silent = Heard(), list[str]()
         heard.hub = Hub(TOKEN, heard, silence_s=0.5, on_silent=lambda hello: silent.append(hello.instance_id))
         port = await heard.hub.listen("127.0.0.1", 0)
-        async with linked(port, hello("decode-0")) as (_, told):
+        async with connected(port, hello("decode-0")) as (_, told):
             await told.until(("up", 1))
             reader, writer = await say(port, hello("decode-1"))
             await heard.until(("closed", "decode-1", 1))
@@ -367,7 +375,7 @@ def test_a_router_that_hangs_is_left() -> None:
         silent, talking = Heard(silence_s=0.2), Heard(silence_s=1.0)
         talking.hub = Hub(TOKEN, talking, silence_s=0.5)
         port, other_port = [await each.hub.listen("127.0.0.1", 0) for each in (silent, talking)]
-        async with linked(port, hello()) as (_, told), linked(other_port, hello()) as (_, content):
+        async with connected(port, hello()) as (_, told), connected(other_port, hello()) as (_, content):
             await told.until(("up", 1), "down", ("up", 1), "down")
             assert content.events == [("up", 1)]
         for each in (silent, talking):
@@ -376,19 +384,19 @@ def test_a_router_that_hangs_is_left() -> None:
     play(scenario)
 
 
-def test_a_link_outlives_the_router() -> None:
+def test_a_connection_outlives_the_router() -> None:
     async def scenario() -> None:
         first = Heard(epoch=1)
         port = await first.hub.listen("127.0.0.1", 0)
-        async with linked(port, hello()) as (link, told):
+        async with connected(port, hello()) as (connection, told):
             await told.until(("up", 1))
             first.hub.close()
             await told.until(("up", 1), "down")
-            link.send(Abort(KEY))
+            connection.send(Abort(KEY))
             second = Heard(epoch=2)
             await second.hub.listen("127.0.0.1", port)
             await told.until(("up", 1), "down", ("up", 2))
-            link.send(Abort(RequestKey(2)))
+            connection.send(Abort(RequestKey(2)))
             # what was sent while it was down is lost
             await second.until(("connected", "decode-0", 1), ("received", "decode-0", Abort(RequestKey(2))))
         second.hub.close()
@@ -396,12 +404,12 @@ def test_a_link_outlives_the_router() -> None:
     play(scenario)
 
 
-def test_a_link_waits_for_a_router_that_is_not_there_yet() -> None:
+def test_a_connection_waits_for_a_router_that_is_not_there_yet() -> None:
     async def scenario() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             port = taken.getsockname()[1]
-        async with linked(port, hello()) as (_, told):
+        async with connected(port, hello()) as (_, told):
             await asyncio.sleep(0.2)
             assert told.events == []
             heard = Heard()
@@ -412,14 +420,14 @@ def test_a_link_waits_for_a_router_that_is_not_there_yet() -> None:
     play(scenario)
 
 
-def test_stop_ends_a_link_and_an_error_of_its_handler_gets_out() -> None:
+def test_stop_ends_a_connection_and_an_error_of_its_handler_gets_out() -> None:
     async def scenario() -> None:
         heard = Heard()
         port = await heard.hub.listen("127.0.0.1", 0)
         for message, error in ((Stop(), None), (Abort(RequestKey(13)), RuntimeError)):
             told = Told()
-            link = RouterLink(RouterAddress("127.0.0.1", port, TOKEN), hello, told)
-            running = asyncio.create_task(link.run())
+            connection = RouterConnection(RouterAddress("127.0.0.1", port, TOKEN), hello, told)
+            running = asyncio.create_task(connection.run())
             await told.until(("up", 1))
             heard.hub.send(InstanceId("decode-0"), message)
             if error is None:
@@ -513,7 +521,7 @@ def test_who_listens_in_the_router_s_place_hears_a_random_number_and_can_order_n
 
         impostor = await asyncio.start_server(impersonate, "127.0.0.1", 0)
         port = impostor.sockets[0].getsockname()[1]
-        async with linked(port, hello()) as (_, told):
+        async with connected(port, hello()) as (_, told):
             for _ in range(3):
                 assert len(await heard_first.get()) == NONCE_BYTES
             assert told.events == []
@@ -531,7 +539,7 @@ def test_who_listens_in_the_router_s_place_hears_a_random_number_and_can_order_n
 
 
 def test_who_listens_and_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connection_module, "HANDSHAKE_TIMEOUT_S", 0.05)
 
     async def scenario() -> None:
         calls = asyncio.Queue[bytes]()
@@ -541,7 +549,7 @@ def test_who_listens_and_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -
             writer.close()
 
         silent = await asyncio.start_server(be_silent, "127.0.0.1", 0)
-        async with linked(silent.sockets[0].getsockname()[1], hello()) as (_, told):
+        async with connected(silent.sockets[0].getsockname()[1], hello()) as (_, told):
             for _ in range(2):
                 assert len(await calls.get()) == NONCE_BYTES
             assert told.events == []
@@ -589,7 +597,7 @@ def test_strangers_are_bounded_and_do_not_keep_others_out(monkeypatch: pytest.Mo
         for reader, _ in strangers[:5]:
             assert await until_closed(reader) == b""
         assert len(heard.hub._strangers) == 3
-        async with linked(port, hello()) as (_, told):
+        async with connected(port, hello()) as (_, told):
             await told.until(("up", 1))
         for _, writer in strangers:
             writer.close()
@@ -647,7 +655,9 @@ def test_a_launcher_s_messages_are_small() -> None:
 # ---- Unix sockets ----
 
 
-def test_a_link_finds_the_next_router_at_the_same_socket_which_is_the_user_s_alone(tmp_path: Path) -> None:
+def test_a_connection_finds_the_next_router_at_the_same_socket_which_is_the_user_s_alone(
+    tmp_path: Path,
+) -> None:
     path = str(tmp_path / "router.sock")
 
     async def scenario() -> None:
@@ -657,7 +667,7 @@ def test_a_link_finds_the_next_router_at_the_same_socket_which_is_the_user_s_alo
         first, second = Heard(epoch=1), Heard(epoch=2)
         await first.hub.listen_unix(path)
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        async with linked(0, hello(), path=path) as (link, told):
+        async with connected(0, hello(), path=path) as (connection, told):
             await told.until(("up", 1))
             with pytest.raises(OSError, match="Address already in use"):
                 await second.hub.listen_unix(path)
@@ -665,7 +675,7 @@ def test_a_link_finds_the_next_router_at_the_same_socket_which_is_the_user_s_alo
             await told.until(("up", 1), "down")
             await second.hub.listen_unix(path)
             await told.until(("up", 1), "down", ("up", 2))
-            link.send(SUBMIT)
+            connection.send(SUBMIT)
             await second.until(("connected", "decode-0", 1), ("received", "decode-0", SUBMIT))
         second.hub.close()
 

@@ -63,7 +63,7 @@ def command(model: str | None, **options: Any) -> None:
     try:
         serve(asked.engine, asked.router, asked.serve, asked.limits, asked.mix, _say)
     except RuntimeError as error:
-        # PartFailed; imported by name it would bring ray into every --help
+        # ProcessFailed; imported by name it would bring ray into every --help
         raise click.ClickException(str(error)) from error
 
 

@@ -35,7 +35,7 @@ from alignedserve.messages import (
     Welcome,
 )
 from alignedserve.types import InstanceId, RequestKey
-from alignedserve.wire import RouterAddress, RouterLink, new_epoch
+from alignedserve.wire import RouterAddress, RouterConnection, new_epoch
 
 RESUBMIT_S = 0.25
 # A router that has not come back by then is given up, and what is open there fails.
@@ -70,7 +70,7 @@ class Island:
     ) -> None:
         """`on_lost`: its router is gone; what is open may be taken elsewhere. `on_drain`: see Drain."""
         hello = Hello("gateway", me, new_epoch(), os.getpid(), dict(fingerprint), InstanceLimits())
-        self._link = RouterLink(address, lambda: hello, self)
+        self._link = RouterConnection(address, lambda: hello, self)
         self._pacing = Pacing(self._link.send, self._later)
         # pulsed when there may be room for best effort, or none any more
         self._changed = asyncio.Event()

@@ -15,9 +15,9 @@ NO_PROFILE = "none"
 
 @dataclass(frozen=True)
 class TransferConfig:
-    # how KV gets to decode instances, one of transport's LINKS: through the pool's memory, or from where it is staged
-    link: str = "host"
-    # of a prefill instance's blocks, for KV that is staged there; unused where the link is the pool's memory
+    # how KV gets to decode instances, one of TRANSPORTS: through the pool's memory, or from where it is staged
+    transport: str = "host"
+    # of a prefill instance's blocks, for KV that is staged there; unused where the transport is the pool's memory
     staging_share: float = 0.5
     # a copy that takes longer is given up
     timeout_s: float = 30.0
@@ -27,7 +27,7 @@ class TransferConfig:
 
     @property
     def is_staged(self) -> bool:
-        return self.link != "host"
+        return self.transport != "host"
 
 
 @dataclass(frozen=True)

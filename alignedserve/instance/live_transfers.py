@@ -12,10 +12,10 @@ from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.executor import Pairs, Wanted
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done
-from alignedserve.transport.lender import Lender
-from alignedserve.transport.links import Links
+from alignedserve.transport.kv_receiver import KVReceiver
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.mover import Mover
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 
 
@@ -33,9 +33,9 @@ class LiveTransfers:
         self._config = config or TransferConfig()
         self.completions = Completions(wake)
         self.pool_mover: Mover | None = None
-        self._shelf = Shelf(epoch, self.completions)
-        self._lender: Lender | None = None
-        self._links: Links | None = None
+        self._staging_buffer = StagingBuffer(epoch, self.completions)
+        self._kv_sender: KVSender | None = None
+        self._kv_receiver: KVReceiver | None = None
 
     @property
     def staging_share(self) -> float:
@@ -47,34 +47,36 @@ class LiveTransfers:
         """For decode instances which pull. Returns the address, empty where the pool's memory is the only way."""
         if not self._config.is_staged:
             return ""
-        self._lender = Lender(self._config.link, self._blocks, self._shelf, me)
-        return self._lender.address
+        self._kv_sender = KVSender(self._config.transport, self._blocks, self._staging_buffer, me)
+        return self._kv_sender.address
 
     def be_known_as(self, me: Identity) -> None:
         """To prefill instances, before the first pull."""
         if self._config.is_staged:
-            self._links = Links(self._config.link, self._blocks, me, self.completions)
+            self._kv_receiver = KVReceiver(self._config.transport, self._blocks, me, self.completions)
 
     def stage(self, key: RequestKey, blocks: Sequence[BlockId], done: Done) -> None:
-        self._shelf.put(key, blocks, done)
+        self._staging_buffer.put(key, blocks, done)
 
     def unstage(self, key: RequestKey) -> None:
-        self._shelf.withdraw(key)
+        self._staging_buffer.withdraw(key)
 
     def pull(self, source: InstanceId, address: str, wanted: Wanted, done: Done) -> None:
-        if self._links is None:
+        if self._kv_receiver is None:
             keys = [key for key, _ in wanted]
-            raise RuntimeError(f"requests {keys} are staged at {source}, but there are no links: link='host'")
-        self._links.pull(source, address, wanted, done, self._config.timeout_s)
+            raise RuntimeError(
+                f"requests {keys} are staged at {source}, but there is no KV receiver: link='host'"
+            )
+        self._kv_receiver.pull(source, address, wanted, done, self._config.timeout_s)
 
     def is_reachable(self, source: InstanceId) -> bool:
-        return self._links is not None and self._links.error(source) is None
+        return self._kv_receiver is not None and self._kv_receiver.error(source) is None
 
     def cut(self) -> None:
-        if self._lender is not None:
-            self._lender.cut()
-        if self._links is not None:
-            self._links.close()
+        if self._kv_sender is not None:
+            self._kv_sender.cut()
+        if self._kv_receiver is not None:
+            self._kv_receiver.close()
 
     # ---- from and to the pool ----------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class LiveTransfers:
 
     def close(self) -> None:
         self.leave_pool()
-        if self._links is not None:
-            self._links.close()
-        if self._lender is not None:
-            self._lender.close()
+        if self._kv_receiver is not None:
+            self._kv_receiver.close()
+        if self._kv_sender is not None:
+            self._kv_sender.close()

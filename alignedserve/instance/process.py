@@ -29,7 +29,7 @@ from alignedserve.profile.saved import default_path
 from alignedserve.steady import settle
 from alignedserve.transport.channel import Identity
 from alignedserve.types import Epoch
-from alignedserve.wire import RouterLink, new_epoch, stop_on_sigterm
+from alignedserve.wire import RouterConnection, new_epoch, stop_on_sigterm
 
 # Where instances compute on the cores that others live on: those pass messages on, which takes them little. So does an
 # instance's own event loop.
@@ -101,7 +101,7 @@ class InstanceProcess(ABC):
             messenger.stop_soon,
             self._be_nice,
         )
-        messenger.start(loop, RouterLink(self._config.router, lambda: hello, messenger))
+        messenger.start(loop, RouterConnection(self._config.router, lambda: hello, messenger))
         try:
             await messenger.link.run()
         finally:
@@ -122,7 +122,7 @@ class InstanceProcess(ABC):
             instance_id=self._config.instance_id,
             epoch=epoch,
             pid=os.getpid(),
-            fingerprint=self._fingerprint() | {"link": self._config.transfers.link},
+            fingerprint=self._fingerprint() | {"link": self._config.transfers.transport},
             limits=worker.limits,
             link=address,
             cost=cost,
@@ -132,13 +132,13 @@ class InstanceProcess(ABC):
 class _Messenger:
     """Between the connection, on the event loop's thread, and the worker's thread."""
 
-    link: RouterLink
+    link: RouterConnection
 
     def __init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._num_connections = 0
 
-    def start(self, loop: WorkerLoop, link: RouterLink) -> None:
+    def start(self, loop: WorkerLoop, link: RouterConnection) -> None:
         self._loop, self.link = loop, link
         stop_on_sigterm(link.stop)
         loop.start()

@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from alignedserve.decode_worker.actor import DecodeActor
 from alignedserve.gateway.actor import GatewayActor
 from alignedserve.kvpool.actor import PoolActor
-from alignedserve.launch.plan import PartPlan
+from alignedserve.launch.plan import ProcessSpec
 from alignedserve.prefill_worker.actor import PrefillActor
 from alignedserve.router.actor import RouterActor
 
@@ -24,13 +24,13 @@ ACTORS: dict[str, Any] = {
 
 
 class RayActor:
-    """A part's process under Ray, which makes it again whenever it dies."""
+    """A process under Ray, which makes it again whenever it dies."""
 
-    def __init__(self, plan: PartPlan, node_id: str | None) -> None:
-        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": plan.num_gpus, "max_restarts": -1}
+    def __init__(self, spec: ProcessSpec, node_id: str | None) -> None:
+        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": spec.num_gpus, "max_restarts": -1}
         if node_id is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        self._handle = ACTORS[plan.role].options(**options).remote(plan.config)
+        self._handle = ACTORS[spec.role].options(**options).remote(spec.config)
 
     async def ready(self) -> None:
         await self._handle.__ray_ready__.remote()

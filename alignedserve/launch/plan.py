@@ -24,7 +24,7 @@ from alignedserve.models.locate import Location
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.policies import make_policy
 from alignedserve.router.process import RouterProcessConfig
-from alignedserve.transport.choose import choose_link
+from alignedserve.transport.choose import choose_transport
 from alignedserve.types import GATEWAY, InstanceId
 from alignedserve.wire import RouterAddress
 
@@ -39,7 +39,7 @@ QUICK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """What was asked for."""
 
     engine: EngineConfig
@@ -51,7 +51,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Site:
+class Node:
     """A host that becomes an island."""
 
     # short and unique within the system
@@ -64,7 +64,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class PartPlan:
+class ProcessSpec:
     role: str
     instance_id: InstanceId
     config: Any
@@ -74,21 +74,21 @@ class PartPlan:
 
 @dataclass(frozen=True)
 class IslandPlan:
-    site: Site
-    parts: tuple[PartPlan, ...]
+    node: Node
+    processes: tuple[ProcessSpec, ...]
     num_pool_blocks: int
     form: BlockFormat
 
     @property
     def router(self) -> RouterAddress:
-        return self.site.router
+        return self.node.router
 
     @property
     def shares_gpus(self) -> bool:
-        return any(0 < part.num_gpus < 1 for part in self.parts)
+        return any(0 < spec.num_gpus < 1 for spec in self.processes)
 
 
-def check(asked: Request) -> None:
+def check(asked: LaunchRequest) -> None:
     """What can be said before it is known where it will run. Raises ValueError."""
     if asked.engine.device not in DEVICES:
         # which GPU an instance has is Ray's affair
@@ -99,18 +99,18 @@ def check(asked: Request) -> None:
     choose_max_model_len(asked.engine, asked.model.config)
 
 
-def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
-    """Raises ValueError for what does not fit the site."""
-    is_cpu = runs_on_cpu(asked.engine, site.num_gpus)
-    num_gpus = 0.0 if is_cpu else _gpus_of_each(asked.serve, site)
-    link = choose_link(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
-    if link == "nccl" and num_gpus < 1:
+def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> IslandPlan:
+    """Raises ValueError for what does not fit the node."""
+    is_cpu = runs_on_cpu(asked.engine, node.num_gpus)
+    num_gpus = 0.0 if is_cpu else _gpus_of_each(asked.serve, node)
+    transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
+    if transport == "nccl" and num_gpus < 1:
         raise ValueError(
-            f"link='nccl': instances would have to share GPUs on {site.name}; host and ipc can do that"
+            f"link='nccl': instances would have to share GPUs on {node.name}; host and ipc can do that"
         )
     dtype = choose_dtype(asked.engine, asked.model.config, is_cpu)
     form = block_format(asked.engine, asked.model.config, dtype)
-    num_pool_blocks = _num_pool_blocks(asked, form, site)
+    num_pool_blocks = _num_pool_blocks(asked, form, node)
     engine = replace(
         _local(asked),
         dtype=dtype,
@@ -121,16 +121,16 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     log = asked.serve.log
     if asked.serve.address is not None:
         # several islands may share a directory
-        log = replace(log, prefix=f"{site.name}-")
+        log = replace(log, prefix=f"{node.name}-")
     instances = [
-        PartPlan(
+        ProcessSpec(
             role,
             name,
             InstanceConfig(
                 name,
-                site.router,
+                node.router,
                 engine,
-                TransferConfig(link, quick_bytes=QUICK_BYTES if is_cpu else 0),
+                TransferConfig(transport, quick_bytes=QUICK_BYTES if is_cpu else 0),
                 log,
                 DISCIPLINES[asked.router.policy],
                 asked.mix,
@@ -146,23 +146,23 @@ def plan_island(asked: Request, site: Site, segment_prefix: str) -> IslandPlan:
     ]
     pool_name = InstanceId("kvpool-0")
     pool = PoolProcessConfig(
-        pool_name, site.router, f"{segment_prefix}-{site.name}", form, num_pool_blocks, log
+        pool_name, node.router, f"{segment_prefix}-{node.name}", form, num_pool_blocks, log
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
-    router = RouterProcessConfig(site.router, asked.router, expected, asked.serve.event_log, log, asked.mix)
-    parts = (
-        PartPlan("router", InstanceId("router"), router),
-        PartPlan("kvpool", pool_name, pool),
+    router = RouterProcessConfig(node.router, asked.router, expected, asked.serve.event_log, log, asked.mix)
+    processes = (
+        ProcessSpec("router", InstanceId("router"), router),
+        ProcessSpec("kvpool", pool_name, pool),
         *instances,
     )
-    return IslandPlan(site, parts, num_pool_blocks, form)
+    return IslandPlan(node, processes, num_pool_blocks, form)
 
 
 def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:
     return engine.device == "cpu" or (engine.device == "auto" and not num_gpus)
 
 
-def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> PartPlan:
+def plan_gateway(asked: LaunchRequest, islands: list[IslandPlan], store_url: str) -> ProcessSpec:
     engine = _local(asked)
     config = GatewayConfig(
         instance_id=GATEWAY,
@@ -189,7 +189,7 @@ def plan_gateway(asked: Request, islands: list[IslandPlan], store_url: str) -> P
         otlp_endpoint=asked.serve.otlp_endpoint,
         slo=_slo(asked.serve),
     )
-    return PartPlan("gateway", GATEWAY, config)
+    return ProcessSpec("gateway", GATEWAY, config)
 
 
 def _slo(serve: ServeConfig) -> SloConfig:
@@ -198,39 +198,39 @@ def _slo(serve: ServeConfig) -> SloConfig:
     )
 
 
-def served_name(asked: Request) -> str:
+def served_name(asked: LaunchRequest) -> str:
     return asked.serve.served_model_name or asked.engine.model
 
 
-def _local(asked: Request) -> EngineConfig:
+def _local(asked: LaunchRequest) -> EngineConfig:
     """The model is found once; on this machine nobody has to look for it again."""
     if asked.serve.address is not None or asked.model.directory is None:
         return asked.engine
     return replace(asked.engine, model=str(asked.model.directory), revision=None)
 
 
-def _gpus_of_each(serve: ServeConfig, site: Site) -> float:
+def _gpus_of_each(serve: ServeConfig, node: Node) -> float:
     """A whole one for each instance; where there are not enough, equal parts."""
-    if not site.num_gpus:
-        raise ValueError(f"device='cuda': {site.name} has no GPU")
-    num_sharing = math.ceil((serve.prefill_instances + serve.decode_instances) / site.num_gpus)
+    if not node.num_gpus:
+        raise ValueError(f"device='cuda': {node.name} has no GPU")
+    num_sharing = math.ceil((serve.prefill_instances + serve.decode_instances) / node.num_gpus)
     # Ray counts ten-thousandths
     return math.floor(10_000 / num_sharing) / 10_000
 
 
-def _num_pool_blocks(asked: Request, form: BlockFormat, site: Site) -> int:
-    free = site.free_shm_bytes
+def _num_pool_blocks(asked: LaunchRequest, form: BlockFormat, node: Node) -> int:
+    free = node.free_shm_bytes
     wanted = asked.serve.pool_memory_bytes
     budget = min(DEFAULT_POOL_BYTES, int(free * DEFAULT_POOL_SHARE)) if wanted is None else wanted
     max_model_len = choose_max_model_len(asked.engine, asked.model.config)
     needed = form.num_blocks(max_model_len)
     if budget > free:
-        raise ValueError(f"pool_memory_bytes={budget}: {free} bytes of shared memory are free on {site.name}")
+        raise ValueError(f"pool_memory_bytes={budget}: {free} bytes of shared memory are free on {node.name}")
     if budget // form.block_bytes < needed:
         raise ValueError(
             f"pool_memory_bytes={budget}: holds {budget // form.block_bytes} blocks of {form.block_bytes} bytes, "
             f"but one request of max_model_len={max_model_len} tokens needs {needed}; "
-            f"{free} bytes of shared memory are free on {site.name}"
+            f"{free} bytes of shared memory are free on {node.name}"
         )
     return budget // form.block_bytes
 

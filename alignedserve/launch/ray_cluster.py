@@ -10,7 +10,7 @@ What Ray 2.60 was seen to do, and why it is told otherwise:
   need the key of this system: nobody else gets that far;
 - its autoscaler, which has nothing to do here, serves metrics without a token, at a port that can be moved only: to
   where there is none;
-- `num_cpus` workers are started ahead, which saves most of an actor's start and restart: one for each part;
+- `num_cpus` workers are started ahead, which saves most of an actor's start and restart: one for each process;
 - it says at length, and again, that a worker died, which is said here in a line;
 - its memory monitor kills workers when the machine is 95 % full, whoever filled it;
 - its workers run at nice 15: behind whatever else the machine does, and hardly ahead of instances on a CPU, which are
@@ -39,7 +39,7 @@ _UNSAID = (
 
 
 @contextmanager
-def local_ray(directory: Path, num_parts: int, num_threads: int) -> Iterator[Any]:
+def local_ray(directory: Path, num_processes: int, num_threads: int) -> Iterator[Any]:
     """The ray module, of a Ray that ends with the block and leaves no process. `directory`: the user's alone.
 
     `num_threads`: of an instance on a CPU, where the environment does not say.
@@ -66,7 +66,7 @@ def local_ray(directory: Path, num_parts: int, num_threads: int) -> Iterator[Any
     try:
         ray = _init(
             address="local",
-            num_cpus=num_parts,
+            num_cpus=num_processes,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             _temp_dir=str(directory / "ray"),

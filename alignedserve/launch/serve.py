@@ -15,10 +15,10 @@ from alignedserve.config import EngineConfig
 from alignedserve.gateway.limits import Limits
 from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import ServeConfig
-from alignedserve.launch.plan import Request, Site, check, plan_gateway, plan_island
+from alignedserve.launch.nodes import nodes_of, this_machine
+from alignedserve.launch.plan import LaunchRequest, Node, check, plan_gateway, plan_island
 from alignedserve.launch.ports import check_address
-from alignedserve.launch.sites import nodes_of, this_machine
-from alignedserve.launch.store import store_site
+from alignedserve.launch.store import locate_store
 from alignedserve.mix import MixConfig
 from alignedserve.models.locate import locate_model
 from alignedserve.private_files import make_directory
@@ -35,7 +35,7 @@ def serve(
     mix: MixConfig,
     say: Callable[[str], None],
 ) -> None:
-    """Until a signal ends it. Raises ValueError for what can't work, PartFailed for what turns out not to."""
+    """Until a signal ends it. Raises ValueError for what can't work, ProcessFailed for what turns out not to."""
     say, signals = _logging_too(config, say), Signals()
     signals.hear()
     try:
@@ -104,19 +104,19 @@ def _serve(
     start_s = time.monotonic()
     check_address(config.host, config.port)
     model = locate_model(engine.model, engine.load_format, engine.revision)
-    asked = Request(engine, router, config, model, limits, mix)
+    asked = LaunchRequest(engine, router, config, model, limits, mix)
     check(asked)
     _check_event_log(config)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
-    with store_site(config, prefix) as store, _sites(asked, prefix, say) as sites:
+    with locate_store(config, prefix) as store, _nodes(asked, prefix, say) as nodes:
         # Ray has put a handler of its own in place
         signals.hear()
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
-        islands = [plan_island(asked, site, prefix) for site in sites]
+        islands = [plan_island(asked, node, prefix) for node in nodes]
         for island in islands:
             if island.shares_gpus:
                 say(
-                    f"{island.site.name} has fewer GPUs than instances: they take turns, and share the memory"
+                    f"{island.node.name} has fewer GPUs than instances: they take turns, and share the memory"
                 )
         gateway = plan_gateway(asked, islands, store.url)
         url = f"http://{config.host}:{config.port}/v1"
@@ -125,10 +125,10 @@ def _serve(
             say(f"ready after {time.monotonic() - start_s:.1f} s: {url}")
 
         # not before: it imports ray, which has to be set up first
-        from alignedserve.launch.supervisor import Supervisor
+        from alignedserve.launch.system_supervisor import SystemSupervisor
 
         async def supervise() -> None:
-            supervisor = Supervisor(islands, gateway, store, say, ready, config.shutdown_timeout)
+            supervisor = SystemSupervisor(islands, gateway, store, say, ready, config.shutdown_timeout)
             signals.tell(supervisor.stop)
             try:
                 await supervisor.run()
@@ -162,7 +162,9 @@ def _check_event_log(config: ServeConfig) -> None:
             raise ValueError(f"event_log={config.event_log!r}: {error.strerror}") from None
 
 
-def _sites(asked: Request, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[list[Site]]:
+def _nodes(
+    asked: LaunchRequest, prefix: str, say: Callable[[str], None]
+) -> AbstractContextManager[list[Node]]:
     token = secrets.token_hex(32)
     if asked.serve.address is None:
         return this_machine(asked.serve, token, prefix)

@@ -23,7 +23,7 @@ _PING_S = 0.02
 
 
 @dataclass(frozen=True)
-class StoreSite:
+class StoreLocation:
     """Where the store is. `server`: this system's own, to be kept running."""
 
     url: str
@@ -33,20 +33,20 @@ class StoreSite:
 
 
 @contextlib.contextmanager
-def store_site(config: ServeConfig, prefix: str) -> Iterator[StoreSite]:
+def locate_store(config: ServeConfig, prefix: str) -> Iterator[StoreLocation]:
     """Raises ValueError when there can't be one."""
     if config.redis_url is not None:
         try:
             RedisStore(config.redis_url)
         except ValueError as error:
             raise ValueError(f"redis_url: {error}") from None
-        yield StoreSite(config.redis_url, None)
+        yield StoreLocation(config.redis_url, None)
         return
     directory = Path(config.state_dir).expanduser() if config.state_dir else default_state_dir()
     program = find_server()
     with locked(directory.absolute()) as lock, removing(f"{prefix}-store") as left:
         server = PrivateServer(program, directory.absolute(), lock)
-        yield StoreSite(server.url, server, left.note_process)
+        yield StoreLocation(server.url, server, left.note_process)
 
 
 async def until_answering(url: str) -> None:

@@ -1,5 +1,5 @@
 """Copies in virtual time: see `instance.executor.Transfers`. Copies of a kind go one after the other, urgent ones
-first, as fast as the cost model's channels; what is staged for others is kept by the real `Shelf`.
+first, as fast as the cost model's channels; what is staged for others is in a real `StagingBuffer`.
 
 What is copied is what blocks would hold. A copy from the pool of anything but the request's own KV is an error.
 """
@@ -17,7 +17,7 @@ from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.segment import Content, SimSegment
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
-from alignedserve.transport.shelf import NotOnShelf, Shelf
+from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class SimTransfers:
     ) -> None:
         self.completions = Completions(wake)
         self.staging_share = channels.staging_share
-        self.shelf = Shelf(ids.epoch, self.completions)
+        self.staging_buffer = StagingBuffer(ids.epoch, self.completions)
         self.engine = engine
         self._world = world
         self._ids = ids
@@ -133,7 +133,7 @@ class SimTransfers:
         self._loads, self._saves, self._pulls = (Lane(world, self.completions) for _ in range(3))
         self._unreachable: set[InstanceId] = set()
         # pulls by others of what is staged here: how to stop them
-        self._lent: dict[Copy, Lane] = {}
+        self._pulled_by_others: dict[Copy, Lane] = {}
         self._is_dead = False
 
     # ---- from and to the pool ---------------------------------------------------------------------------------------
@@ -206,44 +206,44 @@ class SimTransfers:
     # ---- between instances ------------------------------------------------------------------------------------------
 
     def stage(self, key: RequestKey, blocks: Sequence[BlockId], done: Done) -> None:
-        self.shelf.put(key, blocks, done)
+        self.staging_buffer.put(key, blocks, done)
 
     def unstage(self, key: RequestKey) -> None:
-        self.shelf.withdraw(key)
+        self.staging_buffer.withdraw(key)
 
     def pull(self, source: InstanceId, address: str, wanted: Wanted, done: Done) -> None:
         keys = [key for key, _ in wanted]
         here = [block for _, blocks in wanted for block in blocks]
-        lender, lent = self._world.transfers.get(source), list[BlockId]()
+        sender, theirs = self._world.transfers.get(source), list[BlockId]()
         self._unreachable.discard(source)
 
         def begin() -> str | None:
-            if lender is None or self._world.transfers.get(source) is not lender:
+            if sender is None or self._world.transfers.get(source) is not sender:
                 self._unreachable.add(source)
                 return f"{source} is gone"
             try:
-                lent.extend(lender.shelf.lend(keys, [len(blocks) for _, blocks in wanted]))
-            except NotOnShelf as error:
+                theirs.extend(sender.staging_buffer.begin_pull(keys, [len(blocks) for _, blocks in wanted]))
+            except NotStaged as error:
                 return str(error)
-            lender._lent[copy] = self._pulls
+            sender._pulled_by_others[copy] = self._pulls
             return None
 
         def end(error: str | None) -> str | None:
-            assert lender
-            del lender._lent[copy]
+            assert sender
+            del sender._pulled_by_others[copy]
             if error is not None:
                 self._unreachable.add(source)
             elif not works:
                 error = WANTED_SO
-            if lender._is_dead:
+            if sender._is_dead:
                 return error or f"{source} is gone"
             if error is not None:
-                lender.shelf.put_back(keys)
+                sender.staging_buffer.cancel_pull(keys)
                 return error
             self.engine.contents.update(
-                {to: lender.engine.contents[of] for to, of in zip(here, lent, strict=True)}
+                {to: sender.engine.contents[of] for to, of in zip(here, theirs, strict=True)}
             )
-            lender.shelf.pulled(keys)
+            sender.staging_buffer.finish_pull(keys)
             return None
 
         works = self._world.copy_works()
@@ -256,7 +256,7 @@ class SimTransfers:
     def cut(self) -> None:
         for copy in self._pulls.copies:
             self._pulls.stop(copy, "closed")
-        for copy, lane in list(self._lent.items()):
+        for copy, lane in list(self._pulled_by_others.items()):
             lane.stop(copy, "cut by the other end")
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""The control connection of a link: what its two ends say to each other, and how each learns that the other is gone.
+"""The control connection of transfers: what its two ends tell each other, and how each learns that the other is gone.
 
 First both prove that they know the cluster's token (`alignedserve/handshake.py`). Then a frame is four bytes of length,
 and msgpack. The blocks themselves do not pass here (`group.py`, `ipc.py`).
 
-    puller -> lender   Knock                      lender -> puller   Opened | Refused
-    puller -> lender   Joining (gloo, nccl)       both form their process group, by way of the puller's file
-    puller -> lender   Pull                       lender -> puller   Granted, then the blocks | Denied
-    puller -> lender   Pulled: they have arrived, the lender may let go of its copy
-                                                  lender -> puller   Released (ipc): it had it until then
+    receiver -> sender   HandshakeRequest           sender -> receiver   Opened | Refused
+    receiver -> sender   Joining (gloo, nccl)       both form their process group, by way of the receiver's file
+    receiver -> sender   Pull                       sender -> receiver   Granted, then the blocks | Denied
+    receiver -> sender   Pulled: they have arrived, the sender may let go of its copy
+                                                    sender -> receiver   Released (ipc): it had it until then
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IPC_HANDLE_BYTES = 64
 
 @dataclass(frozen=True)
 class Identity:
-    """One end of a link, as it introduces itself."""
+    """One end of a connection, as it introduces itself."""
 
     instance_id: InstanceId
     epoch: Epoch
@@ -42,9 +42,9 @@ class Identity:
     token: str = field(repr=False)
 
 
-class Knock(Message):
-    # whom it takes the other end for
-    wanted: InstanceId
+class HandshakeRequest(Message):
+    # which instance it takes the other end for
+    expected: InstanceId
     instance_id: InstanceId
     epoch: Epoch
     fingerprint: dict[str, str]
@@ -54,7 +54,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class HostMemory(Message):
-    """Blocks in a file in memory that the lender has open (`shared_memory.py`)."""
+    """Blocks in a file in memory that the sender has open (`shared_memory.py`)."""
 
     pid: Count
     fd: Count
@@ -73,7 +73,7 @@ class DeviceMemory(Message):
 
 
 class Opened(Message):
-    """Is let in. The lender says where its blocks are; or it waits for where to form a process group."""
+    """Is let in. The sender says where its blocks are; or it waits for where to form a process group."""
 
     memory: HostMemory | DeviceMemory | None = None
 
@@ -93,7 +93,7 @@ class Pull(Message):
 
 class Granted(Message):
     transfer: TransferId
-    # `here` counts the puller's blocks, `there` the lender's; in the order in which they will be sent
+    # `here` counts the receiver's blocks, `there` the sender's; in the order in which they will be sent
     runs: list[Run]
 
 
@@ -107,12 +107,12 @@ class Pulled(Message):
 
 
 class Released(Message):
-    """The blocks were lent until the puller said that it has them: what it has read is what was in them."""
+    """The blocks were held until the receiver said that it has them: what it has read is what was in them."""
 
     transfer: TransferId
 
 
-Frame = Knock | Opened | Refused | Joining | Pull | Granted | Denied | Pulled | Released
+Frame = HandshakeRequest | Opened | Refused | Joining | Pull | Granted | Denied | Pulled | Released
 _DECODER: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -1,8 +1,8 @@
-"""Which link two instances use: what the machine has, or what the operator named."""
+"""Which transport two instances use: what the machine has, or what the operator named."""
 
 from __future__ import annotations
 
-LINKS = {
+TRANSPORTS = {
     "nccl": "GPU to GPU, over NVLink where there is one",
     "gloo": "memory to memory over TCP, the same code as nccl",
     "ipc": "out of the other process's memory, on one host: of a GPU, also of one that both share, or of a CPU",
@@ -10,12 +10,12 @@ LINKS = {
 }
 
 
-def choose_link(have_cuda: bool, same_host: bool, override: str | None = None) -> str:
+def choose_transport(have_cuda: bool, same_host: bool, override: str | None = None) -> str:
     """`have_cuda`: both instances have a GPU of their own. `same_host`: both map the pool's memory."""
     if override is None:
         return _best(have_cuda, same_host)
-    if override not in LINKS:
-        raise ValueError(f"link={override!r}: must be one of {', '.join(LINKS)}")
+    if override not in TRANSPORTS:
+        raise ValueError(f"link={override!r}: must be one of {', '.join(TRANSPORTS)}")
     if override == "nccl" and not have_cuda:
         raise ValueError("link='nccl': both instances need a GPU; gloo and host do without")
     if override == "gloo" and have_cuda:

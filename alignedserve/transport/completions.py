@@ -3,7 +3,7 @@
 Transfers run on threads of their own; an instance's loop runs on one thread and owns everything that they are about.
 So an outcome waits in `Completions` until the loop picks it up, at an iteration boundary: then `done` is called, in the
 loop's thread. Every transfer that was started ends with exactly one outcome, also if it is abandoned, if its deadline
-passes, or if its link breaks; only then do its blocks belong to their owner again.
+passes, or if its connection breaks; only then do its blocks belong to their owner again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TransferId(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(frozen=True)
 class Outcome:
     transfer: TransferId
-    # "save", "load", "pull", "lend"
+    # "save", "load", "pull", "send"
     what: str
     keys: tuple[RequestKey, ...]
     # None: every byte is where it belongs. Else the destination holds nothing of use, and the source is untouched.

@@ -1,4 +1,4 @@
-"""Copies of runs of blocks between a KV cache and memory of others: the pool's, or a lender's (`ipc.py`).
+"""Copies of runs of blocks between a KV cache and memory of others: the pool's, or a sender's (`ipc.py`).
 
 On a CPU it is a plain copy that holds no lock of Python's and takes no thread of torch's (whose own copy would call its
 whole pool to it, and wait for cores that compute is using). One core gets little more than half of what memory can do,

@@ -88,7 +88,7 @@ class Copies:
     def _batch(
         self, targets: Addresses, sources: Addresses, num_bytes: Addresses, stream: torch.cuda.Stream
     ) -> int:
-        # as the driver wants them: whole arrays of 64-bit numbers
+        # as the driver specs them: whole arrays of 64-bit numbers
         arrays = [np.ascontiguousarray(array) for array in (targets, sources, num_bytes)]
         attributes = _BatchAttributes(source_order=_SOURCE_IS_READ_IN_STREAM_ORDER)
         first_with_them, failed_at = ctypes.c_size_t(0), ctypes.c_size_t(0)

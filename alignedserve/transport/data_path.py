@@ -1,6 +1,6 @@
-"""How blocks get from one end of a link to the other: what `Lending` and `Link` need of that, and which ways there are.
+"""How blocks get from one end to the other: what `TransferSession` and `SenderConnection` need of a way, and all ways.
 
-`group_path.py`: both ends move them together. `ipc.py`: the puller copies them out of the lender's memory. Each
+`group_path.py`: both ends move them together. `ipc.py`: the receiver copies them out of the sender's memory. Each
 connection has two ends of its own, used by its two threads. Their methods raise what `failures.py` lists.
 """
 
@@ -13,25 +13,25 @@ import torch
 
 from alignedserve.transport import ipc, shared_memory
 from alignedserve.transport.channel import Channel, Opened
-from alignedserve.transport.group_path import GroupLender, GroupPuller
+from alignedserve.transport.group_path import GroupReceiver, GroupSender
 from alignedserve.transport.runs import Run
 
 
-class LenderEnd(Protocol):
-    # Whether the lender answers `Pulled`, and the blocks count as pulled only then.
+class SenderEnd(Protocol):
+    # Whether the sender answers `Pulled`, and the blocks count as pulled only then.
     is_confirmed: bool
 
     def open(self, channel: Channel, deadline_s: float) -> None:
-        """Says `Opened` to a puller that is let in, and returns when blocks can be lent to it."""
+        """Says `Opened` to a receiver that is let in, and returns when blocks can be sent to it."""
 
-    def lend(self, runs: Sequence[Run]) -> None:
-        """Returns at once. The blocks are in use until the puller says that it has them all, or until `close`."""
+    def send(self, runs: Sequence[Run]) -> None:
+        """Returns at once. The blocks are in use until the receiver says that it has them all, or until `close`."""
 
     def close(self) -> None:
         """Nothing here reads any block after this. Safe before `open`, and after it failed."""
 
 
-class PullerEnd(Protocol):
+class ReceiverEnd(Protocol):
     is_confirmed: bool
 
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
@@ -44,18 +44,18 @@ class PullerEnd(Protocol):
         """Nothing writes to any block after this. Safe before `open`, and after it failed."""
 
 
-def lender_ends(link: str, blocks: torch.Tensor) -> Callable[[], LenderEnd]:
-    """Makes one for each connection. `blocks`: the lender's, as bytes. RuntimeError if they can't be lent so."""
-    if link == "ipc":
+def sender_ends(transport: str, blocks: torch.Tensor) -> Callable[[], SenderEnd]:
+    """Makes one for each connection. `blocks`: the sender's, as bytes. RuntimeError if they can't be sent so."""
+    if transport == "ipc":
         memory = ipc.describe(blocks)
-        return lambda: ipc.IpcLender(memory)
-    return lambda: GroupLender(link, blocks)
+        return lambda: ipc.IpcSender(memory)
+    return lambda: GroupSender(transport, blocks)
 
 
-def puller_end(link: str, blocks: torch.Tensor) -> PullerEnd:
-    return ipc.IpcPuller(blocks) if link == "ipc" else GroupPuller(link, blocks)
+def receiver_end(transport: str, blocks: torch.Tensor) -> ReceiverEnd:
+    return ipc.IpcReceiver(blocks) if transport == "ipc" else GroupReceiver(transport, blocks)
 
 
-def allocator(link: str) -> Callable[..., torch.Tensor]:
-    """As torch.empty; what a lender's blocks have to be made with."""
-    return shared_memory.empty if link == "ipc" else torch.empty
+def allocator(transport: str) -> Callable[..., torch.Tensor]:
+    """As torch.empty; what a sender's blocks have to be made with."""
+    return shared_memory.empty if transport == "ipc" else torch.empty

@@ -1,11 +1,11 @@
-"""How a link fails: its peer dies or hangs, says something out of order, or torch's process group breaks."""
+"""How a connection fails: its peer dies or hangs, says something out of order, or torch's process group breaks."""
 
 from __future__ import annotations
 
 import msgspec
 
 # torch reports a broken process group as a RuntimeError
-LINK_FAILURES = (OSError, RuntimeError, msgspec.MsgspecError)
+CONNECTION_FAILURES = (OSError, RuntimeError, msgspec.MsgspecError)
 
 
 def describe(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What must be the same at both ends before blocks are exchanged: model, dtype, block format, parallel layout, link."""
+"""What must be the same at both ends before blocks are exchanged: model, dtype, block format, layout, transport."""
 
 from __future__ import annotations
 

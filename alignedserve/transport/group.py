@@ -1,4 +1,4 @@
-"""The data connection of a link: a torch.distributed process group of its two ends, one lends and one pulls.
+"""The data connection of a transfer: a torch.distributed process group of its two ends, one sends and one pulls.
 
 The group is built directly on a store of its own, beside torch's global default group, which stays unused. So groups
 come and go one by one, and the death of one peer breaks one group. After any failure a group is of no use: `abort` it.
@@ -6,10 +6,10 @@ The store is a file that only the user can read: a port would be open to everyon
 
 `gloo` moves CPU memory. When its peer dies, or a wait runs out of time, it closes the connection and wakes who waits
 for a piece that has not begun; who waits for one that is on its way sleeps on. So a byte follows the pieces, and the
-puller waits for that one first. The lender does not wait here at all, but for word on the control connection.
+receiver waits for that one first. The sender does not wait here at all, but for word on the control connection.
 
 `nccl` moves GPU memory, all pieces in one launch. It never notices that its peer is dead, so while pieces are on their
-way, the puller watches the control connection.
+way, the receiver watches the control connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup, Work
 from alignedserve.transport import cuda
 from alignedserve.transport.channel import Channel, remaining_s
 
-LENDER, PULLER = 0, 1
+SENDER, RECEIVER = 0, 1
 SETUP_TIMEOUT_S = 10.0
 # as the names of pools' segments begin
 _STORE_PREFIX = "/dev/shm/alignedserve-link-"
@@ -64,16 +64,22 @@ def open_store(path: Path, timeout_s: float) -> FileStore:
 
 class PairGroup:
     def __init__(
-        self, link: str, store: Store, rank: int, channel: Channel, device: torch.device, timeout_s: float
+        self,
+        transport: str,
+        store: Store,
+        rank: int,
+        channel: Channel,
+        device: torch.device,
+        timeout_s: float,
     ) -> None:
         """Returns when the other end has joined; only for this is the timeout."""
         self._channel = channel
         self._device = device
-        self._peer = PULLER if rank == LENDER else LENDER
+        self._peer = RECEIVER if rank == SENDER else SENDER
         self._group = ProcessGroup(store, rank, 2)
         # of gloo: what was posted last, in the order in which it goes
         self._works: list[Work] = []
-        if link == "nccl":
+        if transport == "nccl":
             self._use_nccl(store, rank)
         else:
             self._use_gloo(store, rank, timeout_s)
@@ -135,7 +141,7 @@ class PairGroup:
     def _use_nccl(self, store: Store, rank: int) -> None:
         from torch.distributed import ProcessGroupNCCL
 
-        # Left to itself, torch ends the process when a communicator fails; here that is one link's matter.
+        # Left to itself, torch ends the process when a communicator fails; here that is one connection's matter.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         # it listens while it connects; both ends are on this host

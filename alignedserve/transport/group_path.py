@@ -9,16 +9,16 @@ import torch
 
 from alignedserve.transport.channel import Channel, Joining, Opened, remaining_s
 from alignedserve.transport.failures import unexpected
-from alignedserve.transport.group import LENDER, PULLER, PairGroup, make_store_file, open_store
+from alignedserve.transport.group import RECEIVER, SENDER, PairGroup, make_store_file, open_store
 from alignedserve.transport.runs import Run
 
 
 class _GroupEnd:
-    # the lender sends only what is lent
+    # the sender sends only what it holds for the transfer
     is_confirmed = False
 
-    def __init__(self, link: str, blocks: torch.Tensor) -> None:
-        self._link = link
+    def __init__(self, transport: str, blocks: torch.Tensor) -> None:
+        self._transport = transport
         self._blocks = blocks
         self._group: PairGroup | None = None
 
@@ -27,7 +27,7 @@ class _GroupEnd:
             self._group.abort()
 
 
-class GroupLender(_GroupEnd):
+class GroupSender(_GroupEnd):
     def open(self, channel: Channel, deadline_s: float) -> None:
         channel.send(Opened(), deadline_s)
         joining = channel.receive(deadline_s)
@@ -35,14 +35,14 @@ class GroupLender(_GroupEnd):
             raise unexpected(joining, "Joining")
         store = open_store(Path(joining.store), remaining_s(deadline_s))
         timeout_s = remaining_s(deadline_s)
-        self._group = PairGroup(self._link, store, LENDER, channel, self._blocks.device, timeout_s)
+        self._group = PairGroup(self._transport, store, SENDER, channel, self._blocks.device, timeout_s)
 
-    def lend(self, runs: Sequence[Run]) -> None:
+    def send(self, runs: Sequence[Run]) -> None:
         assert self._group is not None
         self._group.send([self._blocks[run.there : run.there + run.num_blocks] for run in runs])
 
 
-class GroupPuller(_GroupEnd):
+class GroupReceiver(_GroupEnd):
     # its own
     _store_file: Path | None = None
 
@@ -51,7 +51,7 @@ class GroupPuller(_GroupEnd):
         store = open_store(self._store_file, remaining_s(deadline_s))
         channel.send(Joining(str(self._store_file)), deadline_s)
         timeout_s = remaining_s(deadline_s)
-        self._group = PairGroup(self._link, store, PULLER, channel, self._blocks.device, timeout_s)
+        self._group = PairGroup(self._transport, store, RECEIVER, channel, self._blocks.device, timeout_s)
 
     def close(self) -> None:
         super().close()

@@ -1,8 +1,8 @@
-"""The data path of `ipc`: the puller copies blocks out of the lender's memory, which it has mapped.
+"""The data path of `ipc`: the receiver copies blocks out of the sender's memory, which it has mapped.
 
-The lender says where its blocks are, and takes no part: it may hang, or be killed, under a copy. If it ends a loan
-early, because of a deadline say, it may write to the blocks while the puller still copies. So a pull counts only if the
-lender says afterwards that the blocks were lent until the end (`Released`).
+The sender says where its blocks are, and takes no part: it may hang, or be killed, under a copy. If it ends a pull
+early, because of a deadline say, it may write to the blocks while the receiver still copies. So a pull counts only if
+the sender says afterwards that the blocks were held until the end (`Released`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def describe(blocks: torch.Tensor) -> HostMemory | DeviceMemory:
     return cuda_ipc.Driver().describe(blocks.data_ptr(), blocks.nbytes)
 
 
-class IpcLender:
+class IpcSender:
     is_confirmed = True
 
     def __init__(self, memory: HostMemory | DeviceMemory) -> None:
@@ -40,14 +40,14 @@ class IpcLender:
     def open(self, channel: Channel, deadline_s: float) -> None:
         channel.send(Opened(self._memory), deadline_s)
 
-    def lend(self, runs: Sequence[Run]) -> None:
-        """The puller helps itself."""
+    def send(self, runs: Sequence[Run]) -> None:
+        """The receiver helps itself."""
 
     def close(self) -> None:
         pass
 
 
-class IpcPuller:
+class IpcReceiver:
     is_confirmed = True
 
     def __init__(self, blocks: torch.Tensor) -> None:
@@ -57,17 +57,17 @@ class IpcPuller:
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
         block_bytes, memory = self._blocks.shape[1], opened.memory
         if memory is None or isinstance(memory, DeviceMemory) != self._blocks.is_cuda:
-            raise ConnectionError(f"the lender's blocks are in {_kind(memory)}, those to fill are not")
+            raise ConnectionError(f"the sender's blocks are in {_kind(memory)}, those to fill are not")
         if memory.num_bytes % block_bytes:
-            raise ConnectionError(f"the lender has {memory.num_bytes} bytes, in blocks of {block_bytes}")
+            raise ConnectionError(f"the sender has {memory.num_bytes} bytes, in blocks of {block_bytes}")
         self._channel = channel
-        self._num_lender_blocks = memory.num_bytes // block_bytes
+        self._num_sender_blocks = memory.num_bytes // block_bytes
         self._copier = self._map(memory)
         self._open_things.callback(self._copier.close)
 
     def pull(self, runs: Sequence[Run], deadline_s: float) -> None:
         for first, count in ((run.there, run.num_blocks) for run in runs):
-            check_blocks((first, first + count - 1), self._num_lender_blocks, "the lender's KV cache")
+            check_blocks((first, first + count - 1), self._num_sender_blocks, "the sender's KV cache")
 
         def is_stopped() -> bool:
             """It raises."""
@@ -82,7 +82,7 @@ class IpcPuller:
 
     def _map(self, memory: HostMemory | DeviceMemory) -> Copier:
         if isinstance(memory, HostMemory):
-            theirs = shared_memory.attach(memory).reshape(self._num_lender_blocks, -1)
+            theirs = shared_memory.attach(memory).reshape(self._num_sender_blocks, -1)
             return HostCopier(self._blocks, theirs, NUM_THREADS)
         cuda.use(self._blocks.device)
         driver = cuda_ipc.Driver()
@@ -96,8 +96,8 @@ def _kind(memory: HostMemory | DeviceMemory | None) -> str:
 
 
 def _unmap(driver: cuda_ipc.Driver, base: int) -> None:
-    """The lender may be gone; that is no reason to keep anyone waiting for the outcome of a pull."""
+    """The sender may be gone; that is no reason to keep anyone waiting for the outcome of a pull."""
     try:
         driver.unmap(base)
     except RuntimeError as error:
-        logger.warning("a lender's memory stays mapped: %s", error)
+        logger.warning("a sender's memory stays mapped: %s", error)

@@ -1,4 +1,4 @@
-"""The host link: blocks between an instance's KV cache and the pool's memory, moved beside the instance's compute.
+"""The transport `host`: blocks between an instance's KV cache and the pool's memory, moved while it computes.
 
 A thread carries out transfers in the order in which they were started, urgent ones before others; on a GPU, one for
 each direction. Before each piece it looks at the transfer's deadline, and whether it has been abandoned, so that

@@ -1,6 +1,6 @@
 """CPU memory that a process of the same user can map: a file in memory without a name, which goes with its last user.
 
-torch maps it, keeps it open, and knows of a tensor which file its memory is. Who wants to map it opens it by way of
+torch maps it, keeps it open, and knows of a tensor which file its memory is. Who specs to map it opens it by way of
 /proc, which lets the same user only, and can read it.
 """
 
@@ -54,12 +54,12 @@ def attach(memory: HostMemory) -> NDArray[np.uint8]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise OSError(f"the lender's memory can't be opened: {error}") from error
+        raise OSError(f"the sender's memory can't be opened: {error}") from error
     try:
         found = os.fstat(fd)
         if (found.st_ino, found.st_size) != (memory.inode, memory.num_bytes):
             raise OSError(
-                f"the lender's memory is not at {path}: both ends have to be on one host, as one user"
+                f"the sender's memory is not at {path}: both ends have to be on one host, as one user"
             )
         return np.frombuffer(mmap.mmap(fd, memory.num_bytes, prot=mmap.PROT_READ), np.uint8)
     finally:

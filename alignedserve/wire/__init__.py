@@ -1,11 +1,11 @@
-"""Messages between the router and everyone else: `Hub` is its end, `RouterLink` is theirs."""
+"""Messages between the router and everyone else: `Hub` is its end, `RouterConnection` is theirs."""
 
 from __future__ import annotations
 
 from alignedserve.wire.address import RouterAddress
+from alignedserve.wire.connection import RefusedByRouter, RouterConnection, new_epoch
 from alignedserve.wire.frames import FrameReader, WireError, frame
 from alignedserve.wire.hub import Handler, Hub
-from alignedserve.wire.link import RefusedByRouter, RouterLink, new_epoch
 from alignedserve.wire.signals import stop_on_sigterm
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "Hub",
     "RefusedByRouter",
     "RouterAddress",
-    "RouterLink",
+    "RouterConnection",
     "WireError",
     "frame",
     "new_epoch",

@@ -21,8 +21,8 @@ from alignedserve.handshake import ServerHandshake
 from alignedserve.messages import ROLES, AnyMessage, Hello, Message, Ping, Pong, Refused
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire.address import check_unused
+from alignedserve.wire.connection import NUM_PINGS
 from alignedserve.wire.frames import MAX_FRAME_BYTES
-from alignedserve.wire.link import NUM_PINGS
 from alignedserve.wire.peer import Peer
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
-"""KV blocks from one process to another on one GPU, by the link `ipc`: a lender in a process of its own, a puller here.
+"""KV blocks from one process to another on one GPU, by `ipc`: a sender in a process of its own, a receiver here.
 
 All blocks in one pull, in no order, so that each block is a copy of its own; from the call to the outcome. What arrived
-is compared with what the lender has, byte by byte. The share is of a large copy within the GPU (`ceilings`), if that
+is compared with what the sender has, byte by byte. The share is of a large copy within the GPU (`ceilings`), if that
 was measured. `first_s`: the first pull, with connecting and mapping.
 """
 
@@ -20,9 +20,9 @@ import torch
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.data_path import allocator
-from alignedserve.transport.lender import Lender
-from alignedserve.transport.links import Links
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.kv_receiver import KVReceiver
+from alignedserve.transport.kv_sender import KVSender
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 from benchmarks.gpu.bench import Bench, free_memory
 from benchmarks.gpu.moves import scattered
@@ -33,7 +33,7 @@ MIB = 1 << 20
 BLOCK_MIB = (1, 2, 12)
 NUM_BYTES = 1 << 30
 REPEATS = 12
-LENDER, PULLER = InstanceId("prefill-0"), InstanceId("decode-0")
+SENDER, RECEIVER = InstanceId("prefill-0"), InstanceId("decode-0")
 MAX_PULL_S = 10.0
 # to end by itself
 END_S = 5.0
@@ -42,7 +42,7 @@ END_S = 5.0
 def run(bench: Bench) -> None:
     if not bench.has_time("-", bench.pick(15, 1)):
         return
-    with lender(bench) as pipe:
+    with sender(bench) as pipe:
         for mib in BLOCK_MIB:
             bench.case(f"{mib} MiB blocks", pulls, bench, pipe, mib * MIB)
 
@@ -79,10 +79,10 @@ def _timed(bench: Bench, ours: torch.Tensor, address: str, repeats: int) -> list
     targets = [here for here, _ in scattered(len(ours), seed=0)]
     completions, outcomes, seconds = Completions(), list[Outcome](), []
     bench.synchronize()
-    with closing(Links("ipc", ours, identity(PULLER), completions)) as links:
+    with closing(KVReceiver("ipc", ours, identity(RECEIVER), completions)) as receiver:
         for key in range(repeats):
             begin, timeout_s = time.perf_counter(), max(0.1, min(MAX_PULL_S, bench.seconds_left))
-            links.pull(LENDER, address, [(RequestKey(key), targets)], outcomes.append, timeout_s)
+            receiver.pull(SENDER, address, [(RequestKey(key), targets)], outcomes.append, timeout_s)
             completions.run(timeout_s + END_S)
             seconds.append(time.perf_counter() - begin)
             if len(outcomes) <= key or outcomes[key].error:
@@ -93,7 +93,7 @@ def _timed(bench: Bench, ours: torch.Tensor, address: str, repeats: int) -> list
 # ---- the other process ----
 
 
-def lend(pipe: Connection, device_name: str, seed: int = 0) -> None:
+def run_sender(pipe: Connection, device_name: str, seed: int = 0) -> None:
     """For every question, blocks, and where they can be pulled; None: no more of them. Ends when the pipe does."""
     device = torch.device(device_name)
     while True:
@@ -102,23 +102,23 @@ def lend(pipe: Connection, device_name: str, seed: int = 0) -> None:
         except EOFError:
             return
         try:
-            _lend(pipe, device, num_blocks, block_bytes, repeats, seed)
+            _send(pipe, device, num_blocks, block_bytes, repeats, seed)
         except EOFError:
             return
         except Exception as error:
-            pipe.send(RuntimeError(f"the lender: {type(error).__name__}: {error}"))
+            pipe.send(RuntimeError(f"the sender: {type(error).__name__}: {error}"))
 
 
-def _lend(
+def _send(
     pipe: Connection, device: torch.device, num_blocks: int, block_bytes: int, repeats: int, seed: int
 ) -> None:
     blocks = noise(num_blocks, block_bytes, device, seed)
-    shelf = Shelf(Epoch(1), Completions())
+    staging_buffer = StagingBuffer(Epoch(1), Completions())
     sources = [BlockId(there) for _, there in scattered(num_blocks, seed=0)]
     for key in range(repeats):
-        shelf.put(RequestKey(key), sources, lambda _: None)
-    with closing(Lender("ipc", blocks, shelf, identity(LENDER))) as lender:
-        pipe.send(lender.address)
+        staging_buffer.put(RequestKey(key), sources, lambda _: None)
+    with closing(KVSender("ipc", blocks, staging_buffer, identity(SENDER))) as sender:
+        pipe.send(sender.address)
         pipe.recv()
     del blocks
     free_memory()
@@ -139,11 +139,11 @@ def identity(name: InstanceId) -> Identity:
 
 
 @contextmanager
-def lender(bench: Bench) -> Iterator[Connection]:
+def sender(bench: Bench) -> Iterator[Connection]:
     """The pipe to it. It ends with the block, and with this process, however that ends."""
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
-    process = spawn.Process(target=lend, args=(theirs, str(bench.device)), daemon=True)
+    process = spawn.Process(target=run_sender, args=(theirs, str(bench.device)), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -158,7 +158,7 @@ def lender(bench: Bench) -> Iterator[Connection]:
 def ask(bench: Bench, pipe: Connection, question: object) -> Any:
     pipe.send(question)
     if not pipe.poll(max(0.1, bench.seconds_left)):
-        raise RuntimeError("the lender says nothing")
+        raise RuntimeError("the sender says nothing")
     answer = pipe.recv()
     if isinstance(answer, Exception):
         raise answer

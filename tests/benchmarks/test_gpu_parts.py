@@ -91,26 +91,26 @@ def test_what_another_process_lends_is_checked_and_measured(tmp_path: Path) -> N
     assert all(row["is_right"] and row["pull_per_s"] > 0 for row in rows(tmp_path))
 
 
-def lend_others(pipe: Connection, device: str) -> None:
-    link.lend(pipe, device, seed=1)
+def send_others(pipe: Connection, device: str) -> None:
+    link.run_sender(pipe, device, seed=1)
 
 
 @pytest.mark.slow
-def test_other_bytes_than_the_lenders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "lend", lend_others)
+def test_other_bytes_than_the_senders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "run_sender", send_others)
     monkeypatch.setattr(link, "BLOCK_MIB", (1,))
     bench = tiny_bench(tmp_path)
     link.run(bench)
     assert "what arrived is not what was sent" in rows(tmp_path)[0]["error"]
 
 
-def lend_nothing(pipe: Connection, device: str) -> None:
+def send_nothing(pipe: Connection, device: str) -> None:
     raise SystemExit(1)
 
 
 @pytest.mark.slow
-def test_a_lender_that_dies_is_recorded_case_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "lend", lend_nothing)
+def test_a_sender_that_dies_is_recorded_case_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "run_sender", send_nothing)
     bench = tiny_bench(tmp_path)
     link.run(bench)
     assert len(rows(tmp_path)) == 3 and all("error" in row for row in rows(tmp_path))

@@ -1,4 +1,4 @@
-"""Requests that a prefill instance has staged, pulled over a real link."""
+"""Requests that a prefill instance has staged, pulled over a real connection."""
 
 from __future__ import annotations
 

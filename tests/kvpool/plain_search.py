@@ -1,11 +1,11 @@
-"""The rules of search.py and widen.py once more, over a plain list: slow, and one request at a time."""
+"""The rules of search.py and batch_expansion.py once more, over a plain list: slow, and one request at a time."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-from alignedserve.kvpool.basket import Limits
+from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.types import RequestKey
 
 MAX_LENGTH, LEAF_WIDTH, NUM_LEVELS = 65536, 16, 7
@@ -82,7 +82,7 @@ class PlainIndex:
 
 def plain_batch(
     index: PlainIndex,
-    limits: Limits,
+    limits: BatchLimits,
     urgent_before_s: float = -math.inf,
     starved_before_s: float = -math.inf,
 ) -> set[RequestKey]:
@@ -99,7 +99,7 @@ def plain_batch(
 
 
 class PlainSearch:
-    def __init__(self, index: PlainIndex, limits: Limits, seen: list[Pooled]) -> None:
+    def __init__(self, index: PlainIndex, limits: BatchLimits, seen: list[Pooled]) -> None:
         self.index, self.limits, self.seen = index, limits, seen
         self.batch: list[Pooled] = []
 
@@ -113,8 +113,8 @@ class PlainSearch:
         for each in order:
             if self.has_room(each):
                 self.batch.append(each)
-        if self.batch and self.num_wanted > 0:
-            self.widen(area)
+        if self.batch and self.num_missing > 0:
+            self.expand(area)
         return self.batch
 
     def start(self, urgent_before_s: float) -> Range:
@@ -131,14 +131,14 @@ class PlainSearch:
             return longest
         return max(quarters, key=lambda quarter: len(self.within(quarter)))
 
-    def widen(self, node: Range) -> None:
+    def expand(self, node: Range) -> None:
         kept = [each.length for each in self.within(node)]
         low, high = min(kept), max(kept)
         passed_over: list[Pooled] = []
         area = node
         while area.width < MAX_LENGTH:
             area = area.parent
-            while not (passed_over and self.num_wanted <= 0):
+            while not (passed_over and self.num_missing <= 0):
                 others = [
                     each
                     for each in self.within(area)
@@ -161,7 +161,7 @@ class PlainSearch:
                 low, high = min(low, nearest.length), max(high, nearest.length)
 
     @property
-    def num_wanted(self) -> int:
+    def num_missing(self) -> int:
         return self.limits.min_requests - len(self.batch)
 
     def within(self, area: Range) -> list[Pooled]:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alignedserve.kvpool.ledger import Ledger
-from alignedserve.kvpool.owners import OwnerTable, State
+from alignedserve.kvpool.block_allocator import BlockAllocator
+from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
-from tests.kvpool.ledger_steps import BLOCK_SIZE, assert_between, random_step, records
+from tests.kvpool.allocator_steps import BLOCK_SIZE, assert_between, random_step, records
 
 COLUMNS = ("_key", "_position", "_num_blocks", "_num_tokens", "_state")
 Writes = list[list[tuple[int, int, int]]]
@@ -36,25 +36,25 @@ class WatchedColumn:
         return self.values
 
 
-def watched_ledger(num_blocks: int) -> tuple[Ledger, Writes]:
+def watched_allocator(num_blocks: int) -> tuple[BlockAllocator, Writes]:
     table, writes = OwnerTable.plain(num_blocks), []
-    ledger = Ledger(table, BLOCK_SIZE, deadline_s=0)
+    allocator = BlockAllocator(table, BLOCK_SIZE, deadline_s=0)
     for column, name in enumerate(COLUMNS):
         setattr(table, name, WatchedColumn(getattr(table, name), column, writes))
-    return ledger, writes
+    return allocator, writes
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_cut_off_at_any_write_the_table_holds_whole_requests(seed: int) -> None:
     dice, num_blocks = Random(seed), 12
-    ledger, writes = watched_ledger(num_blocks)
+    allocator, writes = watched_allocator(num_blocks)
     columns = np.zeros((OwnerTable.NUM_COLUMNS, num_blocks), np.int64)
     num_cuts = 0
     for now in range(40):
-        before = records(ledger)
+        before = records(allocator)
         writes.clear()
-        random_step(ledger, dice, now)
-        after = records(ledger)
+        random_step(allocator, dice, now)
+        after = records(allocator)
         # the rows of one write in any order: nothing says which comes first
         single = [each for write in writes for each in dice.sample(write, len(write))]
         for column, row, value in single:
@@ -67,10 +67,10 @@ def test_cut_off_at_any_write_the_table_holds_whole_requests(seed: int) -> None:
 
 def recovered(columns: np.ndarray) -> dict:
     columns = columns.copy()
-    ledger = Ledger(OwnerTable(columns), BLOCK_SIZE, deadline_s=0)
-    ledger.check()
-    assert records(Ledger(OwnerTable(columns), BLOCK_SIZE, deadline_s=0)) == records(ledger)
-    return records(ledger)
+    allocator = BlockAllocator(OwnerTable(columns), BLOCK_SIZE, deadline_s=0)
+    allocator.check()
+    assert records(BlockAllocator(OwnerTable(columns), BLOCK_SIZE, deadline_s=0)) == records(allocator)
+    return records(allocator)
 
 
 def test_blocks_come_back_in_the_order_of_their_tokens() -> None:
@@ -78,10 +78,10 @@ def test_blocks_come_back_in_the_order_of_their_tokens() -> None:
     key, blocks = RequestKey(2**63 - 1), [PoolBlockId(block) for block in (4, 1, 5)]
     table.extend(key, [], blocks[:2])
     table.extend(key, blocks[:2], blocks[2:])
-    table.record(blocks[0], 11, State.HELD)
-    (holding,) = table.recover()
-    assert (holding.key, holding.blocks, holding.num_tokens) == (key, [4, 1, 5], 11)
-    assert holding.state is State.HELD and table.num_owned == 3
+    table.record(blocks[0], 11, AllocationState.HELD)
+    (allocation,) = table.recover()
+    assert (allocation.key, allocation.blocks, allocation.num_tokens) == (key, [4, 1, 5], 11)
+    assert allocation.state is AllocationState.HELD and table.num_owned == 3
 
 
 def test_a_broken_table_is_told_with_both_numbers() -> None:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from alignedserve.kvpool.owners import OwnerTable, State
+from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.kvpool.pool import Pool, PoolConfig, gone
 from alignedserve.messages import (
     Candidates,
@@ -32,7 +32,7 @@ COUNTS = st.integers(1, 30)
 class Kept:
     blocks: list[int]
     num_tokens: int = 0
-    state: State = State.RESERVED
+    state: AllocationState = AllocationState.RESERVED
     deadline_s: float = 0
     is_candidate: bool = False
 
@@ -63,9 +63,9 @@ class PoolStates(RuleBasedStateMachine):
         kept = self.kept[key]
         if kept.num_tokens == 0:
             self.forget(key)
-        elif kept.state is not State.SPARE:
+        elif kept.state is not AllocationState.SPARE:
             kept.blocks = kept.blocks[: -(-kept.num_tokens // BLOCK_SIZE)]
-            kept.state, kept.is_candidate = State.SPARE, False
+            kept.state, kept.is_candidate = AllocationState.SPARE, False
             self.spares.append(key)
 
     @rule(key=KEYS, num_tokens=COUNTS)
@@ -86,7 +86,9 @@ class PoolStates(RuleBasedStateMachine):
         assert answer.blocks[: len(kept.blocks)] == kept.blocks
         for spare in [*dropped, key]:
             self.forget(spare)
-        self.kept[key] = Kept(list(answer.blocks), kept.num_tokens, State.RESERVED, self.now + LAPSE_S)
+        self.kept[key] = Kept(
+            list(answer.blocks), kept.num_tokens, AllocationState.RESERVED, self.now + LAPSE_S
+        )
 
     @rule(key=KEYS, num_tokens=COUNTS, due_in_s=st.integers(0, 4), is_candidate=st.booleans())
     def commit(self, key: RequestKey, num_tokens: int, due_in_s: int, is_candidate: bool) -> None:
@@ -97,7 +99,7 @@ class PoolStates(RuleBasedStateMachine):
             assert answers == [gone(key)]
             return
         assert answers == []
-        self.kept[key] = Kept(kept.blocks, num_tokens, State.HELD, is_candidate=is_candidate)
+        self.kept[key] = Kept(kept.blocks, num_tokens, AllocationState.HELD, is_candidate=is_candidate)
 
     @rule(keys=st.lists(KEYS, max_size=3))
     def make_spare(self, keys: list[RequestKey]) -> None:
@@ -142,7 +144,7 @@ class PoolStates(RuleBasedStateMachine):
         late = [
             key
             for key, kept in self.kept.items()
-            if kept.state is State.RESERVED and kept.deadline_s <= self.now
+            if kept.state is AllocationState.RESERVED and kept.deadline_s <= self.now
         ]
         lost = [key for key in late if not self.kept[key].num_tokens]
         for key in late:

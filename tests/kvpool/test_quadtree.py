@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
-from alignedserve.kvpool.widen import lengths_of
 from alignedserve.types import RequestKey
 
 A, B = RequestKey(1), RequestKey(2)
@@ -58,12 +57,12 @@ def test_nodes_count_what_is_in_their_range() -> None:
 
 
 def test_ranges_are_cut_in_four_down_to_sixteen() -> None:
-    assert lengths_of(ROOT) == (1, MAX_LENGTH)
-    assert lengths_of(Node(1, 3)) == (49153, 65536)
-    assert lengths_of(Node(6, 1)) == (17, 32) and Node(6, 1).is_leaf
+    assert ROOT.length_range == (1, MAX_LENGTH)
+    assert Node(1, 3).length_range == (49153, 65536)
+    assert Node(6, 1).length_range == (17, 32) and Node(6, 1).is_leaf
     assert ROOT.children[2].children[1].parent == Node(1, 2)
     for length in (1, 16, 17, 4096, 65535, 65536):
-        low, high = lengths_of(Node(6, leaf_of(length)))
+        low, high = Node(6, leaf_of(length)).length_range
         assert low <= length <= high == low + LEAF_WIDTH - 1
     assert leaf_of(MAX_LENGTH) == leaf_of(10**6) == NUM_LEAVES - 1
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kvpool.basket import Limits
+from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
 from alignedserve.types import RequestKey
@@ -28,9 +28,9 @@ BLOCK_SIZES = st.sampled_from([4, 16, 32])
 
 
 @st.composite
-def any_limits(draw: st.DrawFn) -> Limits:
+def any_limits(draw: st.DrawFn) -> BatchLimits:
     max_blocks = draw(st.one_of(st.integers(0, 40), st.integers(0, 20_000)))
-    return Limits(max_blocks, draw(st.integers(0, 14)), draw(st.integers(0, 9)))
+    return BatchLimits(max_blocks, draw(st.integers(0, 14)), draw(st.integers(0, 9)))
 
 
 @dataclass
@@ -68,7 +68,7 @@ def filled(arrivals: list[tuple[int, int]], block_size: int) -> Both:
     st.lists(ARRIVALS, min_size=1, max_size=5), st.lists(any_limits(), min_size=5, max_size=5), BLOCK_SIZES
 )
 def test_it_finds_what_the_plain_search_finds(
-    waves: list[list[tuple[int, int]]], limits: list[Limits], block_size: int
+    waves: list[list[tuple[int, int]]], limits: list[BatchLimits], block_size: int
 ) -> None:
     both, now = Both(block_size), 0.0
     for wave, limit in zip(waves, limits, strict=False):
@@ -86,7 +86,9 @@ def test_it_finds_what_the_plain_search_finds(
 
 @settings(max_examples=300, deadline=None)
 @given(ARRIVALS, any_limits(), BLOCK_SIZES)
-def test_what_holds_of_every_batch(arrivals: list[tuple[int, int]], limits: Limits, block_size: int) -> None:
+def test_what_holds_of_every_batch(
+    arrivals: list[tuple[int, int]], limits: BatchLimits, block_size: int
+) -> None:
     both = filled(arrivals, block_size)
     batch = both.of(form_batch(both.tree, limits, urgent_before_s=10))
     num_blocks = sum(each.num_blocks for each in batch)
@@ -106,7 +108,7 @@ def assert_no_hole(batch: list[Pooled], fitting: list[Pooled]) -> None:
     assert high - low < LEAF_WIDTH or not any(low < each.length < high for each in fitting)
 
 
-def assert_has_the_most_urgent(batch: list[Pooled], both: Both, limits: Limits) -> None:
+def assert_has_the_most_urgent(batch: list[Pooled], both: Both, limits: BatchLimits) -> None:
     alone = [each for each in both.plain.pooled.values() if each.num_blocks <= limits.max_blocks]
     earliest = min(each.due_s for each in alone)
     # one that fits no batch may decide where to look, if its neighbours fit
@@ -118,7 +120,7 @@ def assert_has_the_most_urgent(batch: list[Pooled], both: Both, limits: Limits) 
 @settings(max_examples=300, deadline=None)
 @given(ARRIVALS, any_limits(), BLOCK_SIZES)
 def test_its_lengths_lie_within_the_smallest_range_that_is_too_much(
-    arrivals: list[tuple[int, int]], limits: Limits, block_size: int
+    arrivals: list[tuple[int, int]], limits: BatchLimits, block_size: int
 ) -> None:
     """Unless it has to look further for enough requests."""
     both = filled(arrivals, block_size)
@@ -137,17 +139,17 @@ def test_the_densest_range_is_taken_whole() -> None:
     both = Both(16)
     sparse = [both.insert(length) for length in (3000, 5000, 5001, 9000)]
     dense = [both.insert(1040 + 10 * step) for step in range(10)]
-    found = form_batch(both.tree, Limits(max_blocks=800, max_requests=99, min_requests=8))
+    found = form_batch(both.tree, BatchLimits(max_blocks=800, max_requests=99, min_requests=8))
     assert sorted(found) == dense and not set(found) & set(sparse)
-    everything = Limits(max_blocks=5000, max_requests=99, min_requests=8)
+    everything = BatchLimits(max_blocks=5000, max_requests=99, min_requests=8)
     assert len(form_batch(both.tree, everything)) == 14
 
 
 def test_a_leaf_that_holds_too_much_gives_the_most_urgent() -> None:
     both = Both(16)
     keys = [both.insert(1000, due_s=100 - step) for step in range(10)]
-    assert form_batch(both.tree, Limits(3 * 63, 99)) == keys[:-4:-1]
-    assert form_batch(both.tree, Limits(9999, 3)) == keys[:-4:-1]
+    assert form_batch(both.tree, BatchLimits(3 * 63, 99)) == keys[:-4:-1]
+    assert form_batch(both.tree, BatchLimits(9999, 3)) == keys[:-4:-1]
 
 
 def test_an_urgent_request_takes_its_neighbours_along() -> None:
@@ -156,15 +158,15 @@ def test_an_urgent_request_takes_its_neighbours_along() -> None:
         both.insert(100)
     near = [both.insert(length) for length in (5000, 5100, 5200)]
     urgent = both.insert(5150, due_s=1)
-    limits = Limits(max_blocks=1285, max_requests=99, min_requests=4)
+    limits = BatchLimits(max_blocks=1285, max_requests=99, min_requests=4)
     assert sorted(form_batch(both.tree, limits, urgent_before_s=1)) == [*near, urgent]
     assert len(form_batch(both.tree, limits, urgent_before_s=0.9)) == 20
     # what is left of the blocks goes to the nearest there are
-    roomy = Limits(max_blocks=1300, max_requests=99, min_requests=4)
+    roomy = BatchLimits(max_blocks=1300, max_requests=99, min_requests=4)
     assert len(form_batch(both.tree, roomy, urgent_before_s=1)) == 7
 
 
-def test_widening_takes_the_nearest_next_the_shorter_of_two_and_siblings_first() -> None:
+def test_batch_expansion_takes_the_nearest_next_the_shorter_of_two_and_siblings_first() -> None:
     both = Both(16)
     # of the range 577 .. 640, and just beyond it
     seed, left, right, far_left, far_right, beyond = (
@@ -172,7 +174,7 @@ def test_widening_takes_the_nearest_next_the_shorter_of_two_and_siblings_first()
         for length, due_s in [(610, 1), (590, 9), (630, 9), (580, 9), (640, 9), (576, 9)]
     )
     for max_requests in range(1, 7):
-        limits = Limits(9999, max_requests, min_requests=max_requests)
+        limits = BatchLimits(9999, max_requests, min_requests=max_requests)
         found = form_batch(both.tree, limits, urgent_before_s=1)
         assert found == [seed, left, far_left, right, far_right, beyond][:max_requests]
 
@@ -181,12 +183,12 @@ def test_an_urgent_request_may_be_alone() -> None:
     both = Both(16)
     both.insert(40_000)
     urgent = both.insert(30_000, due_s=1)
-    assert form_batch(both.tree, Limits(30_000 // 16, 99, 36), urgent_before_s=1) == [urgent]
+    assert form_batch(both.tree, BatchLimits(30_000 // 16, 99, 36), urgent_before_s=1) == [urgent]
 
 
 def test_a_range_that_waits_too_long_goes_before_a_denser_one() -> None:
     both = Both(16)
-    limits = Limits(max_blocks=100, max_requests=4, min_requests=1)
+    limits = BatchLimits(max_blocks=100, max_requests=4, min_requests=1)
     lonely = both.insert(1200, now=0)
     for now in range(20):
         for _ in range(4):
@@ -203,26 +205,26 @@ def test_one_that_fits_no_batch_is_in_nobody_s_way() -> None:
     for _ in range(5):
         both.insert(5000, due_s=0)
     small = both.insert(100, due_s=50)
-    limits = Limits(max_blocks=100, max_requests=99, min_requests=1)
+    limits = BatchLimits(max_blocks=100, max_requests=99, min_requests=1)
     assert form_batch(both.tree, limits) == form_batch(both.tree, limits, urgent_before_s=1) == [small]
-    assert form_batch(both.tree, Limits(6, 99)) == form_batch(both.tree, Limits(100, 0)) == []
+    assert form_batch(both.tree, BatchLimits(6, 99)) == form_batch(both.tree, BatchLimits(100, 0)) == []
     assert form_batch(QuadTree(16), limits) == []
 
 
 def test_lengths_beyond_the_tree_are_judged_by_their_own_blocks() -> None:
     both = Both(16)
     long, longer = both.insert(70_000), both.insert(140_000)
-    assert form_batch(both.tree, Limits(4400, 99)) == [long]
-    assert form_batch(both.tree, Limits(4100, 99)) == []
-    assert sorted(form_batch(both.tree, Limits(99_999, 99))) == [long, longer]
+    assert form_batch(both.tree, BatchLimits(4400, 99)) == [long]
+    assert form_batch(both.tree, BatchLimits(4100, 99)) == []
+    assert sorted(form_batch(both.tree, BatchLimits(99_999, 99))) == [long, longer]
     short = both.insert(10)
-    assert form_batch(both.tree, Limits(4100, 99)) == [short]
+    assert form_batch(both.tree, BatchLimits(4100, 99)) == [short]
 
 
 @settings(max_examples=200, deadline=None)
 @given(ARRIVALS, any_limits(), CLOSE, st.integers(0, 2000), BLOCK_SIZES)
 def test_near_search_takes_the_nearest_to_the_middle_that_fit(
-    arrivals: list[tuple[int, int]], limits: Limits, low: int, width: int, block_size: int
+    arrivals: list[tuple[int, int]], limits: BatchLimits, low: int, width: int, block_size: int
 ) -> None:
     both, high = filled(arrivals, block_size), low + width
     found = both.of(find_near(both.tree, low, high, limits))

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from alignedserve.kv_format import BlockFormat
-from alignedserve.kvpool.ledger import Ledger
+from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.process import segments
 from alignedserve.kvpool.segment import DIRECTORY, Segment, sweep
 from alignedserve.types import RequestKey
-from tests.kvpool.ledger_steps import BLOCK_SIZE, assert_between, random_step, records
+from tests.kvpool.allocator_steps import BLOCK_SIZE, assert_between, random_step, records
 
 ROOT = Path(__file__).parents[2]
 FORM = BlockFormat(num_layers=2, block_size=BLOCK_SIZE, num_kv_heads=2, head_dim=8, dtype="float32")
@@ -47,9 +47,9 @@ def test_blocks_begin_at_a_page_and_beside_the_table(name: str) -> None:
     segment = Segment.create(name, FORM, num_blocks=700)
     assert segment.blocks.ctypes.data % os.sysconf("SC_PAGESIZE") == 0
     segment.blocks[:] = 255
-    ledger = Ledger(segment.table, BLOCK_SIZE, deadline_s=0)
-    assert ledger.num_free_blocks == 700
-    assert ledger.reserve(RequestKey(1), 700 * BLOCK_SIZE, deadline_s=1)
+    allocator = BlockAllocator(segment.table, BLOCK_SIZE, deadline_s=0)
+    assert allocator.num_free_blocks == 700
+    assert allocator.reserve(RequestKey(1), 700 * BLOCK_SIZE, deadline_s=1)
     assert (segment.blocks == 255).all()
 
 
@@ -131,12 +131,12 @@ def test_arrays_outlive_closing_and_unlinking(name: str) -> None:
 
 
 def test_a_restarted_pool_finds_what_the_one_before_had(name: str) -> None:
-    ledger = Ledger(Segment.create(name, FORM, num_blocks=9).table, BLOCK_SIZE, deadline_s=0)
+    allocator = BlockAllocator(Segment.create(name, FORM, num_blocks=9).table, BLOCK_SIZE, deadline_s=0)
     dice = Random(4)
     for now in range(30):
-        random_step(ledger, dice, now)
-    assert records(ledger)
-    assert records(Ledger(Segment.attach(name).table, BLOCK_SIZE, deadline_s=0)) == records(ledger)
+        random_step(allocator, dice, now)
+    assert records(allocator)
+    assert records(BlockAllocator(Segment.attach(name).table, BLOCK_SIZE, deadline_s=0)) == records(allocator)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -149,12 +149,12 @@ def test_a_pool_killed_at_any_time_leaves_whole_requests(name: str, seed: int) -
         num_seen = len(child.stdout.read(Random(seed).randint(50, 2000)))
         child.kill()
         num_done = num_seen + len(child.stdout.read())
-    twin, dice = Ledger(OwnerTable.plain(num_blocks), BLOCK_SIZE, deadline_s=0), Random(seed)
+    twin, dice = BlockAllocator(OwnerTable.plain(num_blocks), BLOCK_SIZE, deadline_s=0), Random(seed)
     for now in range(num_done):
         random_step(twin, dice, now)
     before = records(twin)
     random_step(twin, dice, num_done)
-    found = Ledger(segment.table, BLOCK_SIZE, deadline_s=0)
+    found = BlockAllocator(segment.table, BLOCK_SIZE, deadline_s=0)
     found.check()
     assert_between(records(found), before, records(twin))
 

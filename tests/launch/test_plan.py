@@ -11,69 +11,71 @@ import pytest
 from alignedserve import demo
 from alignedserve.config import EngineConfig
 from alignedserve.launch.config import ServeConfig
-from alignedserve.launch.plan import DEFAULT_POOL_BYTES, Request, Site, check, plan_gateway, plan_island
+from alignedserve.launch.plan import DEFAULT_POOL_BYTES, LaunchRequest, Node, check, plan_gateway, plan_island
 from alignedserve.models.locate import locate_model
 from alignedserve.router.config import RouterConfig
 from alignedserve.wire import RouterAddress
 
 MODEL = str(demo.MODEL_DIR)
 GIB = 1 << 30
-SITE = Site("here", None, num_gpus=0, free_shm_bytes=8 * GIB, router=RouterAddress("127.0.0.1", 1, "secret"))
+NODE = Node("here", None, num_gpus=0, free_shm_bytes=8 * GIB, router=RouterAddress("127.0.0.1", 1, "secret"))
 # of the demo model: 4 layers, k and v, 2 heads, 16 slots, 64 values of two bytes
 BLOCK_BYTES = 4 * 2 * 2 * 16 * 64 * 2
 
 
-def asked(engine: EngineConfig | None = None, **options: object) -> Request:
+def asked(engine: EngineConfig | None = None, **options: object) -> LaunchRequest:
     config = ServeConfig(**options)  # type: ignore[arg-type]
-    return Request(engine or EngineConfig(MODEL), RouterConfig(), config, locate_model(MODEL))
+    return LaunchRequest(engine or EngineConfig(MODEL), RouterConfig(), config, locate_model(MODEL))
 
 
 def test_an_island_has_a_router_a_pool_and_the_instances() -> None:
-    plan = plan_island(asked(prefill_instances=2, decode_instances=3), SITE, "prefix")
+    plan = plan_island(asked(prefill_instances=2, decode_instances=3), NODE, "prefix")
     names = ["router", "kvpool-0", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
-    assert [part.instance_id for part in plan.parts] == names
-    router, pool, *instances = plan.parts
-    assert router.config.expected == {part.instance_id: part.role for part in (pool, *instances)}
+    assert [spec.instance_id for spec in plan.processes] == names
+    router, pool, *instances = plan.processes
+    assert router.config.expected == {spec.instance_id: spec.role for spec in (pool, *instances)}
     assert pool.config.segment_prefix == "prefix-here"
     assert plan.num_pool_blocks == DEFAULT_POOL_BYTES // BLOCK_BYTES == pool.config.num_blocks
 
 
 def test_all_parts_agree_on_what_was_left_open() -> None:
-    plan = plan_island(asked(), SITE, "prefix")
-    engines = {part.config.engine for part in plan.parts[2:]}
+    plan = plan_island(asked(), NODE, "prefix")
+    engines = {spec.config.engine for spec in plan.processes[2:]}
     assert len(engines) == 1
     engine = engines.pop()
     assert (engine.model, engine.dtype, engine.device, engine.use_tqdm) == (MODEL, "bfloat16", "cpu", False)
     gateway = plan_gateway(asked(), [plan], "unix:///redis.sock")
     assert gateway.config.fingerprint == {"model": engine.model}
-    assert gateway.config.routers == (SITE.router,) and gateway.config.served_model_name == MODEL
+    assert gateway.config.routers == (NODE.router,) and gateway.config.served_model_name == MODEL
 
 
 def test_the_gateway_is_told_whose_pages_may_call() -> None:
     wanted = asked(allowed_origins=("https://a.example",), allowed_hosts=("a.example",))
-    gateway = plan_gateway(wanted, [plan_island(wanted, SITE, "prefix")], "unix:///redis.sock")
+    gateway = plan_gateway(wanted, [plan_island(wanted, NODE, "prefix")], "unix:///redis.sock")
     assert gateway.config.allowed_origins == ("https://a.example",)
     assert gateway.config.allowed_hosts == ("a.example",)
 
 
 def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:
-    plan = plan_island(replace(asked(), router=RouterConfig(link="gloo")), SITE, "prefix")
-    assert [part.config.transfers.link for part in plan.parts[2:]] == ["gloo", "gloo"]
-    assert plan.parts[0].config.router.link == "gloo"
+    plan = plan_island(replace(asked(), router=RouterConfig(link="gloo")), NODE, "prefix")
+    assert [spec.config.transfers.transport for spec in plan.processes[2:]] == ["gloo", "gloo"]
+    assert plan.processes[0].config.router.link == "gloo"
 
 
 def test_instances_that_share_a_gpu_can_map_each_others_memory() -> None:
     wanted = replace(asked(EngineConfig(MODEL, device="cuda")), router=RouterConfig(link="ipc"))
-    plan = plan_island(wanted, replace(SITE, num_gpus=1), "prefix")
-    assert [(part.num_gpus, part.config.transfers.link) for part in plan.parts[2:]] == [(0.5, "ipc")] * 2
+    plan = plan_island(wanted, replace(NODE, num_gpus=1), "prefix")
+    assert [(spec.num_gpus, spec.config.transfers.transport) for spec in plan.processes[2:]] == [
+        (0.5, "ipc")
+    ] * 2
 
 
 def test_a_gpu_each_where_there_are_gpus() -> None:
-    plan = plan_island(asked(prefill_instances=2), replace(SITE, num_gpus=3), "prefix")
-    assert [part.num_gpus for part in plan.parts] == [0, 0, 1, 1, 1]
-    assert {part.config.engine.device for part in plan.parts[2:]} == {"cuda"}
-    on_cpu = plan_island(asked(EngineConfig(MODEL, device="cpu")), replace(SITE, num_gpus=8), "prefix")
-    assert {part.num_gpus for part in on_cpu.parts} == {0}
+    plan = plan_island(asked(prefill_instances=2), replace(NODE, num_gpus=3), "prefix")
+    assert [spec.num_gpus for spec in plan.processes] == [0, 0, 1, 1, 1]
+    assert {spec.config.engine.device for spec in plan.processes[2:]} == {"cuda"}
+    on_cpu = plan_island(asked(EngineConfig(MODEL, device="cpu")), replace(NODE, num_gpus=8), "prefix")
+    assert {spec.num_gpus for spec in on_cpu.processes} == {0}
 
 
 @pytest.mark.parametrize(
@@ -83,32 +85,35 @@ def test_a_gpu_each_where_there_are_gpus() -> None:
 def test_instances_share_gpus_where_there_are_too_few(num_instances: int, num_gpus: int, each: float) -> None:
     engine = EngineConfig(MODEL, gpu_memory_utilization=0.9)
     plan = plan_island(
-        asked(engine, prefill_instances=num_instances - 1), replace(SITE, num_gpus=num_gpus), "prefix"
+        asked(engine, prefill_instances=num_instances - 1), replace(NODE, num_gpus=num_gpus), "prefix"
     )
-    instances = plan.parts[2:]
-    assert [part.num_gpus for part in instances] == [each] * num_instances
+    instances = plan.processes[2:]
+    assert [spec.num_gpus for spec in instances] == [each] * num_instances
     assert plan.shares_gpus == (each < 1)
-    for part in instances:
-        assert part.config.engine.gpu_memory_utilization == pytest.approx(0.9 * each)
-        assert part.config.engine.device == "cuda"
+    for spec in instances:
+        assert spec.config.engine.gpu_memory_utilization == pytest.approx(0.9 * each)
+        assert spec.config.engine.device == "cuda"
 
 
 def test_on_a_cpu_nothing_is_shared() -> None:
-    plan = plan_island(asked(EngineConfig(MODEL, gpu_memory_utilization=0.9)), SITE, "prefix")
+    plan = plan_island(asked(EngineConfig(MODEL, gpu_memory_utilization=0.9)), NODE, "prefix")
     assert not plan.shares_gpus
-    assert {part.config.engine.gpu_memory_utilization for part in plan.parts[2:]} == {0.9}
+    assert {spec.config.engine.gpu_memory_utilization for spec in plan.processes[2:]} == {0.9}
 
 
 def test_no_gpu_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="device='cuda': here has no GPU"):
-        plan_island(asked(EngineConfig(MODEL, device="cuda")), SITE, "prefix")
+        plan_island(asked(EngineConfig(MODEL, device="cuda")), NODE, "prefix")
 
 
 def test_nccl_needs_a_gpu_for_each() -> None:
     wanted = replace(asked(), router=RouterConfig(link="nccl"))
-    assert plan_island(wanted, replace(SITE, num_gpus=2), "prefix").parts[2].config.transfers.link == "nccl"
+    assert (
+        plan_island(wanted, replace(NODE, num_gpus=2), "prefix").processes[2].config.transfers.transport
+        == "nccl"
+    )
     with pytest.raises(ValueError, match="link='nccl': instances would have to share GPUs on here"):
-        plan_island(wanted, replace(SITE, num_gpus=1), "prefix")
+        plan_island(wanted, replace(NODE, num_gpus=1), "prefix")
 
 
 @pytest.mark.parametrize(
@@ -124,20 +129,20 @@ def test_too_little_shared_memory_is_refused_with_the_numbers(
     wanted: int | None, free: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        plan_island(asked(pool_memory_bytes=wanted), replace(SITE, free_shm_bytes=free), "prefix")
+        plan_island(asked(pool_memory_bytes=wanted), replace(NODE, free_shm_bytes=free), "prefix")
 
 
 def test_the_pool_takes_no_more_than_half_of_what_is_free_unasked() -> None:
-    plan = plan_island(asked(), replace(SITE, free_shm_bytes=GIB), "prefix")
+    plan = plan_island(asked(), replace(NODE, free_shm_bytes=GIB), "prefix")
     assert plan.num_pool_blocks == GIB // 2 // BLOCK_BYTES
 
 
 def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_path: Path) -> None:
     found = locate_model(MODEL)
-    by_name = Request(EngineConfig("org/name"), RouterConfig(), ServeConfig(), found)
-    assert plan_island(by_name, SITE, "prefix").parts[2].config.engine.model == MODEL
+    by_name = LaunchRequest(EngineConfig("org/name"), RouterConfig(), ServeConfig(), found)
+    assert plan_island(by_name, NODE, "prefix").processes[2].config.engine.model == MODEL
     joined = replace(by_name, serve=ServeConfig(address="auto"))
-    assert plan_island(joined, SITE, "prefix").parts[2].config.engine.model == "org/name"
+    assert plan_island(joined, NODE, "prefix").processes[2].config.engine.model == "org/name"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ def test_options_of_the_router_have_ranges(option: str, value: float, message: s
 )
 def test_links_that_cannot_be_are_refused(router: RouterConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan_island(replace(asked(), router=router), SITE, "prefix")
+        plan_island(replace(asked(), router=router), NODE, "prefix")
 
 
 def test_what_needs_no_place_is_checked_before_there_is_one() -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from alignedserve.launch.config import ServeConfig
-from alignedserve.launch.keeper import HANG_S, PartFailed
-from alignedserve.launch.store import StoreSite, store_site
-from alignedserve.launch.store_keeper import MAX_RETRY_S, RETRY_S, STEADY_S, Pauses, StoreKeeper
+from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
+from alignedserve.launch.store import StoreLocation, locate_store
+from alignedserve.launch.store_supervisor import MAX_RETRY_S, RETRY_S, STEADY_S, Pauses, StoreSupervisor
 from alignedserve.store import FileId, Store, StoreAway
 from alignedserve.store.redis_store import RedisStore
 
@@ -31,8 +31,8 @@ def state() -> Iterator[Path]:
 
 
 class Kept:
-    def __init__(self, site: StoreSite, store: Store) -> None:
-        self.site = site
+    def __init__(self, location: StoreLocation, store: Store) -> None:
+        self.location = location
         self.store = store
         self.lines: list[str] = []
         self.said = asyncio.Event()
@@ -62,7 +62,7 @@ class Kept:
 def test_a_url_that_is_none_is_named() -> None:
     with (
         pytest.raises(ValueError, match="redis_url: Redis URL must"),
-        store_site(ServeConfig(redis_url="garbage"), "alignedserve-test"),
+        locate_store(ServeConfig(redis_url="garbage"), "alignedserve-test"),
     ):
         pass
 
@@ -71,15 +71,15 @@ def play(
     state: Path, scenario: Callable[[Kept], Awaitable[None]], silence_s: float = HANG_S, limit_s: float = 30
 ) -> Kept:
     async def within_time() -> Kept:
-        with store_site(ServeConfig(state_dir=str(state)), "alignedserve-test") as site:
-            kept = Kept(site, RedisStore(site.url))
-            keeper = StoreKeeper(site, kept.say, silence_s)
-            keeping = asyncio.create_task(keeper.keep())
+        with locate_store(ServeConfig(state_dir=str(state)), "alignedserve-test") as location:
+            kept = Kept(location, RedisStore(location.url))
+            supervisor = StoreSupervisor(location, kept.say, silence_s)
+            supervising = asyncio.create_task(supervisor.supervise())
             async with asyncio.timeout(limit_s):
                 await scenario(kept)
                 await kept.store.close()
-                keeper.stop()
-                await keeping
+                supervisor.stop()
+                await supervising
             return kept
 
     return asyncio.run(within_time())
@@ -179,9 +179,9 @@ def test_it_ends_with_the_system(state: Path) -> None:
 def test_a_second_system_is_told_in_one_line(state: Path) -> None:
     config = ServeConfig(state_dir=str(state))
     with (
-        store_site(config, "alignedserve-test"),
+        locate_store(config, "alignedserve-test"),
         pytest.raises(ValueError, match=r"^state_dir='.*': another system uses it; [^\n]*$"),
-        store_site(config, "alignedserve-test-2"),
+        locate_store(config, "alignedserve-test-2"),
     ):
         pass
 
@@ -196,18 +196,18 @@ def test_data_that_it_can_not_read_is_said_with_its_own_words(state: Path) -> No
         path.write_text("nonsense\n")
 
     async def starting() -> None:
-        with store_site(ServeConfig(state_dir=str(state)), "alignedserve-test") as site:
-            await StoreKeeper(site, print).keep()
+        with locate_store(ServeConfig(state_dir=str(state)), "alignedserve-test") as location:
+            await StoreSupervisor(location, print).supervise()
 
-    with pytest.raises(PartFailed, match="redis does not start: .*manifest"):
+    with pytest.raises(ProcessFailed, match="redis does not start: .*manifest"):
         asyncio.run(starting())
 
 
 def test_a_redis_that_is_named_is_used_and_not_kept() -> None:
-    with store_site(ServeConfig(redis_url="redis://127.0.0.1:1/0"), "alignedserve-test") as site:
-        assert site.server is None and site.url == "redis://127.0.0.1:1/0"
+    with locate_store(ServeConfig(redis_url="redis://127.0.0.1:1/0"), "alignedserve-test") as location:
+        assert location.server is None and location.url == "redis://127.0.0.1:1/0"
     with (
         pytest.raises(ValueError, match="Redis URL must specify"),
-        store_site(ServeConfig(redis_url="nonsense"), "alignedserve-test"),
+        locate_store(ServeConfig(redis_url="nonsense"), "alignedserve-test"),
     ):
         pass

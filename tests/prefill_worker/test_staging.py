@@ -1,4 +1,4 @@
-"""Staged KV: loaded from the pool, pulled over a real link or taken back, and nothing is left of it."""
+"""Staged KV: loaded from the pool, pulled over a real connection or taken back, and nothing is left of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from alignedserve.messages import (
 )
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.transport.completions import Completions
-from alignedserve.transport.links import Links
+from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import prompts
@@ -42,7 +42,7 @@ NUM_BLOCKS = 19
 
 
 class Rig:
-    """A prefill instance that lends, a pool of random bytes, and one that pulls."""
+    """A prefill instance that sends, a pool of random bytes, and one that pulls."""
 
     def __init__(self, directory: Path) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=4 << 20, max_num_batched_tokens=40)
@@ -56,7 +56,7 @@ class Rig:
         self.said: list[AnyMessage] = []
         self.pulled = torch.zeros((NUM_BLOCKS, *engine.cache.format.shape), dtype=torch.float32)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.links = Links("gloo", self.pulled, identity(DECODE), self.completions)
+        self.receiver = KVReceiver("gloo", self.pulled, identity(DECODE), self.completions)
 
     def on(self, *orders: AnyMessage) -> None:
         for order in orders:
@@ -78,7 +78,7 @@ class Rig:
 
     def pull(self, key: RequestKey) -> str | None:
         blocks = [BlockId(block) for block in range(NUM_BLOCKS)]
-        self.links.pull(PREFILL, self.address, [(key, blocks)], self.outcomes.append)
+        self.receiver.pull(PREFILL, self.address, [(key, blocks)], self.outcomes.append)
         assert self.completions.run(timeout_s=60) == 1
         return self.outcomes[-1].error
 
@@ -95,7 +95,7 @@ class Rig:
         self.worker.close()
         self.worker.schedule.check_idle()
         self.worker.engine.check_idle()
-        self.links.close()
+        self.receiver.close()
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
-from alignedserve.wire import RefusedByRouter, RouterAddress, RouterLink
+from alignedserve.wire import RefusedByRouter, RouterAddress, RouterConnection
 
 TOKEN = "secret"
 EPOCH = Epoch(5)
@@ -57,8 +57,8 @@ class Client:
         self.heard: list[AnyMessage] = []
         self._changed = asyncio.Event()
         hello = Hello(role, self.name, Epoch(1), os.getpid(), {}, LIMITS, segment)
-        self.link = RouterLink(RouterAddress("127.0.0.1", port, TOKEN), lambda: hello, self)
-        self.running = asyncio.create_task(self.link.run())
+        self.connection = RouterConnection(RouterAddress("127.0.0.1", port, TOKEN), lambda: hello, self)
+        self.running = asyncio.create_task(self.connection.run())
 
     def on_up(self, welcome: Welcome) -> None:
         self.on_message(welcome)
@@ -77,7 +77,7 @@ class Client:
         return next(message for message in reversed(self.heard) if isinstance(message, kind))
 
     async def ask_cluster(self) -> Cluster:
-        self.link.send(AskCluster(9))
+        self.connection.send(AskCluster(9))
         found: Cluster = await self.hears(Cluster)
         return found
 
@@ -111,7 +111,7 @@ def test_events_reach_the_core_and_its_orders_their_addressees() -> None:
             gateway, pool = Client("gateway", port), Client("kvpool", port, "segment-1")
             prefill = Client("prefill", port)
             assert (await prefill.hears(UsePool)).segment == "segment-1"
-            gateway.link.send(submit())
+            gateway.connection.send(submit())
             assert (await pool.hears(Reserve)).key == 7
 
     play(scenario)
@@ -123,10 +123,10 @@ def test_the_cluster_is_described_with_who_is_missing() -> None:
             gateway, pool = Client("gateway", port), Client("kvpool", port, "segment-1")
             prefill = Client("prefill", port)
             await prefill.hears(UsePool)
-            gateway.link.send(submit())
+            gateway.connection.send(submit())
             await pool.hears(Reserve)
-            pool.link.send(PoolUse(num_free_blocks=3, num_spare_blocks=1))
-            pool.link.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)]))
+            pool.connection.send(PoolUse(num_free_blocks=3, num_spare_blocks=1))
+            pool.connection.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)]))
             while (cluster := await gateway.ask_cluster()).requests != {"prefilling": 1}:
                 gateway.heard.clear()
             parts = {part.instance_id: part for part in cluster.parts}
@@ -149,7 +149,7 @@ def test_launchers_hear_who_comes_and_goes() -> None:
             await launcher.hears(Cluster, 1)
             decode = Client("decode", port)
             assert "up" in states(await launcher.hears(Cluster, 2), "decode-0")
-            decode.link.stop()
+            decode.connection.stop()
             assert "down" in states(await launcher.hears(Cluster, 3), "decode-0")
 
     play(scenario)
@@ -164,7 +164,7 @@ def test_who_says_what_is_not_his_is_cut_off() -> None:
         async with serving() as (_, port, running):
             launcher, gateway = Client("launcher", port), Client("gateway", port)
             await gateway.hears(Welcome)
-            gateway.link.send(PoolUse(1, 1))
+            gateway.connection.send(PoolUse(1, 1))
             # it connects again
             await gateway.hears(Welcome, 2)
             assert len(await hears_of(launcher, "gateway-0")) >= 2 and not running.done()
@@ -179,7 +179,7 @@ def test_the_launcher_alone_ends_the_system(role: str, order: AnyMessage) -> Non
         async with serving() as (_, port, running):
             other = Client(role, port)
             await other.hears(Welcome)
-            other.link.send(order)
+            other.connection.send(order)
             # its connection was closed, and it is back
             await other.hears(Welcome, 2)
             assert not running.done()
@@ -211,7 +211,7 @@ def test_stop_reaches_everyone() -> None:
             clients = [Client(role, port) for role in ("launcher", "gateway", "decode")]
             for client in clients:
                 await client.hears(Welcome)
-            clients[0].link.send(Stop())
+            clients[0].connection.send(Stop())
             await asyncio.gather(running, *(client.running for client in clients))
 
     play(scenario)
@@ -222,14 +222,14 @@ def test_a_core_that_fails_ends_the_process() -> None:
         async with serving() as (_, port, running):
             gateway = Client("gateway", port)
             await gateway.hears(Welcome)
-            gateway.link.send(submit())
+            gateway.connection.send(submit())
             prefill = Client("prefill", port)
             pool = Client("kvpool", port, "segment-1")
             await pool.hears(Reserve)
-            pool.link.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)]))
+            pool.connection.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)]))
             await prefill.hears(Prefill)
             broken = NewTokens(RequestKey(7), 5, [1])
-            prefill.link.send(PrefillReport([broken], [], [], [], 10))
+            prefill.connection.send(PrefillReport([broken], [], [], [], 10))
             with pytest.raises(RuntimeError, match="request 7 has 0 tokens, and 5 before the new ones"):
                 await running
 
@@ -253,7 +253,7 @@ def test_the_event_log_replays_to_the_same_orders(tmp_path: Path) -> None:
                 gateway, pool = Client("gateway", port), Client("kvpool", port, "segment-1")
                 prefill = Client("prefill", port)
                 await prefill.hears(UsePool)
-                gateway.link.send(submit())
+                gateway.connection.send(submit())
                 await pool.hears(Reserve)
 
     play(scenario)

@@ -21,10 +21,10 @@ def identity(name: str, epoch: int = 1, token: str = "secret", **differing: str)
     return Identity(InstanceId(name), Epoch(epoch), FINGERPRINT | differing, token)
 
 
-def filled_blocks(num_blocks: int, block_bytes: int, seed: int, link: str = "host") -> torch.Tensor:
-    """The bytes of a block depend on seed and block. `link`: by which they can be lent."""
+def filled_blocks(num_blocks: int, block_bytes: int, seed: int, transport: str = "host") -> torch.Tensor:
+    """The bytes of a block depend on seed and block. `transport`: by which they can be sent."""
     shape = (num_blocks, block_bytes // 8, 4)
-    blocks = allocator(link)(shape, dtype=torch.bfloat16, device=torch.device("cpu"))
+    blocks = allocator(transport)(shape, dtype=torch.bfloat16, device=torch.device("cpu"))
     noise = np.random.default_rng(seed).integers(0, 256, block_bytes, dtype=np.uint8)
     for block, data in enumerate(bytes_of(blocks)):
         np.add(noise, np.uint8(block % 256), out=data)
@@ -82,4 +82,8 @@ def leaving_no_thread() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     names = [thread.name for thread in set(threading.enumerate()) - before]
-    assert not [name for name in names if name.startswith(("link", "lend", "mover"))]
+    assert not [
+        name
+        for name in names
+        if name.startswith(("sender-connection", "kv-sender", "transfer-session", "mover"))
+    ]

@@ -1,4 +1,4 @@
-"""The other end of a link, in a process of its own."""
+"""The other end of a connection, in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 
 from alignedserve.transport import shared_memory
 from alignedserve.transport.completions import Completions
-from alignedserve.transport.lender import Lender
-from alignedserve.transport.links import Links, Want
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.kv_receiver import KVReceiver, TransferSpec
+from alignedserve.transport.kv_sender import KVSender
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
 from tests.transport.helpers import Outcomes, equal_blocks, filled_blocks, identity
 
@@ -65,28 +65,28 @@ class Peer:
 
 @dataclass(frozen=True)
 class Staged:
-    """What a lender has; its blocks are `filled_blocks` of SEED."""
+    """What a sender has; its blocks are `filled_blocks` of SEED."""
 
-    link: str
+    transport: str
     num_blocks: int
     block_bytes: int
     requests: dict[RequestKey, list[BlockId]] = field(default_factory=dict)
 
 
-def lend(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
+def run_sender(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     torch.set_num_threads(1)
-    blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED, staged.link)
+    blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED, staged.transport)
     completions, outcomes = Completions(), Outcomes()
     me = identity(name, epoch)
-    shelf = Shelf(me.epoch, completions)
+    staging_buffer = StagingBuffer(me.epoch, completions)
     for key, ids in staged.requests.items():
-        shelf.put(key, ids, outcomes.append)
-    lender = Lender(staged.link, blocks, shelf, me)
-    pipe.send(lender.address)
+        staging_buffer.put(key, ids, outcomes.append)
+    sender = KVSender(staged.transport, blocks, staging_buffer, me)
+    pipe.send(sender.address)
     while pipe.recv() is not None:
-        pipe.send((len(shelf), shelf.num_lent))
-    lender.close()
-    shelf.clear()
+        pipe.send((len(staging_buffer), staging_buffer.num_being_pulled))
+    sender.close()
+    staging_buffer.clear()
     completions.run()
     pipe.send([(outcome.keys, outcome.error) for outcome in outcomes])
 
@@ -94,27 +94,27 @@ def lend(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
 @dataclass(frozen=True)
 class Order:
     address: str
-    wants: list[Want]
-    # what should arrive: the lender's blocks
+    specs: list[TransferSpec]
+    # what should arrive: the sender's blocks
     sources: Sequence[BlockId]
     timeout_s: float = 30.0
 
 
 def pull(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
-    """Into as many blocks as the lender has, of memory that the test can look into."""
+    """Into as many blocks as the sender has, of memory that the test can look into."""
     torch.set_num_threads(1)
     shape = (staged.num_blocks, staged.block_bytes)
     blocks = shared_memory.empty(shape, dtype=torch.uint8, device=torch.device("cpu"))
     theirs = filled_blocks(staged.num_blocks, staged.block_bytes, SEED)
     completions = Completions()
-    links = Links(staged.link, blocks, identity(name, epoch), completions)
+    receiver = KVReceiver(staged.transport, blocks, identity(name, epoch), completions)
     pipe.send(shared_memory.describe(blocks))
     while (order := pipe.recv()) is not None:
         outcomes = Outcomes()
-        links.pull(InstanceId("prefill-0"), order.address, order.wants, outcomes.append, order.timeout_s)
+        receiver.pull(InstanceId("prefill-0"), order.address, order.specs, outcomes.append, order.timeout_s)
         assert completions.run(timeout_s=60) == 1
-        targets = [block for _, ids in order.wants for block in ids]
+        targets = [block for _, ids in order.specs for block in ids]
         error = outcomes.only.error
         pipe.send((error, error is None and equal_blocks(blocks, targets, theirs, order.sources)))
-    links.close()
+    receiver.close()
     pipe.send("closed")

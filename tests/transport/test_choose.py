@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.transport.choose import LINKS, choose_link
+from alignedserve.transport.choose import TRANSPORTS, choose_transport
 from alignedserve.transport.fingerprint import differences
 
 
 @pytest.mark.parametrize(
-    ("have_cuda", "same_host", "link"),
+    ("have_cuda", "same_host", "transport"),
     [(True, True, "nccl"), (True, False, "nccl"), (False, True, "host"), (False, False, "gloo")],
 )
-def test_the_machine_chooses(have_cuda: bool, same_host: bool, link: str) -> None:
-    assert choose_link(have_cuda, same_host) == link
+def test_the_machine_chooses(have_cuda: bool, same_host: bool, transport: str) -> None:
+    assert choose_transport(have_cuda, same_host) == transport
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ def test_the_machine_chooses(have_cuda: bool, same_host: bool, link: str) -> Non
     ],
 )
 def test_the_operator_overrides(have_cuda: bool, same_host: bool, override: str) -> None:
-    assert choose_link(have_cuda, same_host, override) == override
+    assert choose_transport(have_cuda, same_host, override) == override
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match="link='nvlink': must be one of nccl, gloo, ipc, host"):
-        choose_link(True, True, "nvlink")
-    assert list(LINKS) == ["nccl", "gloo", "ipc", "host"]
+        choose_transport(True, True, "nvlink")
+    assert list(TRANSPORTS) == ["nccl", "gloo", "ipc", "host"]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 )
 def test_what_cannot_work_is_refused(have_cuda: bool, same_host: bool, override: str, why: str) -> None:
     with pytest.raises(ValueError, match=f"link='{override}'.*{why}"):
-        choose_link(have_cuda, same_host, override)
+        choose_transport(have_cuda, same_host, override)
 
 
 def test_differences_are_named_with_both_values() -> None:

@@ -10,10 +10,10 @@ import torch
 from alignedserve.transport import cuda
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import GROUP_BYTES
-from alignedserve.transport.lender import Lender
-from alignedserve.transport.links import Links
+from alignedserve.transport.kv_receiver import KVReceiver
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.mover import Mover
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId
 from tests.transport.helpers import KEY, Outcomes, block_ids, bytes_of, filled_blocks, identity, pairs
 from tests.transport.peers import SEED, Peer, Staged
@@ -72,18 +72,18 @@ def test_both_directions_at_once_in_one_call_or_many(
     assert np.array_equal(after[:half], before[:half])
 
 
-def lend_on_gpu(pipe: Connection, staged: Staged) -> None:
+def send_on_gpu(pipe: Connection, staged: Staged) -> None:
     # small ones share what the allocator has from the driver: then the blocks do not begin it
     beside = torch.ones(2 * MIB, dtype=torch.uint8, device="cuda")
     blocks = filled_blocks(staged.num_blocks, staged.block_bytes, SEED).cuda()
-    shelf = Shelf(Epoch(1), Completions())
+    staging_buffer = StagingBuffer(Epoch(1), Completions())
     for key, ids in staged.requests.items():
-        shelf.put(key, ids, lambda _: None)
-    lender = Lender("ipc", blocks, shelf, identity("prefill-0"))
-    pipe.send(lender.address)
+        staging_buffer.put(key, ids, lambda _: None)
+    sender = KVSender("ipc", blocks, staging_buffer, identity("prefill-0"))
+    pipe.send(sender.address)
     pipe.recv()
-    lender.close()
-    pipe.send((len(shelf), bool(beside.all())))
+    sender.close()
+    pipe.send((len(staging_buffer), bool(beside.all())))
 
 
 @pytest.mark.parametrize("num_blocks", [3, 2 * GROUP_BYTES // MIB])
@@ -91,13 +91,13 @@ def test_ipc_moves_blocks_between_two_processes_on_one_gpu(num_blocks: int) -> N
     order = [BlockId(block) for block in np.random.default_rng(1).permutation(num_blocks).tolist()]
     ours = torch.zeros((num_blocks + 1, MIB), dtype=torch.uint8, device="cuda")
     completions, outcomes = Completions(), Outcomes()
-    with Peer(lend_on_gpu, Staged("ipc", num_blocks, MIB, {KEY: order})) as peer:
-        links = Links("ipc", ours, identity("decode-0"), completions)
-        wants = [(KEY, block_ids(*range(num_blocks)))]
-        links.pull(InstanceId("prefill-0"), peer.receive(), wants, outcomes.append, timeout_s=60)
+    with Peer(send_on_gpu, Staged("ipc", num_blocks, MIB, {KEY: order})) as peer:
+        receiver = KVReceiver("ipc", ours, identity("decode-0"), completions)
+        specs = [(KEY, block_ids(*range(num_blocks)))]
+        receiver.pull(InstanceId("prefill-0"), peer.receive(), specs, outcomes.append, timeout_s=60)
         assert completions.run(timeout_s=60) == 1
         assert outcomes.errors == [None]
-        links.close()
+        receiver.close()
         assert peer.end() == (0, True)
     theirs = bytes_of(filled_blocks(num_blocks, MIB, SEED))
     assert np.array_equal(ours[:num_blocks].cpu().numpy(), theirs[order])
@@ -109,15 +109,15 @@ def test_nccl_moves_several_requests_between_two_gpus() -> None:
     theirs = torch.rand((8, MIB // 4), device="cuda:0")
     ours = torch.zeros((8, MIB // 4), device="cuda:1")
     completions, outcomes = Completions(), Outcomes()
-    shelf = Shelf(Epoch(1), completions)
-    shelf.put(KEY, block_ids(3, 1, 2), outcomes.append)
-    lender = Lender("nccl", theirs, shelf, identity("prefill-0"))
-    links = Links("nccl", ours, identity("decode-0"), completions)
-    wants = [(KEY, block_ids(0, 6, 7))]
-    links.pull(InstanceId("prefill-0"), lender.address, wants, outcomes.append, timeout_s=60)
+    staging_buffer = StagingBuffer(Epoch(1), completions)
+    staging_buffer.put(KEY, block_ids(3, 1, 2), outcomes.append)
+    sender = KVSender("nccl", theirs, staging_buffer, identity("prefill-0"))
+    receiver = KVReceiver("nccl", ours, identity("decode-0"), completions)
+    specs = [(KEY, block_ids(0, 6, 7))]
+    receiver.pull(InstanceId("prefill-0"), sender.address, specs, outcomes.append, timeout_s=60)
     while len(outcomes) < 2:
         assert completions.run(timeout_s=60)
-    links.close()
-    lender.close()
+    receiver.close()
+    sender.close()
     assert outcomes.errors == [None, None]
     assert torch.equal(ours[[0, 6, 7]].cpu(), theirs[[3, 1, 2]].cpu())

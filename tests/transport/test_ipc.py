@@ -1,4 +1,4 @@
-"""What is the matter of `ipc` alone: memory that is mapped, and loans that end while it is read."""
+"""What is the matter of `ipc` alone: memory that is mapped, and holds that end while it is read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from alignedserve.transport.channel import (
     DeviceMemory,
     Frame,
     Granted,
+    HandshakeRequest,
     HostMemory,
-    Knock,
     Opened,
     Pull,
     Pulled,
@@ -31,10 +31,10 @@ from alignedserve.transport.channel import (
     encoded,
 )
 from alignedserve.transport.completions import Completions, TransferId
-from alignedserve.transport.lender import Lender
-from alignedserve.transport.links import Links
+from alignedserve.transport.kv_receiver import KVReceiver
+from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.runs import Run
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 from tests.transport.helpers import (
     Outcomes,
@@ -109,57 +109,57 @@ def test_another_user_cannot_map_it() -> None:
         assert "can't be opened: [Errno 13] Permission denied" in peer.receive()
 
 
-def test_memory_of_one_process_alone_cannot_be_lent() -> None:
-    shelf = Shelf(Epoch(1), Completions())
+def test_memory_of_one_process_alone_cannot_be_sent() -> None:
+    staging_buffer = StagingBuffer(Epoch(1), Completions())
     for blocks in (
         filled_blocks(4, BLOCK_BYTES, SEED),
         filled_blocks(4, BLOCK_BYTES, SEED, "ipc")[1:],
     ):
         with leaving_no_thread(), pytest.raises(RuntimeError, match="this process's own memory"):
-            Lender("ipc", blocks, shelf, identity("prefill-0"))
+            KVSender("ipc", blocks, staging_buffer, identity("prefill-0"))
 
 
-# ---- a real puller, a scripted lender ----
+# ---- a real receiver, a scripted sender ----
 
 
-class Puller:
+class Receiver:
     def __init__(self) -> None:
         self.blocks = empty_blocks(8, BLOCK_BYTES)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.links = Links("ipc", self.blocks, identity("decode-0"), self.completions)
+        self.kv_receiver = KVReceiver("ipc", self.blocks, identity("decode-0"), self.completions)
 
     def start(self, address: str) -> None:
-        self.links.pull(PREFILL, address, [(KEY, block_ids(0, 1, 2))], self.outcomes.append, 30.0)
+        self.kv_receiver.pull(PREFILL, address, [(KEY, block_ids(0, 1, 2))], self.outcomes.append, 30.0)
 
     def outcome(self) -> str | None:
         assert self.completions.run(timeout_s=30) == 1
         return self.outcomes.only.error
 
     def close(self) -> None:
-        self.links.close()
+        self.kv_receiver.close()
 
 
 @pytest.fixture
-def puller() -> Iterator[Puller]:
-    with closing(Puller()) as puller:
-        yield puller
+def receiver() -> Iterator[Receiver]:
+    with closing(Receiver()) as receiver:
+        yield receiver
 
 
 @pytest.fixture
-def lent() -> torch.Tensor:
+def staged() -> torch.Tensor:
     return filled_blocks(8, BLOCK_BYTES, SEED, "ipc")
 
 
 @contextmanager
-def asked(puller: Puller, opened: Opened) -> Iterator[Channel]:
-    """The lender's end, when it has let the puller in."""
+def asked(receiver: Receiver, opened: Opened) -> Iterator[Channel]:
+    """The sender's end, when it has let the receiver in."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        puller.start(f"{host}:{port}")
+        receiver.start(f"{host}:{port}")
         sock, _ = listener.accept()
     with closing(Channel(sock)) as channel:
         channel.shake(ServerHandshake("secret"), soon())
-        assert isinstance(channel.receive(soon()), Knock)
+        assert isinstance(channel.receive(soon()), HandshakeRequest)
         channel.send(opened, soon())
         yield channel
 
@@ -170,9 +170,11 @@ def memory_of(blocks: torch.Tensor, **other: int) -> HostMemory:
 
 
 @contextmanager
-def pulling(puller: Puller, blocks: torch.Tensor, runs: list[Run]) -> Iterator[tuple[Channel, TransferId]]:
-    """The lender's end, when it has granted these."""
-    with asked(puller, Opened(shared_memory.describe(blocks))) as channel:
+def pulling(
+    receiver: Receiver, blocks: torch.Tensor, runs: list[Run]
+) -> Iterator[tuple[Channel, TransferId]]:
+    """The sender's end, when it has granted these."""
+    with asked(receiver, Opened(shared_memory.describe(blocks))) as channel:
         order = channel.receive(soon())
         assert isinstance(order, Pull)
         channel.send(Granted(order.transfer, runs), soon())
@@ -182,96 +184,98 @@ def pulling(puller: Puller, blocks: torch.Tensor, runs: list[Run]) -> Iterator[t
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"fd": 1 << 20}, "the lender's memory can't be opened: [Errno 2] No such file or directory"),
-        ({"inode": 1}, "the lender's memory is not at /proc/"),
-        ({"num_bytes": 9 * BLOCK_BYTES}, "the lender's memory is not at /proc/"),
-        ({"num_bytes": 8 * BLOCK_BYTES - 1}, f"the lender has 32767 bytes, in blocks of {BLOCK_BYTES}"),
+        ({"fd": 1 << 20}, "the sender's memory can't be opened: [Errno 2] No such file or directory"),
+        ({"inode": 1}, "the sender's memory is not at /proc/"),
+        ({"num_bytes": 9 * BLOCK_BYTES}, "the sender's memory is not at /proc/"),
+        ({"num_bytes": 8 * BLOCK_BYTES - 1}, f"the sender has 32767 bytes, in blocks of {BLOCK_BYTES}"),
     ],
 )
-def test_memory_that_is_not_there_breaks_the_link(
-    puller: Puller, lent: torch.Tensor, other: dict[str, int], why: str
+def test_memory_that_is_not_there_breaks_the_connection(
+    receiver: Receiver, staged: torch.Tensor, other: dict[str, int], why: str
 ) -> None:
-    with asked(puller, Opened(memory_of(lent, **other))):
-        error = puller.outcome()
-    assert error is not None and why in error and error.startswith("link to prefill-0: ")
-    assert not puller.blocks.view(torch.uint8).any()
+    with asked(receiver, Opened(memory_of(staged, **other))):
+        error = receiver.outcome()
+    assert error is not None and why in error and error.startswith("connection to prefill-0: ")
+    assert not receiver.blocks.view(torch.uint8).any()
 
 
 @pytest.mark.parametrize("memory", [None, DeviceMemory(bytes(IPC_HANDLE_BYTES), 0, BLOCK_BYTES)])
-def test_memory_of_another_kind_breaks_the_link(puller: Puller, memory: DeviceMemory | None) -> None:
-    with asked(puller, Opened(memory)):
-        error = puller.outcome()
-    assert error is not None and "the lender's blocks are in" in error
+def test_memory_of_another_kind_breaks_the_connection(
+    receiver: Receiver, memory: DeviceMemory | None
+) -> None:
+    with asked(receiver, Opened(memory)):
+        error = receiver.outcome()
+    assert error is not None and "the sender's blocks are in" in error
 
 
 @pytest.mark.parametrize(
     ("runs", "why"),
     [
-        ([Run(0, 6, 3)], "block 8 of the lender's KV cache, which has 8"),
-        ([Run(0, -1, 3)], "block -1 of the lender's KV cache, which has 8"),
+        ([Run(0, 6, 3)], "block 8 of the sender's KV cache, which has 8"),
+        ([Run(0, -1, 3)], "block -1 of the sender's KV cache, which has 8"),
         ([Run(0, 0, 2), Run(3, 4, 1)], "3 blocks were asked for, 3 others were granted"),
         ([Run(0, 0, 3), Run(0, 3, -1)], "3 blocks were asked for, 3 others were granted"),
     ],
 )
 def test_blocks_that_nobody_has_or_asked_for_are_not_read(
-    puller: Puller, lent: torch.Tensor, runs: list[Run], why: str
+    receiver: Receiver, staged: torch.Tensor, runs: list[Run], why: str
 ) -> None:
-    with pulling(puller, lent, runs) as (channel, _):
-        error = puller.outcome()
+    with pulling(receiver, staged, runs) as (channel, _):
+        error = receiver.outcome()
         with pytest.raises(ConnectionError, match="gone"):
             channel.receive(soon())
     assert error is not None and why in error
-    assert not puller.blocks.view(torch.uint8).any()
+    assert not receiver.blocks.view(torch.uint8).any()
 
 
-def test_blocks_are_pulled_only_when_the_lender_says_that_they_were_lent(
-    puller: Puller, lent: torch.Tensor
+def test_blocks_are_pulled_only_when_the_sender_says_that_they_were_held(
+    receiver: Receiver, staged: torch.Tensor
 ) -> None:
-    with pulling(puller, lent, [Run(0, 5, 3)]) as (channel, transfer):
+    with pulling(receiver, staged, [Run(0, 5, 3)]) as (channel, transfer):
         assert channel.receive(soon()) == Pulled(transfer)
         # all bytes are there, and yet
-        assert equal_blocks(puller.blocks, [0, 1, 2], lent, [5, 6, 7])
-        assert puller.completions.run() == 0
+        assert equal_blocks(receiver.blocks, [0, 1, 2], staged, [5, 6, 7])
+        assert receiver.completions.run() == 0
         channel.send(Released(transfer), soon())
-        assert puller.outcome() is None
+        assert receiver.outcome() is None
 
 
 @pytest.mark.parametrize("answer", [None, Released(TransferId(Epoch(1), 9)), Opened()])
 def test_without_that_word_the_pull_has_failed(
-    puller: Puller, lent: torch.Tensor, answer: Frame | None
+    receiver: Receiver, staged: torch.Tensor, answer: Frame | None
 ) -> None:
-    with pulling(puller, lent, [Run(0, 5, 3)]) as (channel, transfer):
+    with pulling(receiver, staged, [Run(0, 5, 3)]) as (channel, transfer):
         assert channel.receive(soon()) == Pulled(transfer)
         if answer is not None:
             channel.send(answer, soon())
-    assert puller.outcome() is not None
+    assert receiver.outcome() is not None
 
 
-# ---- a real lender, a puller that is scripted or stopped ----
+# ---- a real sender, a receiver that is scripted or stopped ----
 
 
 class Prefill:
     def __init__(self, blocks: torch.Tensor, requests: dict[RequestKey, list[BlockId]]) -> None:
         self.blocks = blocks
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.shelf = Shelf(Epoch(1), self.completions)
+        self.staging_buffer = StagingBuffer(Epoch(1), self.completions)
         for key, ids in requests.items():
-            self.shelf.put(key, ids, self.outcomes.append)
-        self.lender = Lender("ipc", blocks, self.shelf, identity("prefill-0"))
+            self.staging_buffer.put(key, ids, self.outcomes.append)
+        self.sender = KVSender("ipc", blocks, self.staging_buffer, identity("prefill-0"))
 
     def close(self) -> None:
-        self.lender.close()
+        self.sender.close()
 
 
 @contextmanager
 def granted(prefill: Prefill, timeout_s: float) -> Iterator[tuple[Channel, TransferId]]:
-    """The puller's end, when it may copy."""
-    host, port = prefill.lender.address.split(":")
+    """The receiver's end, when it may copy."""
+    host, port = prefill.sender.address.split(":")
     me, transfer = identity("decode-0"), TransferId(Epoch(1), 1)
     with closing(Channel(socket.create_connection((host, int(port))))) as channel:
         fingerprint = {**me.fingerprint, "link": "ipc"}
-        knock = encoded(Knock(PREFILL, me.instance_id, me.epoch, fingerprint))
-        channel.shake(ClientHandshake(me.token, lambda: knock), soon())
+        request = encoded(HandshakeRequest(PREFILL, me.instance_id, me.epoch, fingerprint))
+        channel.shake(ClientHandshake(me.token, lambda: request), soon())
         opened = channel.receive(soon())
         assert isinstance(opened, Opened) and opened.memory == shared_memory.describe(prefill.blocks)
         channel.send(Pull(transfer, [KEY], [block_ids(0, 1, 2)], timeout_s), soon())
@@ -279,89 +283,89 @@ def granted(prefill: Prefill, timeout_s: float) -> Iterator[tuple[Channel, Trans
         yield channel, transfer
 
 
-def test_who_has_pulled_is_told_that_it_was_in_time(lent: torch.Tensor) -> None:
-    with closing(Prefill(lent, {KEY: block_ids(5, 6, 7)})) as prefill:
+def test_who_has_pulled_is_told_that_it_was_in_time(staged: torch.Tensor) -> None:
+    with closing(Prefill(staged, {KEY: block_ids(5, 6, 7)})) as prefill:
         with granted(prefill, timeout_s=30) as (channel, transfer):
-            assert prefill.shelf.num_lent == 1
+            assert prefill.staging_buffer.num_being_pulled == 1
             channel.send(Pulled(transfer), soon())
             assert channel.receive(soon()) == Released(transfer)
-        until(lambda: not len(prefill.shelf), 30)
+        until(lambda: not len(prefill.staging_buffer), 30)
         prefill.completions.run()
         assert prefill.outcomes.errors == [None]
 
 
-def test_blocks_are_there_as_long_as_they_can_be_pulled(puller: Puller) -> None:
+def test_blocks_are_there_as_long_as_they_can_be_pulled(receiver: Receiver) -> None:
     completions, outcomes = Completions(), Outcomes()
-    shelf = Shelf(Epoch(1), completions)
-    shelf.put(KEY, block_ids(5, 6, 7), outcomes.append)
+    staging_buffer = StagingBuffer(Epoch(1), completions)
+    staging_buffer.put(KEY, block_ids(5, 6, 7), outcomes.append)
     with closing(
-        Lender("ipc", filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), shelf, identity("prefill-0"))
-    ) as lender:
-        puller.start(lender.address)
-        assert puller.outcome() is None
-    assert equal_blocks(puller.blocks, [0, 1, 2], filled_blocks(8, BLOCK_BYTES, SEED), [5, 6, 7])
+        KVSender("ipc", filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), staging_buffer, identity("prefill-0"))
+    ) as sender:
+        receiver.start(sender.address)
+        assert receiver.outcome() is None
+    assert equal_blocks(receiver.blocks, [0, 1, 2], filled_blocks(8, BLOCK_BYTES, SEED), [5, 6, 7])
 
 
 @pytest.mark.parametrize("end", ["cut", "close", "deadline", "withdrawn, deadline"])
-def test_who_has_pulled_too_late_is_not_told_that_it_was_in_time(lent: torch.Tensor, end: str) -> None:
-    with closing(Prefill(lent, {KEY: block_ids(5, 6, 7)})) as prefill:
+def test_who_has_pulled_too_late_is_not_told_that_it_was_in_time(staged: torch.Tensor, end: str) -> None:
+    with closing(Prefill(staged, {KEY: block_ids(5, 6, 7)})) as prefill:
         with granted(prefill, timeout_s=0.2 if "deadline" in end else 30) as (channel, transfer):
             if "withdrawn" in end:
-                prefill.shelf.withdraw(KEY)
+                prefill.staging_buffer.withdraw(KEY)
             elif end != "deadline":
-                getattr(prefill.lender, end)()
-            until(lambda: prefill.shelf.num_lent == 0, 30)
+                getattr(prefill.sender, end)()
+            until(lambda: prefill.staging_buffer.num_being_pulled == 0, 30)
             with pytest.raises(OSError):
                 channel.send(Pulled(transfer), soon())
                 channel.receive(soon())
         prefill.completions.run()
         assert prefill.outcomes.errors == (["withdrawn"] if "withdrawn" in end else [])
-        assert len(prefill.shelf) == (0 if "withdrawn" in end else 1)
+        assert len(prefill.staging_buffer) == (0 if "withdrawn" in end else 1)
 
 
-def test_a_loan_that_is_cut_under_a_copy_is_no_pull() -> None:
-    """The blocks are others' by the time that the puller wakes up."""
+def test_a_pull_that_is_cut_under_a_copy_is_no_pull() -> None:
+    """The blocks are others' by the time that the receiver wakes up."""
     last = BlockId(32)
     long = [BlockId(block) for block in range(32)] * 4000 + [last]
     prefill = Prefill(filled_blocks(33, MIB, SEED, "ipc"), {LONG: long, KEY: block_ids(3)})
     staged = Staged("ipc", 33, MIB)
     with closing(prefill), Peer(pull, "decode-0", 1, staged) as peer:
         arrived = shared_memory.attach(peer.receive()).reshape(33, MIB)
-        peer.pipe.send(Order(prefill.lender.address, [(LONG, long)], long))
+        peer.pipe.send(Order(prefill.sender.address, [(LONG, long)], long))
         until(lambda: arrived[0].any(), 30)
         peer.signal(signal.SIGSTOP)
         assert not arrived[last].any(), "it was over before it could be stopped"
-        prefill.lender.cut()
-        until(lambda: prefill.shelf.num_lent == 0, 5)
+        prefill.sender.cut()
+        until(lambda: prefill.staging_buffer.num_being_pulled == 0, 5)
         bytes_of(prefill.blocks)[:] = 0
         peer.signal(signal.SIGCONT)
         error, _ = peer.receive()
-        assert error is not None and "link to prefill-0" in error
+        assert error is not None and "connection to prefill-0" in error
         # it has stopped: what it has got does not change any more
         before = arrived.copy()
         bytes_of(prefill.blocks)[:] = 7
-        assert peer.ask(Order(prefill.lender.address, [(KEY, block_ids(32))], block_ids(3)))[0] is None
+        assert peer.ask(Order(prefill.sender.address, [(KEY, block_ids(32))], block_ids(3)))[0] is None
         assert (arrived[last] == 7).all() and (arrived[:last] == before[:last]).all()
         assert peer.end() == "closed"
 
 
-def test_nothing_of_a_killed_lender_stays() -> None:
-    """Its memory has no name, and goes with the link."""
+def test_nothing_of_a_killed_sender_stays() -> None:
+    """Its memory has no name, and goes with the connection."""
 
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:alignedserve-kv")
 
     before = mapped()
-    with closing(Puller()) as puller, Peer(lend_and_wait) as peer:
-        puller.start(peer.receive())
-        assert puller.outcome() is None and mapped() == before + 1
+    with closing(Receiver()) as receiver, Peer(send_and_wait) as peer:
+        receiver.start(peer.receive())
+        assert receiver.outcome() is None and mapped() == before + 1
         peer.signal(signal.SIGKILL)
-        until(lambda: puller.links.error(PREFILL), 5)
+        until(lambda: receiver.kv_receiver.error(PREFILL), 5)
         until(lambda: mapped() == before, 5)
-    assert equal_blocks(puller.blocks, [0, 1, 2], filled_blocks(8, BLOCK_BYTES, SEED), [5, 6, 7])
+    assert equal_blocks(receiver.blocks, [0, 1, 2], filled_blocks(8, BLOCK_BYTES, SEED), [5, 6, 7])
 
 
-def lend_and_wait(pipe: Connection) -> None:
+def send_and_wait(pipe: Connection) -> None:
     prefill = Prefill(filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), {KEY: block_ids(5, 6, 7)})
-    pipe.send(prefill.lender.address)
+    pipe.send(prefill.sender.address)
     pipe.recv()

@@ -13,16 +13,16 @@ from alignedserve.engine.build import TORCH_DTYPES
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.kv_format import BlockFormat
+from alignedserve.launch.nodes import threads_of_each
 from alignedserve.launch.plan import (
     IslandPlan,
-    Request,
-    Site,
+    LaunchRequest,
+    Node,
     check,
     free_shm_bytes,
     plan_island,
     runs_on_cpu,
 )
-from alignedserve.launch.sites import threads_of_each
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.wire import RouterAddress
 
@@ -92,12 +92,12 @@ class Case:
     def island(self) -> IslandPlan:
         """Raises ValueError for what does not fit this machine."""
         asked = self.asked
-        request = Request(asked.engine, asked.router, asked.serve, self.model, asked.limits, asked.mix)
+        request = LaunchRequest(asked.engine, asked.router, asked.serve, self.model, asked.limits, asked.mix)
         check(request)
         # nobody will connect to this router
         address = RouterAddress.unix("", "")
         num_gpus = 0 if self.is_cpu else len(self.gpus.gpus)
-        return plan_island(request, Site("localhost", None, num_gpus, free_shm_bytes(), address), "doctor")
+        return plan_island(request, Node("localhost", None, num_gpus, free_shm_bytes(), address), "doctor")
 
     @property
     def instance(self) -> InstanceConfig:
@@ -106,4 +106,4 @@ class Case:
             plan = self.island
         except ValueError:
             raise NotChecked("a plan") from None
-        return next(part.config for part in plan.parts if isinstance(part.config, InstanceConfig))
+        return next(spec.config for spec in plan.processes if isinstance(spec.config, InstanceConfig))

@@ -31,7 +31,7 @@ def check_plan(case: Case) -> Iterator[Finding]:
     """What `serve` checks before it starts a process; the pool's memory, most of all."""
     num_bytes = case.island.num_pool_blocks * case.island.form.block_bytes
     yield ok(
-        f"{case.num_instances} instances, link {case.instance.transfers.link}; "
+        f"{case.num_instances} instances, link {case.instance.transfers.transport}; "
         f"a pool of {in_bytes(num_bytes)}, {in_bytes(free_shm_bytes())} are free in /dev/shm"
     )
 

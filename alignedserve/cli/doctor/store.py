@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, fail, ok
-from alignedserve.launch.store import end_process, store_site, until_answering
+from alignedserve.launch.store import end_process, locate_store, until_answering
 from alignedserve.store import StoreAway
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer, find_server
@@ -19,11 +19,11 @@ _START_S = 5.0
 
 
 def check_store(case: Case) -> Iterator[Finding]:
-    with store_site(case.serve, f"alignedserve-doctor-{os.getpid()}") as site:
-        if site.server is not None:
-            yield ok(f"the state directory is free, and can be written: {site.server.socket.parent}")
+    with locate_store(case.serve, f"alignedserve-doctor-{os.getpid()}") as location:
+        if location.server is not None:
+            yield ok(f"the state directory is free, and can be written: {location.server.socket.parent}")
         else:
-            yield asyncio.run(_named(site.url))
+            yield asyncio.run(_named(location.url))
 
 
 def check_private_redis(case: Case) -> Iterator[Finding]:

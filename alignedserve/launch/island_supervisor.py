@@ -1,4 +1,4 @@
-"""Keeps the parts of one island, and hears from its router which of them are up."""
+"""Supervises the processes of one island, and hears from its router which of them are up."""
 
 from __future__ import annotations
 
@@ -7,75 +7,75 @@ import os
 from collections.abc import Callable
 
 from alignedserve.launch.actors import RayActor
-from alignedserve.launch.keeper import Keeper
-from alignedserve.launch.plan import IslandPlan, PartPlan
+from alignedserve.launch.plan import IslandPlan, ProcessSpec
+from alignedserve.launch.process_supervisor import ProcessSupervisor
 from alignedserve.messages import AnyMessage, Cluster, Drain, Hello, InstanceLimits, Part, Stop, Welcome
 from alignedserve.types import LAUNCHER, InstanceId
-from alignedserve.wire import RouterLink, new_epoch
+from alignedserve.wire import RouterConnection, new_epoch
 
 # After being told to stop, processes get so long to do so by themselves.
 STOP_S = 5.0
 
 
-class IslandKeeper:
+class IslandSupervisor:
     def __init__(
         self,
         plan: IslandPlan,
-        name_of: Callable[[PartPlan], str],
+        name_of: Callable[[ProcessSpec], str],
         say: Callable[[str], None],
-        others: dict[InstanceId, Keeper],
+        others: dict[InstanceId, ProcessSupervisor],
     ) -> None:
-        """`others`: what is kept elsewhere, and is seen here too."""
+        """`others`: what is supervised elsewhere, and is seen here too."""
         self.plan = plan
-        self.keepers = {
-            part.instance_id: Keeper(name_of(part), RayActor(part, plan.site.node_id), say)
-            for part in plan.parts
+        self.supervisors = {
+            spec.instance_id: ProcessSupervisor(name_of(spec), RayActor(spec, plan.node.node_id), say)
+            for spec in plan.processes
         }
-        self._router = self.keepers[InstanceId("router")]
+        self._router = self.supervisors[InstanceId("router")]
         self._others = others
-        self._name = plan.site.name
-        self._link = RouterLink(plan.router, self._hello, self)
+        self._name = plan.node.name
+        self._connection = RouterConnection(plan.router, self._hello, self)
         self._epoch = new_epoch()
         self._is_draining = False
 
-    async def keep(self) -> None:
-        """Until it is told to stop. Raises PartFailed, in a group."""
+    async def supervise(self) -> None:
+        """Until it is told to stop. Raises ProcessFailed, in a group."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._link.run())
-            for keeper in self.keepers.values():
-                group.create_task(keeper.keep())
+            group.create_task(self._connection.run())
+            for supervisor in self.supervisors.values():
+                group.create_task(supervisor.supervise())
 
     def drain(self) -> None:
         """Tells the router, which tells the gateways."""
         self._is_draining = True
-        self._link.send(Drain())
+        self._connection.send(Drain())
 
     def stop(self) -> None:
         """Tells the router, which tells the others."""
-        for keeper in self.keepers.values():
-            keeper.stopping()
-        self._link.send(Stop())
+        for supervisor in self.supervisors.values():
+            supervisor.stopping()
+        self._connection.send(Stop())
 
-    # ---- what the link hears ----
+    # ---- what the connection hears ----
 
     def on_up(self, welcome: Welcome) -> None:
         if self._is_draining:
-            self._link.send(Drain())
+            self._connection.send(Drain())
         self._router.seen(self._name, f"epoch {welcome.router_epoch}, at {self.plan.router}")
 
     def on_down(self) -> None:
         self._router.unseen(self._name, is_dead=True)
-        for keeper in [*self.keepers.values(), *self._others.values()]:
-            keeper.unseen(self._name, is_dead=False)
+        for supervisor in [*self.supervisors.values(), *self._others.values()]:
+            supervisor.unseen(self._name, is_dead=False)
 
     def on_message(self, message: AnyMessage) -> None:
         if isinstance(message, Cluster):
             here = {part.instance_id: part for part in message.parts if part.state == "up"}
-            for name, keeper in (self.keepers | self._others).items():
+            for name, supervisor in (self.supervisors | self._others).items():
                 if part := here.get(name):
-                    keeper.seen(self._name, _detail(part))
+                    supervisor.seen(self._name, _detail(part))
                 else:
-                    keeper.unseen(self._name, is_dead=True)
+                    supervisor.unseen(self._name, is_dead=True)
 
     def _hello(self) -> Hello:
         return Hello("launcher", LAUNCHER, self._epoch, os.getpid(), {}, InstanceLimits())

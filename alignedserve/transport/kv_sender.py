@@ -1,6 +1,6 @@
-"""A prefill instance's end of its links: listens, and lets decode instances pull what is on the shelf.
+"""A prefill instance's end of transfers: listens, and lets decode instances pull what is in the staging buffer.
 
-One thread per decode instance (`lending.py`). A decode instance that starts anew has a greater epoch: its old
+One thread per decode instance (`transfer_session.py`). A decode instance that starts anew has a greater epoch: its old
 connection is cut, and whatever still comes from an older start is refused.
 """
 
@@ -12,11 +12,11 @@ import threading
 
 import torch
 
-from alignedserve.transport.channel import Channel, Identity, Knock, shut
+from alignedserve.transport.channel import Channel, HandshakeRequest, Identity, shut
 from alignedserve.transport.copiers import as_bytes
-from alignedserve.transport.data_path import lender_ends
-from alignedserve.transport.lending import Lending
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.data_path import sender_ends
+from alignedserve.transport.staging_buffer import StagingBuffer
+from alignedserve.transport.transfer_session import TransferSession
 from alignedserve.types import Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -25,15 +25,20 @@ logger = logging.getLogger(__name__)
 MAX_STRANGERS = 16
 
 
-class Lender:
+class KVSender:
     def __init__(
-        self, link: str, blocks: torch.Tensor, shelf: Shelf, me: Identity, host: str = "127.0.0.1"
+        self,
+        transport: str,
+        blocks: torch.Tensor,
+        staging_buffer: StagingBuffer,
+        me: Identity,
+        host: str = "127.0.0.1",
     ) -> None:
-        self._link = link
-        # they stay as long as they are lent, whoever else has them
+        self._transport = transport
+        # they stay as long as they can be pulled, whoever else has them
         self._blocks = as_bytes(blocks)
-        self._make_end = lender_ends(link, self._blocks)
-        self._shelf = shelf
+        self._make_end = sender_ends(transport, self._blocks)
+        self._staging_buffer = staging_buffer
         self._me = me
         # of each decode instance, its latest start and the connection of that
         self._peers: dict[InstanceId, tuple[Epoch, Channel]] = {}
@@ -42,11 +47,11 @@ class Lender:
         self._is_closed = False
         self._listener = socket.create_server((host, 0))
         self.address = f"{host}:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._accept, name="lender", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="kv-sender", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends all transfers. What they were about is on the shelf again."""
+        """Ends all transfers. What they were about is in the staging buffer again."""
         with self._lock:
             self._is_closed = True
         shut(self._listener)
@@ -57,7 +62,7 @@ class Lender:
             thread.join()
 
     def cut(self) -> None:
-        """Ends all transfers, and returns at once; whoever wants to pull connects again."""
+        """Ends all transfers, and returns at once; whoever specs to pull connects again."""
         with self._lock:
             for channel in self._channels.values():
                 channel.shut()
@@ -73,7 +78,9 @@ class Lender:
             self._start(Channel(sock))
 
     def _start(self, channel: Channel) -> None:
-        thread = threading.Thread(target=self._lend, args=(channel,), name="lending", daemon=True)
+        thread = threading.Thread(
+            target=self._run_session, args=(channel,), name="transfer-session", daemon=True
+        )
         with self._lock:
             if self._is_closed:
                 channel.sock.close()
@@ -85,20 +92,22 @@ class Lender:
             self._channels[thread] = channel
             thread.start()
 
-    def _lend(self, channel: Channel) -> None:
+    def _run_session(self, channel: Channel) -> None:
         end = self._make_end()
         block_bytes = self._blocks.shape[1]
-        lending = Lending(self._link, end, block_bytes, self._shelf, self._me, channel, self._admit)
-        reason = lending.run()
-        logger.info("%s: %s", lending.name, reason)
+        session = TransferSession(
+            self._transport, end, block_bytes, self._staging_buffer, self._me, channel, self._admit
+        )
+        reason = session.run()
+        logger.info("%s: %s", session.name, reason)
 
-    def _admit(self, knock: Knock, channel: Channel) -> str | None:
+    def _admit(self, request: HandshakeRequest, channel: Channel) -> str | None:
         """Why not, if this is not the latest start of its instance."""
         with self._lock:
-            epoch, old = self._peers.get(knock.instance_id, (knock.epoch, channel))
-            if knock.epoch < epoch:
-                return f"{knock.instance_id} has started anew: epoch {knock.epoch} is over, it is {epoch} now"
+            epoch, old = self._peers.get(request.instance_id, (request.epoch, channel))
+            if request.epoch < epoch:
+                return f"{request.instance_id} has started anew: epoch {request.epoch} is over, it is {epoch} now"
             if old is not channel:
                 old.shut()
-            self._peers[knock.instance_id] = (knock.epoch, channel)
+            self._peers[request.instance_id] = (request.epoch, channel)
             return None

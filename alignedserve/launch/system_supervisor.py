@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 import ray
 
 from alignedserve.launch.actors import RayActor
-from alignedserve.launch.island import STOP_S, IslandKeeper
-from alignedserve.launch.keeper import Keeper, PartFailed
-from alignedserve.launch.plan import IslandPlan, PartPlan
-from alignedserve.launch.store import StoreSite
-from alignedserve.launch.store_keeper import StoreKeeper
+from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
+from alignedserve.launch.plan import IslandPlan, ProcessSpec
+from alignedserve.launch.process_supervisor import ProcessFailed, ProcessSupervisor
+from alignedserve.launch.store import StoreLocation
+from alignedserve.launch.store_supervisor import StoreSupervisor
 
 
-class Supervisor:
+class SystemSupervisor:
     def __init__(
         self,
         islands: Sequence[IslandPlan],
-        gateway: PartPlan,
-        store: StoreSite,
+        gateway: ProcessSpec,
+        store: StoreLocation,
         say: Callable[[str], None],
         ready: Callable[[], None],
         shutdown_timeout_s: float = 0.0,
@@ -31,35 +31,35 @@ class Supervisor:
         self._ready = ready
         self._shutdown_timeout_s = shutdown_timeout_s
         here = ray.get_runtime_context().get_node_id()
-        self._gateway = Keeper("gateway", RayActor(gateway, here), say)
-        self._store = StoreKeeper(store, say)
+        self._gateway = ProcessSupervisor("gateway", RayActor(gateway, here), say)
+        self._store = StoreSupervisor(store, say)
         others = {gateway.instance_id: self._gateway}
         self._islands = [
-            IslandKeeper(plan, _naming(plan, is_only=len(islands) == 1), say, others) for plan in islands
+            IslandSupervisor(plan, _naming(plan, is_only=len(islands) == 1), say, others) for plan in islands
         ]
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
     async def run(self) -> None:
-        """Until `stop`. Raises PartFailed when something can't be brought up, or not back."""
-        keeping = asyncio.create_task(self._keep())
-        storing = asyncio.create_task(self._store.keep())
+        """Until `stop`. Raises ProcessFailed when something can't be brought up, or not back."""
+        supervising = asyncio.create_task(self._supervise())
+        storing = asyncio.create_task(self._store.supervise())
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({keeping, storing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({supervising, storing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         self._gateway.stopping()
-        if self._gateway.is_up and not keeping.done():
-            await self._drain(keeping)
+        if self._gateway.is_up and not supervising.done():
+            await self._drain(supervising)
         self._say("stopping")
         for island in self._islands:
             island.stop()
-        await asyncio.wait({keeping}, timeout=STOP_S)
-        keeping.cancel()
-        await asyncio.wait({keeping})
+        await asyncio.wait({supervising}, timeout=STOP_S)
+        supervising.cancel()
+        await asyncio.wait({supervising})
         # last: the gateway has put its jobs down by now
         self._store.stop()
         await asyncio.wait({storing})
-        for task in (keeping, storing):
+        for task in (supervising, storing):
             if not task.cancelled() and (error := task.exception()):
                 raise first_failure(error)
 
@@ -67,7 +67,7 @@ class Supervisor:
         """When what runs has finished; at once if this is said again."""
         self._hurry.set() if self._stop.is_set() else self._stop.set()
 
-    async def _drain(self, keeping: asyncio.Task[None]) -> None:
+    async def _drain(self, supervising: asyncio.Task[None]) -> None:
         """Until the gateway has ended, time is up, somebody is in a hurry, or something has failed."""
         self._say(f"stopping when all requests have ended, in {self._shutdown_timeout_s:g} s at the latest")
         for island in self._islands:
@@ -75,7 +75,7 @@ class Supervisor:
         ended = asyncio.create_task(self._gateway.until_ended())
         hurried = asyncio.create_task(self._hurry.wait())
         await asyncio.wait(
-            {ended, hurried, keeping},
+            {ended, hurried, supervising},
             # its own clock ends it; this is for when it hears nothing
             timeout=self._shutdown_timeout_s + STOP_S,
             return_when=asyncio.FIRST_COMPLETED,
@@ -83,20 +83,23 @@ class Supervisor:
         ended.cancel()
         hurried.cancel()
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._announce())
-            group.create_task(self._gateway.keep())
-            group.create_task(self._keep_islands())
+            group.create_task(self._gateway.supervise())
+            group.create_task(self._supervise_islands())
 
     async def _announce(self) -> None:
-        keepers = [self._gateway, *(each for island in self._islands for each in island.keepers.values())]
-        await asyncio.gather(self._store.until_up(), *(keeper.until_up() for keeper in keepers))
+        supervisors = [
+            self._gateway,
+            *(each for island in self._islands for each in island.supervisors.values()),
+        ]
+        await asyncio.gather(self._store.until_up(), *(supervisor.until_up() for supervisor in supervisors))
         self._ready()
 
-    async def _keep_islands(self) -> None:
+    async def _supervise_islands(self) -> None:
         """One that is lost is a loss only as long as there are others."""
-        running = {asyncio.create_task(island.keep()) for island in self._islands}
+        running = {asyncio.create_task(island.supervise()) for island in self._islands}
         try:
             while running:
                 ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -114,12 +117,12 @@ class Supervisor:
 
 
 def first_failure(error: BaseException) -> BaseException:
-    """Of a group, the part that failed first; what failed with it was cancelled or follows from it."""
+    """Of a group, the process that failed first; what failed with it was cancelled or follows from it."""
     while isinstance(error, BaseExceptionGroup):
-        failed = [each for each in error.exceptions if isinstance(each, PartFailed)]
+        failed = [each for each in error.exceptions if isinstance(each, ProcessFailed)]
         error = (failed or error.exceptions)[0]
     return error
 
 
-def _naming(plan: IslandPlan, is_only: bool) -> Callable[[PartPlan], str]:
-    return lambda part: part.instance_id if is_only else f"{plan.site.name}/{part.instance_id}"
+def _naming(plan: IslandPlan, is_only: bool) -> Callable[[ProcessSpec], str]:
+    return lambda spec: spec.instance_id if is_only else f"{plan.node.name}/{spec.instance_id}"

@@ -1,8 +1,9 @@
-"""A decode instance's end of a link: pulls blocks that a prefill instance has staged into blocks of its own cache.
+"""A decode instance's connection to a KV sender: pulls blocks that are staged there into blocks of its own cache.
 
 Its thread opens the connection, then carries out pulls in the order in which they were started. While there is none to
-carry out it watches the connection, so that it learns of the other end's death at once. What breaks a link, a deadline
-included, breaks it for good: all its transfers end, and so does every later one. `links.py` opens the next link.
+carry out it watches the connection, so that it learns of the other end's death at once. What breaks a connection, a
+deadline included, breaks it for good: all its transfers end, and so does every later one. `kv_receiver.py` opens
+the next one.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from alignedserve.transport.channel import (
     Channel,
     Denied,
     Granted,
+    HandshakeRequest,
     Identity,
-    Knock,
     Opened,
     Pull,
     Pulled,
@@ -37,34 +38,34 @@ from alignedserve.transport.channel import (
 )
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.copiers import as_bytes
-from alignedserve.transport.data_path import PullerEnd, puller_end
-from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
+from alignedserve.transport.data_path import ReceiverEnd, receiver_end
+from alignedserve.transport.failures import CONNECTION_FAILURES, describe, unexpected
 from alignedserve.transport.runs import check_blocks
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 logger = logging.getLogger(__name__)
 
 # a request, and where its blocks are to go
-Want = tuple[RequestKey, Sequence[BlockId]]
+TransferSpec = tuple[RequestKey, Sequence[BlockId]]
 
 
 @dataclass(frozen=True)
 class _Job:
     transfer: TransferId
-    wants: Sequence[Want]
+    specs: Sequence[TransferSpec]
     deadline_s: float
     done: Done
 
     def frame(self) -> Pull:
-        keys = [key for key, _ in self.wants]
-        blocks = [list(blocks) for _, blocks in self.wants]
+        keys = [key for key, _ in self.specs]
+        blocks = [list(blocks) for _, blocks in self.specs]
         return Pull(self.transfer, keys, blocks, self.deadline_s - time.monotonic())
 
 
-class Link:
+class SenderConnection:
     def __init__(
         self,
-        link: str,
+        transport: str,
         blocks: torch.Tensor,
         peer: InstanceId,
         address: str,
@@ -76,7 +77,7 @@ class Link:
         self.address = address
         # why it is of no use any more
         self.error: str | None = None
-        self._link = link
+        self._transport = transport
         self._blocks = as_bytes(blocks)
         self._peer = peer
         self._me = me
@@ -89,14 +90,14 @@ class Link:
         # of the thread, except that anyone may shut it
         self._channel: Channel | None = None
         self._wake_fd = os.eventfd(0)
-        self._thread = threading.Thread(target=self._run, name=f"link-{peer}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"sender-connection-{peer}", daemon=True)
         self._thread.start()
 
-    def pull(self, wants: Sequence[Want], done: Done, timeout_s: float) -> TransferId:
+    def pull(self, specs: Sequence[TransferSpec], done: Done, timeout_s: float) -> TransferId:
         """All of the requests' blocks in one transfer, or none that count. Its time starts now."""
-        for _, blocks in wants:
+        for _, blocks in specs:
             check_blocks(blocks, len(self._blocks), "the KV cache")
-        job = _Job(self._ids.next(), wants, time.monotonic() + timeout_s, done)
+        job = _Job(self._ids.next(), specs, time.monotonic() + timeout_s, done)
         with self._lock:
             if self.error is None:
                 self._jobs.append(job)
@@ -106,7 +107,7 @@ class Link:
         return job.transfer
 
     def stop(self) -> None:
-        """Ends all transfers and the link; doesn't wait for it. Safe to repeat."""
+        """Ends all transfers and the connection; doesn't wait for it. Safe to repeat."""
         with self._lock:
             self._is_stopping = True
             if self._channel is not None:
@@ -127,33 +128,35 @@ class Link:
                 error = self._carry_out(job, channel, end)
                 self._end(job, error, time.perf_counter() - begun_s)
             reason = "closed"
-        except LINK_FAILURES as error:
+        except CONNECTION_FAILURES as error:
             reason = "closed" if self._is_stopping else describe(error)
         finally:
             open_things.close()
             self._break(reason)
 
-    def _open(self, open_things: contextlib.ExitStack) -> tuple[Channel, PullerEnd]:
+    def _open(self, open_things: contextlib.ExitStack) -> tuple[Channel, ReceiverEnd]:
         host, port = self.address.rsplit(":", 1)
         deadline_s = time.monotonic() + self._setup_timeout_s
         channel = Channel(socket.create_connection((host, int(port)), timeout=remaining_s(deadline_s)))
         open_things.callback(channel.close)
         with self._lock:
             self._channel = channel
-        channel.shake(ClientHandshake(self._me.token, lambda: encoded(self._knock())), deadline_s)
+        channel.shake(ClientHandshake(self._me.token, lambda: encoded(self._handshake_request())), deadline_s)
         answer = channel.receive(deadline_s)
         if isinstance(answer, Refused):
             raise ConnectionRefusedError(f"refused: {answer.reason}")
         if not isinstance(answer, Opened):
             raise unexpected(answer, "Opened")
-        end = puller_end(self._link, self._blocks)
+        end = receiver_end(self._transport, self._blocks)
         open_things.callback(end.close)
         end.open(channel, answer, deadline_s)
         return channel, end
 
-    def _knock(self) -> Knock:
+    def _handshake_request(self) -> HandshakeRequest:
         me = self._me
-        return Knock(self._peer, me.instance_id, me.epoch, me.fingerprint | {"link": self._link})
+        return HandshakeRequest(
+            self._peer, me.instance_id, me.epoch, me.fingerprint | {"link": self._transport}
+        )
 
     def _next_job(self, channel: Channel) -> _Job | None:
         with selectors.DefaultSelector() as selector:
@@ -166,8 +169,8 @@ class Link:
                 os.eventfd_read(self._wake_fd)
         return None if self._is_stopping else self._jobs[0]
 
-    def _carry_out(self, job: _Job, channel: Channel, end: PullerEnd) -> str | None:
-        """Why not, if the link is none the worse for it."""
+    def _carry_out(self, job: _Job, channel: Channel, end: ReceiverEnd) -> str | None:
+        """Why not, if the connection is none the worse for it."""
         if time.monotonic() >= job.deadline_s:
             return "its deadline passed before it could begin"
         channel.send(job.frame(), job.deadline_s)
@@ -187,10 +190,10 @@ class Link:
 
     @staticmethod
     def _check(job: _Job, granted: Granted) -> None:
-        wanted = [block for _, blocks in job.wants for block in blocks]
+        asked = [block for _, blocks in job.specs for block in blocks]
         offered = [block for run in granted.runs for block in range(run.here, run.here + run.num_blocks)]
-        if wanted != offered or any(run.num_blocks < 1 for run in granted.runs):
-            raise ConnectionError(f"{len(wanted)} blocks were asked for, {len(offered)} others were granted")
+        if asked != offered or any(run.num_blocks < 1 for run in granted.runs):
+            raise ConnectionError(f"{len(asked)} blocks were asked for, {len(offered)} others were granted")
 
     def _end(self, job: _Job, error: str | None, took_s: float) -> None:
         with self._lock:
@@ -199,7 +202,7 @@ class Link:
 
     def _break(self, reason: str) -> None:
         with self._lock:
-            self.error = f"link to {self._peer}: {reason}"
+            self.error = f"connection to {self._peer}: {reason}"
             os.close(self._wake_fd)
             jobs = list(self._jobs)
             self._jobs.clear()
@@ -208,6 +211,6 @@ class Link:
             self._post(job, self.error)
 
     def _post(self, job: _Job, error: str | None, took_s: float = 0.0) -> None:
-        keys = tuple(key for key, _ in job.wants)
-        num_bytes = sum(len(blocks) for _, blocks in job.wants) * self._blocks.shape[1]
+        keys = tuple(key for key, _ in job.specs)
+        num_bytes = sum(len(blocks) for _, blocks in job.specs) * self._blocks.shape[1]
         self._completions.post(job.done, Outcome(job.transfer, "pull", keys, error, num_bytes, took_s))

@@ -40,7 +40,7 @@ class RefusedByRouter(ValueError):
     """The router does not take this process. Trying again would not help."""
 
 
-class LinkHandler(Protocol):
+class ConnectionHandler(Protocol):
     def on_up(self, welcome: Welcome) -> None: ...
 
     def on_message(self, message: AnyMessage) -> None: ...
@@ -48,8 +48,10 @@ class LinkHandler(Protocol):
     def on_down(self) -> None: ...
 
 
-class RouterLink:
-    def __init__(self, address: RouterAddress, hello: Callable[[], Hello], handler: LinkHandler) -> None:
+class RouterConnection:
+    def __init__(
+        self, address: RouterAddress, hello: Callable[[], Hello], handler: ConnectionHandler
+    ) -> None:
         """`hello` is asked for each connection: a pool says in it what it has by then."""
         self._address = address
         self._hello = hello

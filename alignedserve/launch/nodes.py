@@ -10,7 +10,7 @@ from typing import Any
 
 from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.leftovers import removing
-from alignedserve.launch.plan import Site, free_shm_bytes
+from alignedserve.launch.plan import Node, free_shm_bytes
 from alignedserve.launch.ports import free_port
 from alignedserve.launch.ray_cluster import directory_of, joined_ray, local_ray
 from alignedserve.private_files import can_others_write
@@ -22,7 +22,7 @@ _NODES_POLL_S = 1.0
 
 
 @contextmanager
-def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[Site]]:
+def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[Node]]:
     """`prefix`: of the shared memory's name; what is left of it at the end is removed."""
     num_instances = config.prefill_instances + config.decode_instances
     num_threads = threads_of_each(config)
@@ -30,7 +30,7 @@ def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[
         left.note_processes()
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         address = RouterAddress.unix(str(left.directory / _ROUTER_SOCKET), token)
-        yield [Site("localhost", None, num_gpus, free_shm_bytes(), address)]
+        yield [Node("localhost", None, num_gpus, free_shm_bytes(), address)]
 
 
 def threads_of_each(config: ServeConfig) -> int:
@@ -41,7 +41,7 @@ def threads_of_each(config: ServeConfig) -> int:
 @contextmanager
 def nodes_of(
     address: str, config: ServeConfig, needs_gpus: bool, token: str, say: Callable[[str], None]
-) -> Iterator[list[Site]]:
+) -> Iterator[list[Node]]:
     with joined_ray(address) as ray:
         if can_others_write(directory := directory_of(ray)):
             say(
@@ -53,25 +53,28 @@ def nodes_of(
             time.sleep(_NODES_POLL_S)
             nodes = _usable_nodes(ray, needs_gpus)
         chosen = nodes[: config.num_islands]
-        yield [_site(ray, node, number, token) for number, node in enumerate(chosen)]
+        yield [_node(ray, ray_node, number, token) for number, ray_node in enumerate(chosen)]
 
 
 def _usable_nodes(ray: Any, needs_gpus: bool) -> list[dict[str, Any]]:
     """Those with GPUs, where there are some or have to be; else all."""
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeID"]))
-    with_gpus = [node for node in alive if node["Resources"].get("GPU", 0) >= 1]
+    alive = sorted(
+        (ray_node for ray_node in ray.nodes() if ray_node["Alive"]),
+        key=lambda ray_node: str(ray_node["NodeID"]),
+    )
+    with_gpus = [ray_node for ray_node in alive if ray_node["Resources"].get("GPU", 0) >= 1]
     return with_gpus if with_gpus or needs_gpus else alive
 
 
-def _site(ray: Any, node: dict[str, Any], number: int, token: str) -> Site:
+def _node(ray: Any, ray_node: dict[str, Any], number: int, token: str) -> Node:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    host = node["NodeManagerAddress"]
-    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    host = ray_node["NodeManagerAddress"]
+    there = NodeAffinitySchedulingStrategy(ray_node["NodeID"], soft=False)
     probe = ray.remote(_probe).options(num_cpus=0, scheduling_strategy=there)
     port, free_bytes = ray.get(probe.remote(host))
-    num_gpus = int(node["Resources"].get("GPU", 0))
-    return Site(f"node-{number}", node["NodeID"], num_gpus, free_bytes, RouterAddress(host, port, token))
+    num_gpus = int(ray_node["Resources"].get("GPU", 0))
+    return Node(f"node-{number}", ray_node["NodeID"], num_gpus, free_bytes, RouterAddress(host, port, token))
 
 
 def _probe(host: str) -> tuple[int, int]:

@@ -1,12 +1,12 @@
-"""Random steps for ledgers, the same for the same dice, and what is allowed to be found after one was cut off."""
+"""Random steps for allocators, the same for the same dice, and what is allowed to be found after one was cut off."""
 
 from __future__ import annotations
 
 from random import Random
 from typing import NamedTuple
 
-from alignedserve.kvpool.ledger import Ledger
-from alignedserve.kvpool.owners import State
+from alignedserve.kvpool.block_allocator import BlockAllocator
+from alignedserve.kvpool.owners import AllocationState
 from alignedserve.types import RequestKey
 
 BLOCK_SIZE = 4
@@ -16,27 +16,29 @@ PATIENCE_S = 6
 class Record(NamedTuple):
     blocks: tuple[int, ...]
     num_tokens: int
-    state: State
+    state: AllocationState
 
 
-def records(ledger: Ledger) -> dict[RequestKey, Record]:
-    return {each.key: Record(tuple(each.blocks), each.num_tokens, each.state) for each in ledger.holdings}
+def records(allocator: BlockAllocator) -> dict[RequestKey, Record]:
+    return {
+        each.key: Record(tuple(each.blocks), each.num_tokens, each.state) for each in allocator.allocations
+    }
 
 
-def random_step(ledger: Ledger, dice: Random, now: float) -> None:
+def random_step(allocator: BlockAllocator, dice: Random, now: float) -> None:
     key = RequestKey(dice.randint(1, 6))
-    num_tokens = dice.randint(1, ledger.num_blocks * BLOCK_SIZE // 3)
+    num_tokens = dice.randint(1, allocator.num_blocks * BLOCK_SIZE // 3)
     match dice.choice(("reserve", "reserve", "commit", "commit", "spare", "release", "lapse")):
         case "reserve":
-            ledger.reserve(key, num_tokens, now + PATIENCE_S)
+            allocator.reserve(key, num_tokens, now + PATIENCE_S)
         case "commit":
-            ledger.commit(key, num_tokens)
+            allocator.commit(key, num_tokens)
         case "spare":
-            ledger.make_spare(key)
+            allocator.make_spare(key)
         case "release":
-            ledger.release(key)
+            allocator.release(key)
         case "lapse":
-            ledger.lapse(now)
+            allocator.lapse(now)
 
 
 def assert_between(

@@ -1,6 +1,6 @@
-"""One connection of a lender: a handshake, a Knock, then blocks for every pull, until either end goes.
+"""One connection of a sender: the handshake, then blocks for every pull, until either end goes.
 
-It ends at a deadline too, and at the first frame out of order. What was lent on it is back on the shelf then.
+It ends at a deadline too, and at the first frame out of order. What was being pulled can be pulled again then.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from alignedserve.transport.channel import (
     Channel,
     Denied,
     Granted,
+    HandshakeRequest,
     Identity,
-    Knock,
     Pull,
     Pulled,
     Released,
 )
-from alignedserve.transport.data_path import LenderEnd
-from alignedserve.transport.failures import LINK_FAILURES, describe, unexpected
+from alignedserve.transport.data_path import SenderEnd
+from alignedserve.transport.failures import CONNECTION_FAILURES, describe, unexpected
 from alignedserve.transport.fingerprint import differences
 from alignedserve.transport.group import SETUP_TIMEOUT_S
 from alignedserve.transport.runs import merge
-from alignedserve.transport.shelf import NotOnShelf, Shelf
+from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
 from alignedserve.types import RequestKey
 
 
-class Lending:
+class TransferSession:
     def __init__(
         self,
-        link: str,
-        end: LenderEnd,
+        transport: str,
+        end: SenderEnd,
         block_bytes: int,
-        shelf: Shelf,
+        staging_buffer: StagingBuffer,
         me: Identity,
         channel: Channel,
-        admit: Callable[[Knock, Channel], str | None],
+        admit: Callable[[HandshakeRequest, Channel], str | None],
     ) -> None:
-        self._link = link
+        self._transport = transport
         self._end = end
         self._block_bytes = block_bytes
-        self._shelf = shelf
+        self._staging_buffer = staging_buffer
         self._me = me
         self._channel = channel
         self._admit = admit
-        self._lent: Sequence[RequestKey] = ()
-        self.name = "link to nobody yet"
+        self._pulling: Sequence[RequestKey] = ()
+        self.name = "connection to nobody yet"
 
     def run(self) -> str:
         """Returns why it ended."""
@@ -56,34 +56,34 @@ class Lending:
             self._open()
             while True:
                 self._serve(self._next_pull())
-        except LINK_FAILURES as error:
+        except CONNECTION_FAILURES as error:
             return describe(error)
         finally:
             self._end.close()
-            self._shelf.put_back(self._lent)
+            self._staging_buffer.cancel_pull(self._pulling)
             self._channel.close()
 
     def _open(self) -> None:
         deadline_s = time.monotonic() + SETUP_TIMEOUT_S
         handshake = ServerHandshake(self._me.token)
         self._channel.shake(handshake, deadline_s)
-        knock = self._channel.receive(deadline_s, handshake.digest)
-        if not isinstance(knock, Knock):
-            raise unexpected(knock, "Knock")
-        self.name = f"link to {knock.instance_id}"
-        if reason := self._objection(knock):
+        request = self._channel.receive(deadline_s, handshake.digest)
+        if not isinstance(request, HandshakeRequest):
+            raise unexpected(request, "HandshakeRequest")
+        self.name = f"connection to {request.instance_id}"
+        if reason := self._objection(request):
             self._channel.send(Refused(reason), deadline_s)
             raise ConnectionRefusedError(f"refused: {reason}")
-        self._epoch = knock.epoch
+        self._epoch = request.epoch
         self._end.open(self._channel, deadline_s)
 
-    def _objection(self, knock: Knock) -> str | None:
-        if knock.wanted != self._me.instance_id:
+    def _objection(self, request: HandshakeRequest) -> str | None:
+        if request.expected != self._me.instance_id:
             return f"this is {self._me.instance_id}"
-        ours = self._me.fingerprint | {"link": self._link}
-        if named := differences(ours, knock.fingerprint, self._me.instance_id, knock.instance_id):
+        ours = self._me.fingerprint | {"link": self._transport}
+        if named := differences(ours, request.fingerprint, self._me.instance_id, request.instance_id):
             return named
-        return self._admit(knock, self._channel)
+        return self._admit(request, self._channel)
 
     def _next_pull(self) -> Pull:
         pull = self._channel.receive()
@@ -96,19 +96,19 @@ class Lending:
     def _serve(self, pull: Pull) -> None:
         deadline_s = time.monotonic() + pull.timeout_s
         try:
-            blocks = self._shelf.lend(pull.keys, [len(blocks) for blocks in pull.blocks])
-        except NotOnShelf as error:
+            blocks = self._staging_buffer.begin_pull(pull.keys, [len(blocks) for blocks in pull.blocks])
+        except NotStaged as error:
             self._channel.send(Denied(pull.transfer, str(error)), deadline_s)
             return
-        self._lent = pull.keys
+        self._pulling = pull.keys
         targets = [block for blocks in pull.blocks for block in blocks]
         runs = merge(zip(targets, blocks, strict=True), self._block_bytes)
         self._channel.send(Granted(pull.transfer, runs), deadline_s)
-        self._end.lend(runs)
+        self._end.send(runs)
         commit = self._channel.receive(deadline_s)
         if commit != Pulled(pull.transfer):
             raise unexpected(commit, f"Pulled({pull.transfer})")
         if self._end.is_confirmed:
             self._channel.send(Released(pull.transfer), deadline_s)
-        self._shelf.pulled(pull.keys)
-        self._lent = ()
+        self._staging_buffer.finish_pull(pull.keys)
+        self._pulling = ()

@@ -1,7 +1,7 @@
-"""Keeps one part of the system running: starts its actor, runs it again when it died, gives up when that is no use.
+"""Keeps one process of the system running: starts its actor, runs it again when it died, gives up when that is no use.
 
-Ray makes a dead actor again (max_restarts=-1); that `run` ended, and how, is heard here. Whether the part works is the
-router's word: a part is up when it is connected.
+Ray makes a dead actor again (max_restarts=-1); that `run` ended, and how, is heard here. Whether the process works is
+the router's word: a process is up when it is connected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-# A part that was up gets so long to be up again, and three times as long as it took at first, if that is more.
+# A process that was up gets so long to be up again, and three times as long as it took at first, if that is more.
 RESTART_S = 60.0
 # Deaths in a row, without having been up: the next one would be no different.
 MAX_DEATHS = 4
@@ -28,8 +28,8 @@ HANG_S = 10.0
 _RETRY_S = 0.2
 
 
-class PartFailed(RuntimeError):
-    """A part can't be brought up, or not back."""
+class ProcessFailed(RuntimeError):
+    """A process can't be brought up, or not back."""
 
 
 class Actor(Protocol):
@@ -37,13 +37,13 @@ class Actor(Protocol):
         """Until there is a process. Raises RayError."""
 
     async def run(self) -> None:
-        """Until the part has been told to stop. Raises RayError."""
+        """Until it has been told to stop. Raises RayError."""
 
     def restart(self) -> None:
         """Kills its process; Ray makes another."""
 
 
-class Keeper:
+class ProcessSupervisor:
     def __init__(self, name: str, actor: Actor, say: Callable[[str], None]) -> None:
         self.name = name
         self._actor = actor
@@ -98,14 +98,14 @@ class Keeper:
         await self._is_up.wait()
 
     async def until_ended(self) -> None:
-        """`keep` has returned, or is about to."""
+        """`supervise` has returned, or is about to."""
         await self._ended.wait()
 
     def stopping(self) -> None:
         self._is_stopping = True
 
-    async def keep(self) -> None:
-        """Until it stops, having been told to. Raises PartFailed."""
+    async def supervise(self) -> None:
+        """Until it stops, having been told to. Raises ProcessFailed."""
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch())
             await self._run()
@@ -148,19 +148,21 @@ class Keeper:
         self._num_deaths += 1
         reason = _reason(error)
         if isinstance(error, ActorDiedError | ActorUnschedulableError):
-            raise PartFailed(f"{self.name} can't be started again: {reason}")
+            raise ProcessFailed(f"{self.name} can't be started again: {reason}")
         if isinstance(error, RayTaskError):
             self._reason = reason
             if not self._was_up:
-                raise PartFailed(f"{self.name}: {reason}")
+                raise ProcessFailed(f"{self.name}: {reason}")
             self._say(f"{self.name} failed: {reason}")
             self._is_restarting = True
             self._actor.restart()
         if self._num_deaths >= MAX_DEATHS:
-            raise PartFailed(f"{self.name} died {self._num_deaths} times in a row: {self._reason or reason}")
+            raise ProcessFailed(
+                f"{self.name} died {self._num_deaths} times in a row: {self._reason or reason}"
+            )
 
     async def _watch(self) -> None:
-        """Kills a part that hangs, and gives up one that was up and does not come back."""
+        """Kills a process that hangs, and gives up one that was up and does not come back."""
         while True:
             await self._is_down.wait()
             run = self._num_runs
@@ -172,7 +174,7 @@ class Keeper:
                 self._is_restarting = True
                 self._actor.restart()
             if not await self._comes_back_within(patience_s):
-                raise PartFailed(f"{self.name} did not come back within {HANG_S + patience_s:.0f} s")
+                raise ProcessFailed(f"{self.name} did not come back within {HANG_S + patience_s:.0f} s")
 
     async def _comes_back_within(self, seconds: float) -> bool:
         # no wait_for: before Python 3.12, it can swallow a cancellation

@@ -1,4 +1,4 @@
-"""When a part is started again and when it is given up, with an actor that ends as it is told."""
+"""When a process is started again and when it is given up, with an actor that ends as it is told."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from alignedserve.launch import keeper as keeper_module
-from alignedserve.launch.keeper import MAX_DEATHS, Keeper, PartFailed
-from alignedserve.launch.supervisor import first_failure
+from alignedserve.launch import process_supervisor as supervisor_module
+from alignedserve.launch.process_supervisor import MAX_DEATHS, ProcessFailed, ProcessSupervisor
+from alignedserve.launch.system_supervisor import first_failure
 
 
 class ScriptedActor:
@@ -55,35 +55,35 @@ def failed(cause: Exception) -> Exception:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "_RETRY_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "_RETRY_S", 0.0)
 
 
-def play(scenario: Callable[[ScriptedActor, Keeper, list[str]], Awaitable[None]]) -> None:
+def play(scenario: Callable[[ScriptedActor, ProcessSupervisor, list[str]], Awaitable[None]]) -> None:
     async def within_time() -> None:
         said: list[str] = []
         actor = ScriptedActor()
         async with asyncio.timeout(10):
-            await scenario(actor, Keeper("decode-0", actor, said.append), said)
+            await scenario(actor, ProcessSupervisor("decode-0", actor, said.append), said)
 
     asyncio.run(within_time())
 
 
-async def failure_of(keeping: asyncio.Task[None]) -> str:
+async def failure_of(supervising: asyncio.Task[None]) -> str:
     with pytest.raises(ExceptionGroup) as caught:
-        await keeping
+        await supervising
     failure = first_failure(caught.value)
-    assert isinstance(failure, PartFailed)
+    assert isinstance(failure, ProcessFailed)
     return str(failure)
 
 
 def test_a_part_that_is_told_to_stop_stops() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
         await actor.until_runs(1)
-        keeper.seen("here", "pid 1")
-        keeper.stopping()
+        supervisor.seen("here", "pid 1")
+        supervisor.stopping()
         actor.end()
-        await keeping
+        await supervising
         assert actor.num_runs == 1
         assert len(said) == 1 and said[0].startswith("decode-0 is up after") and said[0].endswith("pid 1")
 
@@ -91,168 +91,168 @@ def test_a_part_that_is_told_to_stop_stops() -> None:
 
 
 def test_a_killed_part_runs_again_however_often() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
         for count in range(1, 3 * MAX_DEATHS):
             await actor.until_runs(count)
-            keeper.seen("here", "pid")
-            keeper.unseen("here", is_dead=True)
+            supervisor.seen("here", "pid")
+            supervisor.unseen("here", is_dead=True)
             actor.end(killed())
         await actor.until_runs(3 * MAX_DEATHS)
         assert said.count("decode-0 is down; starting it again") == 3 * MAX_DEATHS - 1
-        keeper.stopping()
+        supervisor.stopping()
         actor.end()
-        await keeping
+        await supervising
 
     play(scenario)
 
 
 def test_a_part_that_never_gets_up_is_given_up() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
         for _ in range(MAX_DEATHS):
             actor.end(killed())
         message = f"decode-0 died {MAX_DEATHS} times in a row: its process died"
-        assert await failure_of(keeping) == message and actor.num_runs == MAX_DEATHS
+        assert await failure_of(supervising) == message and actor.num_runs == MAX_DEATHS
 
     play(scenario)
 
 
 def test_a_death_counts_once_however_long_ray_takes_to_make_another_process() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
         await actor.until_runs(1)
-        keeper.seen("here", "pid 1")
-        keeper.unseen("here", is_dead=True)
+        supervisor.seen("here", "pid 1")
+        supervisor.unseen("here", is_dead=True)
         actor.num_unavailable = 10 * MAX_DEATHS
         actor.end(killed())
         await actor.until_runs(2)
         assert actor.num_unavailable == 0
-        keeper.stopping()
+        supervisor.stopping()
         actor.end()
-        await keeping
+        await supervising
 
     play(scenario)
 
 
 def test_a_part_that_has_no_process_stops_too() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
         actor.num_unavailable = 1_000_000_000
-        keeping = asyncio.create_task(keeper.keep())
+        supervising = asyncio.create_task(supervisor.supervise())
         await asyncio.sleep(0)
-        keeper.stopping()
-        await keeping
+        supervisor.stopping()
+        await supervising
         assert actor.num_runs == 0
 
     play(scenario)
 
 
 def test_a_part_that_gets_no_process_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "RESTART_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "RESTART_S", 0.0)
 
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
         actor.num_unavailable = 1_000_000
-        keeping = asyncio.create_task(keeper.keep())
-        assert await failure_of(keeping) == f"decode-0 died {MAX_DEATHS} times in a row: its process died"
+        supervising = asyncio.create_task(supervisor.supervise())
+        assert await failure_of(supervising) == f"decode-0 died {MAX_DEATHS} times in a row: its process died"
         assert actor.num_runs == 0
 
     play(scenario)
 
 
 def test_the_end_that_a_restart_brings_about_is_no_death_and_no_reason() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
-        keeper.seen("here", "pid 1")
-        keeper.unseen("here", is_dead=True)
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
+        supervisor.seen("here", "pid 1")
+        supervisor.unseen("here", is_dead=True)
         for _ in range(MAX_DEATHS - 1):
             actor.end(failed(ValueError("the model is gone")))
             actor.end(killed())
         actor.end(killed())
         message = f"decode-0 died {MAX_DEATHS} times in a row: the model is gone"
-        assert await failure_of(keeping) == message
+        assert await failure_of(supervising) == message
         assert (actor.num_runs, actor.num_restarts) == (2 * MAX_DEATHS - 1, MAX_DEATHS - 1)
 
     play(scenario)
 
 
 def test_what_a_part_complains_of_at_its_first_start_is_said_in_a_line() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
         actor.end(failed(ValueError("dtype='int3': must be one of ...")))
-        assert await failure_of(keeping) == "decode-0: dtype='int3': must be one of ..."
+        assert await failure_of(supervising) == "decode-0: dtype='int3': must be one of ..."
 
     play(scenario)
 
 
 def test_an_error_later_on_takes_a_new_process() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
         await actor.until_runs(1)
-        keeper.seen("here", "pid")
+        supervisor.seen("here", "pid")
         actor.end(failed(RuntimeError("5 blocks free, 4 counted")))
         await actor.until_runs(2)
         assert actor.num_restarts == 1 and said[-1] == "decode-0 failed: 5 blocks free, 4 counted"
-        keeper.stopping()
+        supervisor.stopping()
         actor.end()
-        await keeping
+        await supervising
 
     play(scenario)
 
 
 def test_what_ray_gives_up_is_given_up() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
         actor.end(ActorDiedError())
-        assert (await failure_of(keeping)).startswith("decode-0 can't be started again: ")
+        assert (await failure_of(supervising)).startswith("decode-0 can't be started again: ")
 
     play(scenario)
 
 
 def test_a_part_that_is_missed_and_has_not_ended_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "HANG_S", 0.05)
+    monkeypatch.setattr(supervisor_module, "HANG_S", 0.05)
 
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
         await actor.until_runs(1)
-        keeper.seen("here", "pid 1")
-        keeper.unseen("here", is_dead=True)
+        supervisor.seen("here", "pid 1")
+        supervisor.unseen("here", is_dead=True)
         while not actor.num_restarts:
             await asyncio.sleep(0.01)
         actor.end(killed())
         await actor.until_runs(2)
-        keeper.seen("here", "pid 2")
+        supervisor.seen("here", "pid 2")
         assert said[1:3] == ["decode-0 is down; starting it again", "decode-0 hangs; killing it"]
-        keeper.stopping()
+        supervisor.stopping()
         actor.end()
-        await keeping
+        await supervising
         assert actor.num_restarts == 1
 
     play(scenario)
 
 
 def test_a_part_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "RESTART_S", 0.05)
-    monkeypatch.setattr(keeper_module, "HANG_S", 0.05)
+    monkeypatch.setattr(supervisor_module, "RESTART_S", 0.05)
+    monkeypatch.setattr(supervisor_module, "HANG_S", 0.05)
 
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
-        keeping = asyncio.create_task(keeper.keep())
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
         await actor.until_runs(1)
-        keeper.seen("here", "pid")
-        keeper.unseen("here", is_dead=False)
-        assert await failure_of(keeping) == "decode-0 did not come back within 0 s"
-        # that its router is gone says nothing about the part
+        supervisor.seen("here", "pid")
+        supervisor.unseen("here", is_dead=False)
+        assert await failure_of(supervising) == "decode-0 did not come back within 0 s"
+        # that its router is gone says nothing about the process
         assert len(said) == 1
 
     play(scenario)
 
 
 def test_a_part_is_up_as_long_as_one_router_has_it() -> None:
-    async def scenario(actor: ScriptedActor, keeper: Keeper, said: list[str]) -> None:
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
         for island in ("a", "b"):
-            keeper.seen(island, "pid")
-        keeper.unseen("a", is_dead=True)
+            supervisor.seen(island, "pid")
+        supervisor.unseen("a", is_dead=True)
         assert len(said) == 1
-        keeper.unseen("b", is_dead=True)
+        supervisor.unseen("b", is_dead=True)
         assert said[-1] == "decode-0 is down; starting it again"
 
     play(scenario)

@@ -2,7 +2,7 @@
 
 From `put` until its `done` is called, a request's blocks are not to be freed or written. It is called once: without an
 error when somebody has pulled them, with one when they were withdrawn. A transfer that fails leaves them here, for
-whoever pulls next. Used by the instance's loop and by the lender's threads.
+whoever pulls next. Used by the instance's loop and by the sender's threads.
 """
 
 from __future__ import annotations
@@ -15,90 +15,90 @@ from alignedserve.transport.completions import Completions, Done, Outcome, Trans
 from alignedserve.types import BlockId, Epoch, RequestKey
 
 
-class NotOnShelf(LookupError):
-    """What was asked for can't be lent."""
+class NotStaged(LookupError):
+    """What was asked for can't be pulled."""
 
 
 @dataclass
-class _Item:
+class _StagedRequest:
     transfer: TransferId
     blocks: list[BlockId]
     done: Done
-    is_lent: bool = False
+    is_being_pulled: bool = False
     is_withdrawn: bool = False
 
 
-class Shelf:
+class StagingBuffer:
     def __init__(self, epoch: Epoch, completions: Completions) -> None:
         self._ids = TransferIds(epoch)
         self._completions = completions
-        self._items: dict[RequestKey, _Item] = {}
+        self._staged: dict[RequestKey, _StagedRequest] = {}
         self._lock = threading.Lock()
 
     def put(self, key: RequestKey, blocks: Sequence[BlockId], done: Done) -> TransferId:
         with self._lock:
-            if key in self._items:
-                raise RuntimeError(f"request {key} is on the shelf already")
-            item = self._items[key] = _Item(self._ids.next(), list(blocks), done)
-            return item.transfer
+            if key in self._staged:
+                raise RuntimeError(f"request {key} is in the staging buffer already")
+            staged = self._staged[key] = _StagedRequest(self._ids.next(), list(blocks), done)
+            return staged.transfer
 
     def withdraw(self, key: RequestKey) -> None:
         """What is being pulled is withdrawn when that ends, unless it succeeds. Safe to repeat."""
         with self._lock:
-            if key in self._items:
-                self._items[key].is_withdrawn = True
+            if key in self._staged:
+                self._staged[key].is_withdrawn = True
                 self._drop_withdrawn(key)
 
-    def lend(self, keys: Sequence[RequestKey], num_blocks: Sequence[int]) -> list[BlockId]:
-        """All of their blocks, one request after the other, or NotOnShelf and nothing is lent."""
+    def begin_pull(self, keys: Sequence[RequestKey], num_blocks: Sequence[int]) -> list[BlockId]:
+        """All of their blocks, one request after the other, or NotStaged and nothing has changed."""
         with self._lock:
             for key, num in zip(keys, num_blocks, strict=True):
                 self._check(key, num)
             if len(set(keys)) < len(keys):
-                raise NotOnShelf(f"{len(keys)} requests asked for, {len(set(keys))} different ones")
+                raise NotStaged(f"{len(keys)} requests asked for, {len(set(keys))} different ones")
             for key in keys:
-                self._items[key].is_lent = True
-            return [block for key in keys for block in self._items[key].blocks]
+                self._staged[key].is_being_pulled = True
+            return [block for key in keys for block in self._staged[key].blocks]
 
-    def pulled(self, keys: Sequence[RequestKey]) -> None:
+    def finish_pull(self, keys: Sequence[RequestKey]) -> None:
         with self._lock:
             for key in keys:
                 self._end(key, error=None)
 
-    def put_back(self, keys: Sequence[RequestKey]) -> None:
+    def cancel_pull(self, keys: Sequence[RequestKey]) -> None:
         """After a transfer that failed."""
         with self._lock:
             for key in keys:
-                self._items[key].is_lent = False
+                self._staged[key].is_being_pulled = False
                 self._drop_withdrawn(key)
 
     def clear(self) -> None:
         """Withdraws everything."""
-        for key in list(self._items):
+        for key in list(self._staged):
             self.withdraw(key)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._staged)
 
     @property
-    def num_lent(self) -> int:
+    def num_being_pulled(self) -> int:
         with self._lock:
-            return sum(item.is_lent for item in self._items.values())
+            return sum(staged.is_being_pulled for staged in self._staged.values())
 
     def _check(self, key: RequestKey, num_blocks: int) -> None:
-        item = self._items.get(key)
-        if item is None or item.is_withdrawn:
-            raise NotOnShelf(f"request {key} is not staged")
-        if item.is_lent:
-            raise NotOnShelf(f"request {key} is being pulled already")
-        if len(item.blocks) != num_blocks:
-            raise NotOnShelf(f"request {key}: {len(item.blocks)} blocks staged, {num_blocks} asked for")
+        staged = self._staged.get(key)
+        if staged is None or staged.is_withdrawn:
+            raise NotStaged(f"request {key} is not staged")
+        if staged.is_being_pulled:
+            raise NotStaged(f"request {key} is being pulled already")
+        if len(staged.blocks) != num_blocks:
+            raise NotStaged(f"request {key}: {len(staged.blocks)} blocks staged, {num_blocks} asked for")
 
     def _drop_withdrawn(self, key: RequestKey) -> None:
-        item = self._items[key]
-        if item.is_withdrawn and not item.is_lent:
+        staged = self._staged[key]
+        if staged.is_withdrawn and not staged.is_being_pulled:
             self._end(key, error="withdrawn")
 
     def _end(self, key: RequestKey, error: str | None) -> None:
-        item = self._items.pop(key)
-        self._completions.post(item.done, Outcome(item.transfer, "lend", (key,), error))
+        staged = self._staged.pop(key)
+        self._completions.post(staged.done, Outcome(staged.transfer, "send", (key,), error))

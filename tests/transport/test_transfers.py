@@ -1,4 +1,4 @@
-"""Both ends in one process, where nobody dies. Deaths and hangs are in test_link_faults.py."""
+"""Both ends in one process, where nobody dies. Deaths and hangs are in test_transfer_faults.py."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ import torch
 
 from alignedserve.handshake import DIGEST_BYTES, NONCE_BYTES, ClientHandshake, ServerHandshake
 from alignedserve.transport import group
-from alignedserve.transport.channel import Channel, Identity, Joining, Knock, Opened, Pulled, encoded
+from alignedserve.transport.channel import (
+    Channel,
+    HandshakeRequest,
+    Identity,
+    Joining,
+    Opened,
+    Pulled,
+    encoded,
+)
 from alignedserve.transport.completions import Completions, TransferId
-from alignedserve.transport.lender import MAX_STRANGERS, Lender
-from alignedserve.transport.links import Links, Want
-from alignedserve.transport.shelf import Shelf
+from alignedserve.transport.kv_receiver import KVReceiver, TransferSpec
+from alignedserve.transport.kv_sender import MAX_STRANGERS, KVSender
+from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import Epoch, InstanceId, RequestKey
 from tests.transport.helpers import (
     Outcomes,
@@ -34,56 +42,56 @@ from tests.transport.helpers import (
 BLOCK_BYTES = 4096
 PREFILL = InstanceId("prefill-0")
 ONE, TWO, THREE = RequestKey(1), RequestKey(2), RequestKey(3)
-LENDER_S_BLOCKS = {ONE: block_ids(3, 4, 9), TWO: block_ids(0), THREE: block_ids(11, 10)}
+SENDER_S_BLOCKS = {ONE: block_ids(3, 4, 9), TWO: block_ids(0), THREE: block_ids(11, 10)}
 
 
 class Prefill:
-    def __init__(self, link: str, me: Identity | None = None) -> None:
-        self.blocks = filled_blocks(12, BLOCK_BYTES, seed=1, link=link)
+    def __init__(self, transport: str, me: Identity | None = None) -> None:
+        self.blocks = filled_blocks(12, BLOCK_BYTES, seed=1, transport=transport)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.shelf = Shelf(Epoch(1), self.completions)
-        for key, ids in LENDER_S_BLOCKS.items():
-            self.shelf.put(key, ids, self.outcomes.append)
-        self.lender = Lender(link, self.blocks, self.shelf, me or identity("prefill-0"))
+        self.staging_buffer = StagingBuffer(Epoch(1), self.completions)
+        for key, ids in SENDER_S_BLOCKS.items():
+            self.staging_buffer.put(key, ids, self.outcomes.append)
+        self.sender = KVSender(transport, self.blocks, self.staging_buffer, me or identity("prefill-0"))
 
     def close(self) -> None:
-        self.lender.close()
-        self.shelf.clear()
+        self.sender.close()
+        self.staging_buffer.clear()
         self.completions.run()
-        assert self.shelf.num_lent == len(self.shelf) == 0
+        assert self.staging_buffer.num_being_pulled == len(self.staging_buffer) == 0
 
 
 class Decode:
-    def __init__(self, link: str, me: Identity | None = None) -> None:
+    def __init__(self, transport: str, me: Identity | None = None) -> None:
         self.blocks = empty_blocks(20, BLOCK_BYTES)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.links = Links(link, self.blocks, me or identity("decode-0"), self.completions)
+        self.receiver = KVReceiver(transport, self.blocks, me or identity("decode-0"), self.completions)
 
-    def pull(self, prefill: Prefill, *wants: Want, timeout_s: float = 30.0) -> str | None:
+    def pull(self, prefill: Prefill, *specs: TransferSpec, timeout_s: float = 30.0) -> str | None:
         """Returns the outcome's error."""
         before = len(self.outcomes)
-        self.links.pull(PREFILL, prefill.lender.address, wants, self.outcomes.append, timeout_s)
+        self.receiver.pull(PREFILL, prefill.sender.address, specs, self.outcomes.append, timeout_s)
         assert self.completions.run(timeout_s=60) == 1
         return self.outcomes[before].error
 
     def close(self) -> None:
-        self.links.close()
+        self.receiver.close()
 
 
 @pytest.fixture(params=["gloo", "ipc"])
-def link(request: pytest.FixtureRequest) -> str:
+def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def prefill(link: str) -> Iterator[Prefill]:
-    with closing(Prefill(link)) as prefill:
+def prefill(transport: str) -> Iterator[Prefill]:
+    with closing(Prefill(transport)) as prefill:
         yield prefill
 
 
 @pytest.fixture
-def decode(link: str) -> Iterator[Decode]:
-    with closing(Decode(link)) as decode:
+def decode(transport: str) -> Iterator[Decode]:
+    with closing(Decode(transport)) as decode:
         yield decode
 
 
@@ -94,8 +102,8 @@ def nothing_is_left_running() -> Iterator[None]:
 
 
 def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decode) -> None:
-    wants = [(ONE, block_ids(0, 1, 2)), (THREE, block_ids(15, 7))]
-    assert decode.pull(prefill, *wants) is None
+    specs = [(ONE, block_ids(0, 1, 2)), (THREE, block_ids(15, 7))]
+    assert decode.pull(prefill, *specs) is None
     assert equal_blocks(decode.blocks, [0, 1, 2, 15, 7], prefill.blocks, [3, 4, 9, 11, 10])
     untouched = sorted(set(range(20)) - {0, 1, 2, 15, 7})
     assert not decode.blocks[untouched].view(torch.uint8).any()
@@ -103,31 +111,31 @@ def test_several_requests_arrive_in_one_transfer(prefill: Prefill, decode: Decod
     assert (outcome.transfer, outcome.what, outcome.keys) == (TransferId(Epoch(1), 1), "pull", (ONE, THREE))
     assert outcome.num_bytes == 5 * BLOCK_BYTES and outcome.seconds > 0
 
-    until(lambda: len(prefill.shelf) == 1, 30)
+    until(lambda: len(prefill.staging_buffer) == 1, 30)
     prefill.completions.run()
     assert [(outcome.keys, outcome.error) for outcome in prefill.outcomes] == [
         ((ONE,), None),
         ((THREE,), None),
     ]
-    # the link goes on
+    # the connection goes on
     assert decode.pull(prefill, (TWO, block_ids(4))) is None
     assert equal_blocks(decode.blocks, [4], prefill.blocks, [0])
 
 
-def test_a_lender_that_cut_its_links_lends_again_to_who_connects_again(
+def test_a_sender_that_cut_its_connections_sends_again_to_who_connects_again(
     prefill: Prefill, decode: Decode
 ) -> None:
     assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
-    prefill.lender.cut()
-    until(lambda: decode.links.error(PREFILL), 30)
+    prefill.sender.cut()
+    until(lambda: decode.receiver.error(PREFILL), 30)
     assert decode.pull(prefill, (TWO, block_ids(4))) is None
     assert equal_blocks(decode.blocks, [4], prefill.blocks, [0])
 
 
-def test_what_is_not_staged_is_denied_and_the_link_goes_on(prefill: Prefill, decode: Decode) -> None:
+def test_what_is_not_staged_is_denied_and_the_connection_goes_on(prefill: Prefill, decode: Decode) -> None:
     assert decode.pull(prefill, (RequestKey(99), block_ids(0))) == "request 99 is not staged"
     assert decode.pull(prefill, (ONE, block_ids(0, 1))) == "request 1: 3 blocks staged, 2 asked for"
-    assert decode.links.error(PREFILL) is None
+    assert decode.receiver.error(PREFILL) is None
     assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
     assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) == "request 1 is not staged"
 
@@ -144,34 +152,37 @@ def test_what_is_not_staged_is_denied_and_the_link_goes_on(prefill: Prefill, dec
     ],
 )
 def test_who_does_not_match_is_refused_by_name(
-    link: str, prefill: Prefill, stranger: Identity, why: str
+    transport: str, prefill: Prefill, stranger: Identity, why: str
 ) -> None:
-    with closing(Decode(link, stranger)) as decode:
+    with closing(Decode(transport, stranger)) as decode:
         error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
-    assert error == f"link to prefill-0: {why}"
-    assert prefill.shelf.num_lent == 0
+    assert error == f"connection to prefill-0: {why}"
+    assert prefill.staging_buffer.num_being_pulled == 0
 
 
-def test_another_kind_of_link_is_refused_by_name(link: str, prefill: Prefill) -> None:
+def test_another_transport_is_refused_by_name(transport: str, prefill: Prefill) -> None:
     with closing(Decode("nccl")) as decode:
         error = decode.pull(prefill, (ONE, block_ids(0, 1, 2)))
-    assert error == f"link to prefill-0: refused: link is '{link}' at prefill-0 and 'nccl' at decode-0"
+    assert (
+        error
+        == f"connection to prefill-0: refused: link is '{transport}' at prefill-0 and 'nccl' at decode-0"
+    )
 
 
-def test_another_instance_under_the_address_is_refused(link: str, decode: Decode) -> None:
-    with closing(Prefill(link, identity("prefill-1"))) as other:
+def test_another_instance_under_the_address_is_refused(transport: str, decode: Decode) -> None:
+    with closing(Prefill(transport, identity("prefill-1"))) as other:
         error = decode.pull(other, (ONE, block_ids(0, 1, 2)))
-    assert error == "link to prefill-0: refused: this is prefill-1"
+    assert error == "connection to prefill-0: refused: this is prefill-1"
 
 
-def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(link: str, prefill: Prefill) -> None:
+def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(transport: str, prefill: Prefill) -> None:
     with (
-        closing(Decode(link, identity("decode-0", epoch=4))) as old,
-        closing(Decode(link, identity("decode-0", epoch=5))) as new,
+        closing(Decode(transport, identity("decode-0", epoch=4))) as old,
+        closing(Decode(transport, identity("decode-0", epoch=5))) as new,
     ):
         assert old.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
         assert new.pull(prefill, (TWO, block_ids(0))) is None
-        until(lambda: old.links.error(PREFILL), 30)
+        until(lambda: old.receiver.error(PREFILL), 30)
         error = old.pull(prefill, (THREE, block_ids(0, 1)))
         assert error is not None
         assert "refused: decode-0 has started anew: epoch 4 is over, it is 5 now" in error
@@ -179,19 +190,21 @@ def test_an_older_start_is_refused_and_a_newer_one_cuts_it_off(link: str, prefil
         assert equal_blocks(new.blocks, [0, 1, 2], prefill.blocks, [0, 11, 10])
 
 
-def test_several_decode_instances_pull_at_the_same_time(link: str, prefill: Prefill, decode: Decode) -> None:
-    with closing(Decode(link, identity("decode-1"))) as other:
+def test_several_decode_instances_pull_at_the_same_time(
+    transport: str, prefill: Prefill, decode: Decode
+) -> None:
+    with closing(Decode(transport, identity("decode-1"))) as other:
         for end, key, targets in ((decode, ONE, (0, 1, 2)), (other, THREE, (3, 4))):
-            wants = [(key, block_ids(*targets))]
-            end.links.pull(PREFILL, prefill.lender.address, wants, end.outcomes.append)
+            specs = [(key, block_ids(*targets))]
+            end.receiver.pull(PREFILL, prefill.sender.address, specs, end.outcomes.append)
         assert decode.completions.run(60) == other.completions.run(60) == 1
         assert decode.outcomes.errors == other.outcomes.errors == [None]
         assert equal_blocks(decode.blocks, [0, 1, 2], prefill.blocks, [3, 4, 9])
         assert equal_blocks(other.blocks, [3, 4], prefill.blocks, [11, 10])
 
 
-def test_nobody_there(link: str, decode: Decode) -> None:
-    with closing(Prefill(link)) as gone:
+def test_nobody_there(transport: str, decode: Decode) -> None:
+    with closing(Prefill(transport)) as gone:
         pass
     error = decode.pull(gone, (ONE, block_ids(0, 1, 2)))
     assert error is not None and "Connection refused" in error
@@ -201,51 +214,51 @@ def test_a_pull_past_its_deadline_does_not_begin(prefill: Prefill, decode: Decod
     assert decode.pull(prefill, (TWO, block_ids(3))) is None
     late = decode.pull(prefill, (ONE, block_ids(0, 1, 2)), timeout_s=0.0)
     assert late == "its deadline passed before it could begin"
-    assert decode.links.error(PREFILL) is None
+    assert decode.receiver.error(PREFILL) is None
     assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
 
 
-def test_a_link_that_cannot_be_made_in_time_is_made_anew(prefill: Prefill, decode: Decode) -> None:
-    wants = (ONE, block_ids(0, 1, 2))
-    assert decode.pull(prefill, wants, timeout_s=0.0) == "link to prefill-0: its deadline passed"
-    assert decode.pull(prefill, wants) is None
+def test_a_connection_that_cannot_be_made_in_time_is_made_anew(prefill: Prefill, decode: Decode) -> None:
+    specs = (ONE, block_ids(0, 1, 2))
+    assert decode.pull(prefill, specs, timeout_s=0.0) == "connection to prefill-0: its deadline passed"
+    assert decode.pull(prefill, specs) is None
 
 
-@pytest.mark.parametrize("link", ["gloo"])
-def test_a_lender_that_hangs_before_it_joins_runs_into_the_deadline(decode: Decode) -> None:
+@pytest.mark.parametrize("transport", ["gloo"])
+def test_a_sender_that_hangs_before_it_joins_runs_into_the_deadline(decode: Decode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        decode.links.pull(PREFILL, f"{host}:{port}", [(ONE, block_ids(0))], decode.outcomes.append, 0.5)
+        decode.receiver.pull(PREFILL, f"{host}:{port}", [(ONE, block_ids(0))], decode.outcomes.append, 0.5)
         sock, _ = listener.accept()
         with closing(Channel(sock)) as channel:
             soon = time.monotonic() + 30
             channel.shake(ServerHandshake("secret"), soon)
-            assert isinstance(channel.receive(soon), Knock)
+            assert isinstance(channel.receive(soon), HandshakeRequest)
             channel.send(Opened(), soon)
             assert isinstance(channel.receive(soon), Joining)
             assert decode.completions.run(timeout_s=5) == 1
-    assert decode.outcomes.errors[-1] is not None and "link to prefill-0" in decode.outcomes.errors[-1]
+    assert decode.outcomes.errors[-1] is not None and "connection to prefill-0" in decode.outcomes.errors[-1]
 
 
 def test_closing_ends_what_has_not_begun(prefill: Prefill, decode: Decode) -> None:
     for _ in range(3):
-        wants = [(ONE, block_ids(0, 1, 2))]
-        decode.links.pull(PREFILL, prefill.lender.address, wants, decode.outcomes.append)
-    decode.links.close()
+        specs = [(ONE, block_ids(0, 1, 2))]
+        decode.receiver.pull(PREFILL, prefill.sender.address, specs, decode.outcomes.append)
+    decode.receiver.close()
     decode.completions.run()
     assert len(decode.outcomes) == 3
     assert decode.outcomes.errors[-1] is not None
 
 
-def test_a_lender_that_closes_breaks_its_links(link: str, decode: Decode) -> None:
-    with closing(Prefill(link)) as prefill:
+def test_a_sender_that_closes_breaks_its_connections(transport: str, decode: Decode) -> None:
+    with closing(Prefill(transport)) as prefill:
         assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
-    until(lambda: decode.links.error(PREFILL), 1.0)
-    error = decode.links.error(PREFILL)
+    until(lambda: decode.receiver.error(PREFILL), 1.0)
+    error = decode.receiver.error(PREFILL)
     assert error is not None and "the other end is gone" in error
 
 
-def test_who_does_not_knock_is_shown_out(prefill: Prefill) -> None:
+def test_whoever_sends_no_handshake_request_is_shown_out(prefill: Prefill) -> None:
     with closing(connected(prefill)) as channel:
         other = encoded(Pulled(TransferId(Epoch(1), 1)))
         channel.shake(ClientHandshake("secret", lambda: other), time.monotonic() + 30)
@@ -254,7 +267,7 @@ def test_who_does_not_knock_is_shown_out(prefill: Prefill) -> None:
 
 def test_who_does_not_know_the_token_learns_nothing_of_it_and_is_shown_out(prefill: Prefill) -> None:
     with closing(connected(prefill)) as channel:
-        # it has nothing of ours decoded: the lender's proof, and no answer to a wrong one
+        # it has nothing of ours decoded: the sender's proof, and no answer to a wrong one
         channel.sock.sendall(bytes(NONCE_BYTES) + bytes(2 * DIGEST_BYTES))
         heard = b""
         with suppress(ConnectionResetError):
@@ -270,11 +283,11 @@ def test_strangers_are_bounded_and_the_oldest_goes(prefill: Prefill, decode: Dec
         assert decode.pull(prefill, (ONE, block_ids(0, 1, 2))) is None
 
 
-@pytest.mark.parametrize("link", ["gloo"])
-def test_who_listens_in_a_lender_s_place_hears_a_random_number_only(decode: Decode) -> None:
+@pytest.mark.parametrize("transport", ["gloo"])
+def test_who_listens_in_a_sender_s_place_hears_a_random_number_only(decode: Decode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        decode.links.pull(PREFILL, f"{host}:{port}", [(ONE, block_ids(0))], decode.outcomes.append, 30)
+        decode.receiver.pull(PREFILL, f"{host}:{port}", [(ONE, block_ids(0))], decode.outcomes.append, 30)
         sock, _ = listener.accept()
         with sock:
             sock.settimeout(30)
@@ -284,10 +297,10 @@ def test_who_listens_in_a_lender_s_place_hears_a_random_number_only(decode: Deco
                 heard += piece
         assert len(heard) == NONCE_BYTES
         assert decode.completions.run(timeout_s=30) == 1
-    assert decode.outcomes.errors[-1] == "link to prefill-0: it does not know this cluster's token"
+    assert decode.outcomes.errors[-1] == "connection to prefill-0: it does not know this cluster's token"
 
 
-def test_the_file_that_two_ends_meet_in_is_the_user_s_alone_and_goes_with_the_link(
+def test_the_file_that_two_ends_meet_in_is_the_user_s_alone_and_goes_with_the_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = str(tmp_path / "link-")
@@ -303,7 +316,7 @@ def test_the_file_that_two_ends_meet_in_is_the_user_s_alone_and_goes_with_the_li
 
 
 def connected(prefill: Prefill) -> Channel:
-    host, port = prefill.lender.address.split(":")
+    host, port = prefill.sender.address.split(":")
     sock = socket.create_connection((host, int(port)))
     sock.settimeout(30)
     return Channel(sock)
@@ -315,5 +328,5 @@ def test_blocks_that_do_not_exist_are_an_error_at_once(prefill: Prefill, decode:
 
 
 def test_it_listens_on_loopback_only(prefill: Prefill) -> None:
-    assert prefill.lender.address.startswith("127.0.0.1:")
-    assert prefill.lender._listener.getsockname()[0] == "127.0.0.1"
+    assert prefill.sender.address.startswith("127.0.0.1:")
+    assert prefill.sender._listener.getsockname()[0] == "127.0.0.1"

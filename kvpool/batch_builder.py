@@ -10,7 +10,7 @@ from alignedserve.types import RequestKey
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     # of KV, in all
     max_blocks: int
     max_requests: int
@@ -18,8 +18,8 @@ class Limits:
     min_requests: int = 0
 
 
-class Basket:
-    def __init__(self, tree: QuadTree, limits: Limits) -> None:
+class BatchBuilder:
+    def __init__(self, tree: QuadTree, limits: BatchLimits) -> None:
         self._tree = tree
         self._limits = limits
         self.keys: list[RequestKey] = []
@@ -30,7 +30,7 @@ class Basket:
         return self._limits.max_requests - len(self.keys)
 
     @property
-    def num_wanted(self) -> int:
+    def num_missing(self) -> int:
         """How many requests it still has too few."""
         return self._limits.min_requests - len(self.keys)
 

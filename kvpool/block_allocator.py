@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from alignedserve.kvpool.owners import Holding, OwnerTable, State
+from alignedserve.kvpool.owners import Allocation, AllocationState, OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
 
 
@@ -23,20 +23,22 @@ class Grant:
     dropped: list[RequestKey]
 
 
-class Ledger:
+class BlockAllocator:
     def __init__(self, table: OwnerTable, block_size: int, deadline_s: float) -> None:
         """With what the table says; reservations found there lapse at the deadline."""
         if block_size < 1:
             raise ValueError(f"block_size={block_size}: must be at least 1")
         self._table = table
         self._block_size = block_size
-        self._holdings: dict[RequestKey, Holding] = {}
+        self._allocations: dict[RequestKey, Allocation] = {}
         # each in the order in which they came into that state
-        self._in_state: dict[State, dict[RequestKey, Holding]] = {state: {} for state in State}
-        for holding in table.recover():
-            holding.deadline_s = deadline_s
-            self._holdings[holding.key] = self._in_state[holding.state][holding.key] = holding
-        owned = {block for holding in self._holdings.values() for block in holding.blocks}
+        self._in_state: dict[AllocationState, dict[RequestKey, Allocation]] = {
+            state: {} for state in AllocationState
+        }
+        for allocation in table.recover():
+            allocation.deadline_s = deadline_s
+            self._allocations[allocation.key] = self._in_state[allocation.state][allocation.key] = allocation
+        owned = {block for allocation in self._allocations.values() for block in allocation.blocks}
         # a stack: the block freed last is used next, while it is still in a cache
         self._free = [PoolBlockId(block) for block in reversed(range(table.size)) if block not in owned]
 
@@ -50,14 +52,14 @@ class Ledger:
 
     @property
     def num_spare_blocks(self) -> int:
-        return sum(len(holding.blocks) for holding in self._in_state[State.SPARE].values())
+        return sum(len(allocation.blocks) for allocation in self._in_state[AllocationState.SPARE].values())
 
     @property
-    def holdings(self) -> Iterable[Holding]:
-        return self._holdings.values()
+    def allocations(self) -> Iterable[Allocation]:
+        return self._allocations.values()
 
     def __contains__(self, key: RequestKey) -> bool:
-        return key in self._holdings
+        return key in self._allocations
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
@@ -66,59 +68,59 @@ class Ledger:
         """Blocks for so many tokens, those it has included; None, and nothing changed: no room. Safe to repeat."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
-        holding = self._holdings.get(key)
-        num_missing = self.blocks_for(num_tokens) - len(holding.blocks if holding else ())
+        allocation = self._allocations.get(key)
+        num_missing = self.blocks_for(num_tokens) - len(allocation.blocks if allocation else ())
         victims = self._victims(num_missing, key)
         if victims is None:
             return None
         for victim in victims:
             self._remove(victim)
-        if holding is None:
-            holding = self._holdings[key] = Holding(key, [], 0, State.RESERVED)
-        self._enter(holding, State.RESERVED)
-        holding.deadline_s = deadline_s
+        if allocation is None:
+            allocation = self._allocations[key] = Allocation(key, [], 0, AllocationState.RESERVED)
+        self._enter(allocation, AllocationState.RESERVED)
+        allocation.deadline_s = deadline_s
         if num_missing > 0:
-            self._grow(holding, num_missing)
-        return Grant(list(holding.blocks), [victim.key for victim in victims])
+            self._grow(allocation, num_missing)
+        return Grant(list(allocation.blocks), [victim.key for victim in victims])
 
     def commit(self, key: RequestKey, num_tokens: int) -> bool:
         """The first `num_tokens` are there, and this is the copy that counts. False, and nothing changed: it does
         not have the blocks for them; its reservation has lapsed."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
-        holding = self._holdings.get(key)
-        if holding is None or len(holding.blocks) < self.blocks_for(num_tokens):
+        allocation = self._allocations.get(key)
+        if allocation is None or len(allocation.blocks) < self.blocks_for(num_tokens):
             return False
-        holding.num_tokens = num_tokens
-        self._enter(holding, State.HELD)
+        allocation.num_tokens = num_tokens
+        self._enter(allocation, AllocationState.HELD)
         return True
 
     def make_spare(self, key: RequestKey) -> None:
         """Only what is committed is kept. Safe to repeat, and for requests that have nothing."""
-        holding = self._holdings.get(key)
-        if holding and holding.state is not State.SPARE:
-            self._fall_back(holding)
+        allocation = self._allocations.get(key)
+        if allocation and allocation.state is not AllocationState.SPARE:
+            self._fall_back(allocation)
 
     def renew(self, deadline_s: float) -> None:
         """All reservations: somebody still answers for them."""
-        for holding in self._in_state[State.RESERVED].values():
-            holding.deadline_s = deadline_s
+        for allocation in self._in_state[AllocationState.RESERVED].values():
+            allocation.deadline_s = deadline_s
 
     def lapse(self, now: float) -> list[RequestKey]:
         """Reservations that are too late fall back; of those returned nothing is left."""
-        late = [each for each in self._in_state[State.RESERVED].values() if each.deadline_s <= now]
-        for holding in late:
-            self._fall_back(holding)
-        return [holding.key for holding in late if holding.key not in self._holdings]
+        late = [each for each in self._in_state[AllocationState.RESERVED].values() if each.deadline_s <= now]
+        for allocation in late:
+            self._fall_back(allocation)
+        return [allocation.key for allocation in late if allocation.key not in self._allocations]
 
     def release(self, key: RequestKey) -> None:
         """Safe to repeat."""
-        if holding := self._holdings.get(key):
-            self._remove(holding)
+        if allocation := self._allocations.get(key):
+            self._remove(allocation)
 
     def check(self) -> None:
         """Every block is held once or free, and the table says the same."""
-        held = [block for holding in self._holdings.values() for block in holding.blocks]
+        held = [block for allocation in self._allocations.values() for block in allocation.blocks]
         if len(held) + len(self._free) != self.num_blocks:
             raise RuntimeError(
                 f"{len(held)} blocks used + {len(self._free)} free != {self.num_blocks} in all"
@@ -132,52 +134,54 @@ class Ledger:
 
     def check_idle(self) -> None:
         self.check()
-        if self._holdings:
-            keys = sorted(self._holdings)[:5]
-            raise RuntimeError(f"idle, but {len(self._holdings)} requests have blocks, and 0 should: {keys}")
+        if self._allocations:
+            keys = sorted(self._allocations)[:5]
+            raise RuntimeError(
+                f"idle, but {len(self._allocations)} requests have blocks, and 0 should: {keys}"
+            )
 
-    # ---- each of these leaves ledger and table in step ----
+    # ---- each of these leaves allocator and table in step ----
 
-    def _victims(self, num_missing: int, key: RequestKey) -> list[Holding] | None:
+    def _victims(self, num_missing: int, key: RequestKey) -> list[Allocation] | None:
         """The oldest spares, not its own, that make room for so many blocks; None if all of them do not."""
-        victims: list[Holding] = []
+        victims: list[Allocation] = []
         num_found = len(self._free)
-        for holding in self._in_state[State.SPARE].values():
+        for allocation in self._in_state[AllocationState.SPARE].values():
             if num_found >= num_missing:
                 break
-            if holding.key != key:
-                victims.append(holding)
-                num_found += len(holding.blocks)
+            if allocation.key != key:
+                victims.append(allocation)
+                num_found += len(allocation.blocks)
         return victims if num_found >= num_missing else None
 
-    def _enter(self, holding: Holding, state: State) -> None:
-        self._in_state[holding.state].pop(holding.key, None)
-        holding.state = state
-        self._in_state[state][holding.key] = holding
-        if holding.blocks:
-            self._table.record(holding.blocks[0], holding.num_tokens, state)
+    def _enter(self, allocation: Allocation, state: AllocationState) -> None:
+        self._in_state[allocation.state].pop(allocation.key, None)
+        allocation.state = state
+        self._in_state[state][allocation.key] = allocation
+        if allocation.blocks:
+            self._table.record(allocation.blocks[0], allocation.num_tokens, state)
 
-    def _grow(self, holding: Holding, count: int) -> None:
+    def _grow(self, allocation: Allocation, count: int) -> None:
         added = self._free[-count:][::-1]
         del self._free[-count:]
-        self._table.extend(holding.key, holding.blocks, added)
-        holding.blocks.extend(added)
+        self._table.extend(allocation.key, allocation.blocks, added)
+        allocation.blocks.extend(added)
 
-    def _shrink(self, holding: Holding, num_kept: int) -> None:
-        self._table.shrink(holding.blocks, num_kept)
-        self._free.extend(reversed(holding.blocks[num_kept:]))
-        del holding.blocks[num_kept:]
+    def _shrink(self, allocation: Allocation, num_kept: int) -> None:
+        self._table.shrink(allocation.blocks, num_kept)
+        self._free.extend(reversed(allocation.blocks[num_kept:]))
+        del allocation.blocks[num_kept:]
 
-    def _remove(self, holding: Holding) -> None:
-        self._shrink(holding, 0)
-        del self._holdings[holding.key]
-        del self._in_state[holding.state][holding.key]
+    def _remove(self, allocation: Allocation) -> None:
+        self._shrink(allocation, 0)
+        del self._allocations[allocation.key]
+        del self._in_state[allocation.state][allocation.key]
 
-    def _fall_back(self, holding: Holding) -> None:
-        num_kept = self.blocks_for(holding.num_tokens)
+    def _fall_back(self, allocation: Allocation) -> None:
+        num_kept = self.blocks_for(allocation.num_tokens)
         if not num_kept:
-            self._remove(holding)
+            self._remove(allocation)
             return
-        if num_kept < len(holding.blocks):
-            self._shrink(holding, num_kept)
-        self._enter(holding, State.SPARE)
+        if num_kept < len(allocation.blocks):
+            self._shrink(allocation, num_kept)
+        self._enter(allocation, AllocationState.SPARE)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from alignedserve.launch.keeper import HANG_S, PartFailed
-from alignedserve.launch.store import StoreSite, end_process, until_answering
+from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
+from alignedserve.launch.store import StoreLocation, end_process, until_answering
 from alignedserve.store.server import PrivateServer
 
 # Between attempts to start it again: at first, and at most. Real-time traffic goes on without it.
@@ -38,10 +38,12 @@ class Pauses:
         return pause_s
 
 
-class StoreKeeper:
-    def __init__(self, site: StoreSite, say: Callable[[str], None], silence_s: float = HANG_S) -> None:
+class StoreSupervisor:
+    def __init__(
+        self, location: StoreLocation, say: Callable[[str], None], silence_s: float = HANG_S
+    ) -> None:
         """One that answers nothing for `silence_s` is killed."""
-        self._site = site
+        self._location = location
         self._say = say
         self._silence_s = silence_s
         self._is_up = asyncio.Event()
@@ -55,15 +57,15 @@ class StoreKeeper:
     def stop(self) -> None:
         self._stop.set()
 
-    async def keep(self) -> None:
-        """Until it is told to stop. Raises PartFailed when it does not run even once."""
-        if self._site.server is None:
+    async def supervise(self) -> None:
+        """Until it is told to stop. Raises ProcessFailed when it does not run even once."""
+        if self._location.server is None:
             self._is_up.set()
             await self._stop.wait()
             return
         pauses = Pauses()
         while not self._stop.is_set():
-            up_s = await self._run_once(self._site.server)
+            up_s = await self._run_once(self._location.server)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pauses.after(up_s)):
                     await self._stop.wait()
@@ -72,7 +74,7 @@ class StoreKeeper:
         """Seconds that it was up."""
         start_s = time.monotonic()
         process = await server.start()
-        self._site.note(process.pid)
+        self._location.note(process.pid)
         ended = asyncio.create_task(process.wait())
         stopping = asyncio.create_task(self._stop.wait())
         answering = asyncio.create_task(until_answering(server.url))
@@ -97,7 +99,7 @@ class StoreKeeper:
         if was_up:
             self._say(f"redis is down; starting it again ({why})")
         elif not self._is_up.is_set():
-            raise PartFailed(f"redis does not start: {why}")
+            raise ProcessFailed(f"redis does not start: {why}")
         elif why != self._said:
             self._said = why
             self._say(f"redis does not start again, and is tried further: {why}")

@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 
-from alignedserve.kvpool.basket import Basket
+from alignedserve.kvpool.batch_builder import BatchBuilder
 from alignedserve.kvpool.quadtree import LEAF_WIDTH, Node, QuadTree
 
 
-class Widening:
-    def __init__(self, tree: QuadTree, basket: Basket, node: Node, last_leaf: int) -> None:
+class BatchExpansion:
+    def __init__(self, tree: QuadTree, builder: BatchBuilder, node: Node, last_leaf: int) -> None:
         """`node`: the range that the batch is of, not empty. Nothing beyond `last_leaf` is looked at."""
         self._block_size = tree.block_size
         self._lengths = tree.lengths
-        self._basket = basket
+        self._builder = builder
         self._node = node
         self._max_length = (last_leaf + 1) * LEAF_WIDTH
-        low, high = lengths_of(node)
+        low, high = node.length_range
         # the next on either side, as indices of lengths, and the range that the batch has so far
         self._left = bisect_left(self._lengths, low) - 1
         self._right = bisect_right(self._lengths, min(high, self._max_length))
@@ -34,14 +34,14 @@ class Widening:
         node = self._node
         while node.depth and self._num_open:
             node = node.parent
-            low, high = lengths_of(node)
+            low, high = node.length_range
             self._within(low, min(high, self._max_length))
 
     @property
     def _num_open(self) -> int:
         """How many more it may take."""
-        slots_left, num_wanted = self._basket.slots_left, self._basket.num_wanted
-        return min(slots_left, max(num_wanted, 0)) if self._is_full else slots_left
+        slots_left, num_missing = self._builder.slots_left, self._builder.num_missing
+        return min(slots_left, max(num_missing, 0)) if self._is_full else slots_left
 
     def _within(self, low: int, high: int) -> None:
         lengths = self._lengths
@@ -59,27 +59,21 @@ class Widening:
                 self._take_right(num_open)
 
     def _take_left(self, num_open: int) -> None:
-        basket, length = self._basket, self._lengths[self._left]
-        if basket.add_at_length(length, num_open):
+        builder, length = self._builder, self._lengths[self._left]
+        if builder.add_at_length(length, num_open):
             self._low = length
             self._left -= 1
         else:
             self._is_full = True
-            fitting = basket.blocks_left * self._block_size
+            fitting = builder.blocks_left * self._block_size
             self._left = bisect_right(self._lengths, fitting, 0, self._left) - 1
 
     def _take_right(self, num_open: int) -> None:
         length = self._lengths[self._right]
-        if self._basket.add_at_length(length, num_open):
+        if self._builder.add_at_length(length, num_open):
             self._high = length
             self._right += 1
         else:
             # what is longer does not fit either
             self._is_full = True
             self._right = len(self._lengths)
-
-
-def lengths_of(node: Node) -> tuple[int, int]:
-    """Shortest and longest that it covers."""
-    first, last = node.leaves
-    return first * LEAF_WIDTH + 1, (last + 1) * LEAF_WIDTH

@@ -1,0 +1,79 @@
+"""A decode instance's end of transfers.
+
+It has one connection to each prefill instance that it pulls from, made when needed, and anew after it broke.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from alignedserve.transport.channel import Identity
+from alignedserve.transport.completions import Completions, Done, TransferId, TransferIds
+from alignedserve.transport.group import SETUP_TIMEOUT_S
+from alignedserve.transport.sender_connection import SenderConnection, TransferSpec
+from alignedserve.types import InstanceId
+
+DEFAULT_TIMEOUT_S = 30.0
+
+
+class KVReceiver:
+    """Used by one thread, the instance's loop; nothing here waits but `close`."""
+
+    def __init__(self, transport: str, blocks: torch.Tensor, me: Identity, completions: Completions) -> None:
+        self._transport = transport
+        self._blocks = blocks
+        self._me = me
+        self._ids = TransferIds(me.epoch)
+        self._completions = completions
+        self._connections: dict[InstanceId, SenderConnection] = {}
+        # those on their way out
+        self._stopped: list[SenderConnection] = []
+
+    def pull(
+        self,
+        source: InstanceId,
+        address: str,
+        specs: Sequence[TransferSpec],
+        done: Done,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> TransferId:
+        """All of the requests' blocks in one transfer; the sender keeps its copy unless every byte has arrived."""
+        return self._to(source, address, timeout_s).pull(specs, done, timeout_s)
+
+    def drop(self, source: InstanceId) -> None:
+        """The instance is gone. Safe to repeat."""
+        if source in self._connections:
+            self._connections[source].stop()
+            self._stopped = [connection for connection in self._stopped if connection.error is None]
+            self._stopped.append(self._connections.pop(source))
+
+    def close(self) -> None:
+        """Ends all transfers; waits at most until their deadlines, for other ends that hang."""
+        for source in list(self._connections):
+            self.drop(source)
+        for connection in self._stopped:
+            connection.close()
+
+    def error(self, source: InstanceId) -> str | None:
+        """Why the connection to this instance is of no use, if it is not."""
+        return self._connections[source].error if source in self._connections else None
+
+    def _to(self, source: InstanceId, address: str, timeout_s: float) -> SenderConnection:
+        connection = self._connections.get(source)
+        if connection is not None and (connection.error is not None or connection.address != address):
+            self.drop(source)
+            connection = None
+        if connection is None:
+            connection = self._connections[source] = SenderConnection(
+                self._transport,
+                self._blocks,
+                source,
+                address,
+                self._me,
+                self._ids,
+                self._completions,
+                setup_timeout_s=min(timeout_s, SETUP_TIMEOUT_S),
+            )
+        return connection
