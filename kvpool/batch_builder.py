@@ -11,10 +11,10 @@ from alignedserve.types import RequestKey
 
 @dataclass(frozen=True)
 class BatchLimits:
-    # of KV, in all
+    # the most blocks of KV that the batch may have in all
     max_blocks: int
     max_requests: int
-    # fewer only if no other fits
+    # a batch has fewer requests only if no other one fits
     min_requests: int = 0
 
 
@@ -31,11 +31,11 @@ class BatchBuilder:
 
     @property
     def num_missing(self) -> int:
-        """How many requests it still has too few."""
+        """The number of requests that the batch still lacks of its minimum; negative when it has more."""
         return self._limits.min_requests - len(self.keys)
 
     def add(self, key: RequestKey) -> bool:
-        """If it fits."""
+        """Adds the request and returns True if it fits, else changes nothing and returns False."""
         num_blocks = self._tree.blocks_of(key)
         if num_blocks > self.blocks_left or not self.slots_left:
             return False
@@ -44,11 +44,11 @@ class BatchBuilder:
         return True
 
     def add_at_length(self, length: int, at_most: int) -> bool:
-        """Requests of this length, those that came first first, until one doesn't fit; whether it was all of them."""
+        """Adds requests of this length in order of arrival until one does not fit; returns whether it added all."""
         keys = self._tree.at_length(length)
         at_most = min(at_most, self.slots_left)
         if length == MAX_LENGTH:
-            # longer ones are among them
+            # longer requests count as this length, and have more blocks
             return all(self.add(key) for key in islice(keys, at_most)) and at_most >= len(keys)
         num_blocks = self._tree.blocks_for(length)
         count = min(len(keys), at_most, self.blocks_left // num_blocks)

@@ -16,18 +16,18 @@ from alignedserve.kvpool.quadtree import LEAF_WIDTH, Node, QuadTree
 
 class BatchExpansion:
     def __init__(self, tree: QuadTree, builder: BatchBuilder, node: Node, last_leaf: int) -> None:
-        """`node`: the range that the batch is of, not empty. Nothing beyond `last_leaf` is looked at."""
+        """`node` is the range that the batch comes from; it is not empty. Nothing beyond `last_leaf` is looked at."""
         self._block_size = tree.block_size
         self._lengths = tree.lengths
         self._builder = builder
         self._node = node
         self._max_length = (last_leaf + 1) * LEAF_WIDTH
         low, high = node.length_range
-        # the next on either side, as indices of lengths, and the range that the batch has so far
+        # the indices of the next length on either side, and the range of lengths that the batch has so far
         self._left = bisect_left(self._lengths, low) - 1
         self._right = bisect_right(self._lengths, min(high, self._max_length))
         self._low, self._high = self._lengths[self._left + 1], self._lengths[self._right - 1]
-        # something did not fit
+        # a request did not fit
         self._is_full = False
 
     def run(self) -> None:
@@ -39,7 +39,7 @@ class BatchExpansion:
 
     @property
     def _num_open(self) -> int:
-        """How many more it may take."""
+        """The number of requests that the batch may still take."""
         slots_left, num_missing = self._builder.slots_left, self._builder.num_missing
         return min(slots_left, max(num_missing, 0)) if self._is_full else slots_left
 

@@ -1,4 +1,4 @@
-"""Who has which block of the pool. Ids and counts only; every change goes to the owner table as it is made.
+"""Which request has which block of the pool. Ids and counts only; every change goes to the owner table as it is made.
 
     nothing --reserve--> RESERVED --commit--> HELD --make_spare--> SPARE
                             ^                   |                    |  '-- dropped when room is needed
@@ -17,21 +17,21 @@ from alignedserve.types import PoolBlockId, RequestKey
 
 @dataclass(frozen=True)
 class Grant:
-    # all blocks of the request
+    # all blocks that the request has now
     blocks: list[PoolBlockId]
-    # spares that had to go for it
+    # the requests whose spares were dropped for it
     dropped: list[RequestKey]
 
 
 class BlockAllocator:
     def __init__(self, table: OwnerTable, block_size: int, deadline_s: float) -> None:
-        """With what the table says; reservations found there lapse at the deadline."""
+        """Starts with what the table says; reservations that are found there lapse at the deadline."""
         if block_size < 1:
             raise ValueError(f"block_size={block_size}: must be at least 1")
         self._table = table
         self._block_size = block_size
         self._allocations: dict[RequestKey, Allocation] = {}
-        # each in the order in which they came into that state
+        # the allocations in each state are in the order in which they came into it
         self._in_state: dict[AllocationState, dict[RequestKey, Allocation]] = {
             state: {} for state in AllocationState
         }
@@ -39,7 +39,7 @@ class BlockAllocator:
             allocation.deadline_s = deadline_s
             self._allocations[allocation.key] = self._in_state[allocation.state][allocation.key] = allocation
         owned = {block for allocation in self._allocations.values() for block in allocation.blocks}
-        # a stack: the block freed last is used next, while it is still in a cache
+        # It is a stack: the block freed last is used next, while it is still in a cache.
         self._free = [PoolBlockId(block) for block in reversed(range(table.size)) if block not in owned]
 
     @property
@@ -65,7 +65,8 @@ class BlockAllocator:
         return -(-num_tokens // self._block_size)
 
     def reserve(self, key: RequestKey, num_tokens: int, deadline_s: float) -> Grant | None:
-        """Blocks for so many tokens, those it has included; None, and nothing changed: no room. Safe to repeat."""
+        """Gives the request blocks for so many tokens in all. None means that there is no room, and nothing has
+        changed. Safe to repeat."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation = self._allocations.get(key)
@@ -84,8 +85,8 @@ class BlockAllocator:
         return Grant(list(allocation.blocks), [victim.key for victim in victims])
 
     def commit(self, key: RequestKey, num_tokens: int) -> bool:
-        """The first `num_tokens` are there, and this is the copy that counts. False, and nothing changed: it does
-        not have the blocks for them; its reservation has lapsed."""
+        """The KV of the first `num_tokens` is there, and this is the copy that counts. False means that the request
+        does not have the blocks for it, since its reservation has lapsed, and nothing has changed."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation = self._allocations.get(key)
@@ -96,30 +97,30 @@ class BlockAllocator:
         return True
 
     def make_spare(self, key: RequestKey) -> None:
-        """Only what is committed is kept. Safe to repeat, and for requests that have nothing."""
+        """Keeps only what is committed. Safe to repeat, and for requests that have nothing."""
         allocation = self._allocations.get(key)
         if allocation and allocation.state is not AllocationState.SPARE:
             self._fall_back(allocation)
 
     def renew(self, deadline_s: float) -> None:
-        """All reservations: somebody still answers for them."""
+        """Moves the deadline of all reservations: a router still answers for them."""
         for allocation in self._in_state[AllocationState.RESERVED].values():
             allocation.deadline_s = deadline_s
 
     def lapse(self, now: float) -> list[RequestKey]:
-        """Reservations that are too late fall back; of those returned nothing is left."""
+        """Lets reservations that are too late fall back; returns the requests that have nothing left."""
         late = [each for each in self._in_state[AllocationState.RESERVED].values() if each.deadline_s <= now]
         for allocation in late:
             self._fall_back(allocation)
         return [allocation.key for allocation in late if allocation.key not in self._allocations]
 
     def release(self, key: RequestKey) -> None:
-        """Safe to repeat."""
+        """Frees all blocks of the request. Safe to repeat."""
         if allocation := self._allocations.get(key):
             self._remove(allocation)
 
     def check(self) -> None:
-        """Every block is held once or free, and the table says the same."""
+        """Raises unless every block is held once or free, and the table says the same."""
         held = [block for allocation in self._allocations.values() for block in allocation.blocks]
         if len(held) + len(self._free) != self.num_blocks:
             raise RuntimeError(
@@ -133,6 +134,7 @@ class BlockAllocator:
             )
 
     def check_idle(self) -> None:
+        """Raises if a request has blocks."""
         self.check()
         if self._allocations:
             keys = sorted(self._allocations)[:5]
@@ -143,7 +145,7 @@ class BlockAllocator:
     # ---- each of these leaves allocator and table in step ----
 
     def _victims(self, num_missing: int, key: RequestKey) -> list[Allocation] | None:
-        """The oldest spares, not its own, that make room for so many blocks; None if all of them do not."""
+        """The oldest spares of other requests that make room for so many blocks; None if all of them do not."""
         victims: list[Allocation] = []
         num_found = len(self._free)
         for allocation in self._in_state[AllocationState.SPARE].values():

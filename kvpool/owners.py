@@ -1,4 +1,4 @@
-"""Who owns which block, written down in the segment: a pool that starts again finds what the one before it had.
+"""Which request owns which block, written down in the segment: a pool that starts again finds what there was.
 
 A row per block: the request's key (0: nobody's), and which of the request's blocks it is. What concerns the request as
 a whole stands in the row of its first block. There `num_blocks` decides: blocks whose position is below it are the
@@ -20,11 +20,11 @@ from alignedserve.types import PoolBlockId, RequestKey
 
 
 class AllocationState(IntEnum):
-    # some blocks are to be filled; never dropped, lapses at a deadline
+    # Some blocks are to be filled. It is never dropped, and lapses at a deadline.
     RESERVED = 1
-    # the authoritative copy; never dropped
+    # This is the authoritative copy. It is never dropped.
     HELD = 2
-    # a copy of what lives elsewhere; dropped when room is needed
+    # This is a copy of what lives elsewhere. It is dropped when room is needed.
     SPARE = 3
 
 
@@ -34,10 +34,10 @@ class Allocation:
 
     key: RequestKey
     blocks: list[PoolBlockId]
-    # committed: their KV is in the first blocks
+    # the number of committed tokens, whose KV is in the first blocks
     num_tokens: int
     state: AllocationState
-    # of a reservation
+    # the time at which a reservation lapses
     deadline_s: float = 0.0
 
 
@@ -45,12 +45,12 @@ class OwnerTable:
     NUM_COLUMNS = 5
 
     def __init__(self, columns: NDArray[np.int64]) -> None:
-        """[NUM_COLUMNS, number of blocks]; zeros: all blocks are free."""
+        """`columns` has the shape [NUM_COLUMNS, number of blocks]; where they are zero all blocks are free."""
         self._key, self._position, self._num_blocks, self._num_tokens, self._state = columns
 
     @classmethod
     def plain(cls, num_blocks: int) -> OwnerTable:
-        """In this process's memory."""
+        """Makes an empty table in this process's memory."""
         return cls(np.zeros((cls.NUM_COLUMNS, num_blocks), np.int64))
 
     @property
@@ -62,7 +62,7 @@ class OwnerTable:
         return int(np.count_nonzero(self._key))
 
     def extend(self, key: RequestKey, blocks: Sequence[PoolBlockId], added: Sequence[PoolBlockId]) -> None:
-        """`added` become the request's, after the `blocks` that it has; none so far: it is reserved."""
+        """Appends `added` to the `blocks` that the request has. If it has none yet it becomes reserved."""
         first, end = len(blocks), len(blocks) + len(added)
         head = blocks[0] if blocks else added[0]
         if not blocks:
@@ -76,12 +76,12 @@ class OwnerTable:
         self._key[blocks[num_kept:]] = 0
 
     def record(self, head: PoolBlockId, num_tokens: int, state: AllocationState) -> None:
-        """`head`: the request's first block."""
+        """Writes what concerns the request as a whole; `head` is its first block."""
         self._num_tokens[head] = num_tokens
         self._state[head] = state
 
     def recover(self) -> list[Allocation]:
-        """What requests have, in the order of their first blocks. Clears rows that belong to nothing."""
+        """Returns what requests have, in the order of their first blocks. Clears rows that belong to nothing."""
         owned = np.flatnonzero(self._key)
         rows = owned[np.lexsort((self._position[owned], self._key[owned]))]
         keys = self._key[rows]
@@ -91,7 +91,7 @@ class OwnerTable:
         return allocations
 
     def _allocation(self, head: np.intp, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Allocation:
-        """`rows`: all that have owners, by key and position; `keys`: theirs."""
+        """`rows` are all rows that have owners, by key and position; `keys` are their keys."""
         key, count = int(self._key[head]), int(self._num_blocks[head])
         start = np.searchsorted(keys, key)
         blocks = rows[start : start + count]

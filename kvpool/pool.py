@@ -33,7 +33,7 @@ class PoolConfig:
     # A reservation lapses when there has been no router for so long. One that is there ends each itself, however long a
     # prompt takes to get its turn and to compute, and knows until when its blocks may be written to.
     lapse_s: float = 300.0
-    # a request due within so long decides where the next batch is looked for
+    # A request that is due within so many seconds decides where the next batch is looked for.
     horizon_s: float = 0.5
 
 
@@ -69,14 +69,14 @@ class Pool:
                 raise ValueError(f"a {type(message).__name__} is not for the pool")
 
     def tick(self, now: float, has_router: bool = False) -> list[Message]:
-        """From time to time: reservations that no router answers for lapse."""
+        """Lets reservations lapse that no router answers for. It is called every quarter of a second."""
         if has_router:
             self._allocator.renew(now + self._config.lapse_s)
             return []
         return [gone(key) for key in self._allocator.lapse(now)]
 
     def inventory(self) -> list[Stored]:
-        """All that is in the pool, reservations too. Nothing is a candidate until it is committed again."""
+        """Lists all that is in the pool, reservations too. Nothing is a candidate until it is committed again."""
         self._tree = QuadTree(self._tree.block_size)
         return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
 
@@ -90,7 +90,7 @@ class Pool:
 
     @property
     def num_spare_blocks(self) -> int:
-        """Free as soon as they are needed."""
+        """The number of blocks that become free as soon as they are needed."""
         return self._allocator.num_spare_blocks
 
     @property
@@ -98,12 +98,12 @@ class Pool:
         return len(self._tree)
 
     def check(self) -> None:
-        """Raises if it has lost count of something."""
+        """Raises if the pool has lost count of something."""
         self._allocator.check()
         self._tree.check()
 
     def check_idle(self) -> None:
-        """The same, and nothing is left of requests that ended."""
+        """Raises as `check` does, and if a request has blocks."""
         self.check()
         self._allocator.check_idle()
 
@@ -146,5 +146,5 @@ class Pool:
 
 
 def gone(key: RequestKey) -> Reserved:
-    """To say, unasked, that nothing of a request is in the pool any more."""
+    """The message that says, unasked, that nothing of a request is in the pool any more."""
     return Reserved(key, None, dropped=[key])

@@ -21,7 +21,7 @@ from alignedserve.wire import RouterAddress, RouterConnection, new_epoch, stop_o
 
 logger = logging.getLogger(__name__)
 
-# how often reservations are looked through, and the router hears how full the pool is
+# Every so many seconds reservations are looked through, and the router hears how full the pool is.
 TICK_S = 0.25
 
 
@@ -29,7 +29,7 @@ TICK_S = 0.25
 class PoolProcessConfig:
     instance_id: InstanceId
     router: RouterAddress
-    # the segment is called so, and by the epoch that made it
+    # The segment's name is this, and the epoch that made it.
     segment_prefix: str
     form: BlockFormat
     num_blocks: int
@@ -41,7 +41,7 @@ class PoolProcess:
         self._config = config
 
     def run(self) -> None:
-        """Until the router says so: then the segment goes too. After SIGTERM it stays, for whoever comes next.
+        """Runs until the router tells it to stop; then the segment goes too. After SIGTERM it stays, for the next pool.
 
         Raises ValueError when there is too little shared memory.
         """
@@ -67,7 +67,7 @@ class PoolProcess:
         stop_on_sigterm(connection.stop)
         ticking = asyncio.create_task(answering.tick())
         running = asyncio.create_task(connection.run())
-        # neither ends by itself but with an error
+        # neither task ends by itself but with an error
         await asyncio.wait({ticking, running}, return_when=asyncio.FIRST_COMPLETED)
         connection.stop()
         await running
@@ -116,12 +116,12 @@ def open_segment(config: PoolProcessConfig, epoch: Epoch) -> Segment:
         except ValueError as error:
             logger.warning("Not taking over what an earlier pool left: %s", error)
             Segment.unlink(name)
-    # a name of its own: whoever still maps an older one must not take it for this
+    # It has a name of its own: a process which still maps an older segment must not take it for this one.
     return Segment.create(f"{config.segment_prefix}-{epoch}", config.form, config.num_blocks)
 
 
 def segments(prefix: str) -> list[str]:
-    """Names of those that there are and are ours, the latest first."""
+    """The names of the segments that there are and are ours, the latest first."""
     return sorted((path.name for path in DIRECTORY.glob(f"{prefix}-*") if _is_ours(path)), reverse=True)
 
 

@@ -30,7 +30,7 @@ NUM_LEAVES = MAX_LENGTH // LEAF_WIDTH
 
 class Node(NamedTuple):
     depth: int
-    # its index among those of its depth
+    # the node's index among those of its depth
     number: int
 
     @property
@@ -48,13 +48,13 @@ class Node(NamedTuple):
 
     @property
     def leaves(self) -> tuple[int, int]:
-        """First and last leaf under it."""
+        """The numbers of the first and the last leaf under the node."""
         shift = 2 * (NUM_LEVELS - 1 - self.depth)
         return self.number << shift, ((self.number + 1) << shift) - 1
 
     @property
     def length_range(self) -> tuple[int, int]:
-        """Shortest and longest that it covers."""
+        """The shortest and the longest length, in tokens, that the node covers."""
         first, last = self.leaves
         return first * LEAF_WIDTH + 1, (last + 1) * LEAF_WIDTH
 
@@ -64,14 +64,14 @@ ROOT = Node(0, 0)
 
 @dataclass(slots=True)
 class Level:
-    """Counts of the nodes of one depth, by index."""
+    """What the nodes of one depth count, by their index."""
 
-    # a leaf's number, shifted by so much, is the index of the node above it
+    # A leaf's number, shifted right by so many bits, is the index of the node above it.
     shift: int
     num_requests: list[int]
     num_blocks: list[int]
     earliest_due_s: list[float]
-    # when it last yielded a batch, or got its first request after it was empty
+    # the time at which the node last yielded a batch, or got its first request after it was empty
     waiting_since_s: list[float]
 
     @classmethod
@@ -95,7 +95,7 @@ class QuadTree:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.levels = [Level.empty(depth) for depth in range(NUM_LEVELS)]
-        # those that occur, sorted
+        # the lengths that occur, sorted
         self.lengths: list[int] = []
         self._entries: dict[RequestKey, Entry] = {}
         self._at_length: dict[int, dict[RequestKey, None]] = {}
@@ -114,11 +114,11 @@ class QuadTree:
         return self._entries[key].num_blocks
 
     def at_length(self, length: int) -> Collection[RequestKey]:
-        """Those that came first first."""
+        """The requests of this length, in order of arrival."""
         return self._at_length[length]
 
     def by_due(self, leaf: int) -> Iterable[tuple[float, RequestKey]]:
-        """Those of a leaf, the most urgent first."""
+        """The requests of a leaf with their deadlines, the most urgent first."""
         return merge(*(self._by_due[length] for length in self._lengths_of(leaf)))
 
     def _lengths_of(self, leaf: int) -> list[int]:
@@ -157,7 +157,7 @@ class QuadTree:
             self._set_earliest(leaf, min(heads, default=math.inf))
 
     def take_batch(self, keys: Iterable[RequestKey], now: float) -> None:
-        """Removes them; the ranges they come from have yielded a batch."""
+        """Removes the requests; the ranges that they come from have yielded a batch."""
         leaves = {leaf_of(self._entries[key].length) for key in keys}
         for key in keys:
             self.remove(key)
@@ -166,7 +166,7 @@ class QuadTree:
                 level.waiting_since_s[index] = now
 
     def check(self) -> None:
-        """What the nodes of a level count is what there is."""
+        """Raises unless the nodes of each level count what there is."""
         num_blocks = sum(entry.num_blocks for entry in self._entries.values())
         earliest = min((entry.due_s for entry in self._entries.values()), default=math.inf)
         there = (len(self._entries), num_blocks, earliest)
@@ -196,7 +196,7 @@ class QuadTree:
             del self.lengths[bisect_left(self.lengths, length)]
 
     def _set_earliest(self, leaf: int, earliest: float) -> None:
-        """From the leaf up to where nothing changes."""
+        """Updates the nodes from the leaf up to where nothing changes."""
         index = leaf
         for level in reversed(self.levels):
             if level.earliest_due_s[index] == earliest:

@@ -33,7 +33,8 @@ def form_batch(
     urgent_before_s: float = -math.inf,
     starved_before_s: float = -math.inf,
 ) -> list[RequestKey]:
-    """Changes nothing. Urgent: due by then. Starved: without a batch since before then. Empty if nothing fits."""
+    """Returns the requests of the next batch, none if nothing fits, and changes nothing. A request is urgent that is
+    due by `urgent_before_s`; a node is starved that has had no batch since before `starved_before_s`."""
     if not tree.lengths or limits.max_requests < 1:
         return []
     longest_leaf, last_leaf = leaf_of(tree.lengths[-1]), leaf_of(limits.max_blocks * tree.block_size)
@@ -44,7 +45,7 @@ def form_batch(
             return []
         if batch := search.run(urgent_before_s, starved_before_s):
             return batch
-        # it ended in the last leaf, where all are a little too long
+        # the search ended in the last leaf, where all requests are a little too long
         last_leaf = min(last_leaf, longest_leaf) - 1
     return []
 
@@ -54,7 +55,7 @@ class DensityFirstSearch:
         self._tree = tree
         self._limits = limits
         self._last_leaf = last_leaf
-        # of nodes that lie on both sides of its end
+        # the totals of nodes that lie on both sides of the last leaf's end
         self._cut: dict[Node, Totals] = {}
 
     def run(self, urgent_before_s: float, starved_before_s: float) -> list[RequestKey]:
@@ -124,7 +125,7 @@ class DensityFirstSearch:
 
 
 def find_near(tree: QuadTree, low: int, high: int, limits: BatchLimits) -> list[RequestKey]:
-    """Requests of lengths low .. high, the nearest to the middle first, as many as fit. Changes nothing."""
+    """Returns requests of lengths low .. high, the nearest to the middle first, as many as fit. Changes nothing."""
     builder = BatchBuilder(tree, limits)
     lengths = tree.lengths
     low, high = min(low, MAX_LENGTH), min(high, MAX_LENGTH)

@@ -5,7 +5,7 @@
     page     blocks, uint8 [num_blocks, block_bytes]
 
 All memory is reserved when it is made, so that using it cannot fail later. The magic is written last: a segment without
-it was never finished. It outlives the processes; whoever ends the system unlinks it.
+it was never finished. It outlives the processes; what ends the system unlinks it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.owners import OwnerTable
 
 DIRECTORY = Path("/dev/shm")
-# what all names begin with
+# The names of all segments begin with this.
 NAME_PREFIX = "alignedserve-"
 MAGIC = b"ALNDPOOL"
 VERSION = 1
@@ -46,7 +46,7 @@ class Segment:
         self, name: str, form: BlockFormat, num_blocks: int, memory: mmap.mmap, file: FileIO
     ) -> None:
         self.name = name
-        # it is locked, shared: whoever uses a segment has it open, see `sweep`
+        # It is locked, shared: each process which uses a segment has it open, see `sweep`.
         self._file = file
         self.form = form
         self.num_blocks = num_blocks
@@ -57,7 +57,7 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, form: BlockFormat, num_blocks: int) -> Segment:
-        """FileExistsError if there is one of that name."""
+        """Raises FileExistsError if there is a segment of that name."""
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: must be at least 1")
         path = path_of(name)
@@ -76,7 +76,7 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, form: BlockFormat | None = None) -> Segment:
-        """FileNotFoundError if there is none. `form`: what its blocks have to be; None: whatever they are."""
+        """Raises FileNotFoundError if there is none. `form` is what its blocks have to be; None: any."""
         file = FileIO(os.open(path_of(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "r+")
         try:
             if not is_private(os.fstat(file.fileno())):
@@ -104,14 +104,14 @@ class Segment:
         return cls(name, found, num_blocks, memory, file)
 
     def close(self) -> None:
-        """Unmapped as soon as nobody has an array of it any more. Safe to repeat."""
+        """The memory is unmapped as soon as there is no array of it any more. Safe to repeat."""
         self.table = OwnerTable.plain(0)
         self.blocks = np.zeros((0, self.form.block_bytes), np.uint8)
         self._file.close()
 
     @staticmethod
     def unlink(name: str) -> None:
-        """Its memory goes with the last process that has it mapped. Safe to repeat."""
+        """Removes the name; the memory goes with the last process that has it mapped. Safe to repeat."""
         path_of(name).unlink(missing_ok=True)
 
 
@@ -129,7 +129,7 @@ def sweep(min_age_s: float = 60.0) -> list[str]:
 
 
 def is_private(found: os.stat_result) -> bool:
-    """As `create` makes them. Anybody can put a file of this name there, and have all KV in memory of his."""
+    """Whether it is a file as `create` makes them. Any user can put a file of this name there."""
     is_file, others = stat.S_ISREG(found.st_mode), stat.S_IRWXG | stat.S_IRWXO
     return is_file and found.st_uid == os.geteuid() and not found.st_mode & others
 
@@ -144,7 +144,7 @@ def _is_left(path: Path, min_age_s: float) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return time.time() - found.st_ctime >= min_age_s
     except OSError:
-        # in use, somebody else's, or gone
+        # it is in use, another user's, or gone
         return False
 
 

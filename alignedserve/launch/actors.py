@@ -24,7 +24,7 @@ ACTORS: dict[str, Any] = {
 
 
 class RayActor:
-    """A process under Ray, which makes it again whenever it dies."""
+    """A process under Ray, which starts it again whenever it dies."""
 
     def __init__(self, spec: ProcessSpec, node_id: str | None) -> None:
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": spec.num_gpus, "max_restarts": -1}

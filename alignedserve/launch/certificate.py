@@ -18,20 +18,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-# It is of this system's life; a clock that is set does not matter.
+# The certificate is valid for this system's life; a clock that is set does not matter.
 _FROM, _UNTIL = datetime(2000, 1, 1), datetime(9999, 12, 31)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Paths of PEM files."""
+    """The paths of two PEM files."""
 
     certificate: Path
     key: Path
 
 
 def make_certificate(directory: Path) -> Certificate:
-    """For this machine, in a directory that is the user's alone."""
+    """Makes a certificate for this machine, in a directory that is the user's alone."""
     key = ec.generate_private_key(ec.SECP256R1())
     made = Certificate(directory / "certificate.pem", directory / "key.pem")
     _write(made.certificate, _certificate(key).public_bytes(Encoding.PEM))

@@ -13,7 +13,7 @@ from alignedserve.messages import AnyMessage, Cluster, Drain, Hello, InstanceLim
 from alignedserve.types import LAUNCHER, InstanceId
 from alignedserve.wire import RouterConnection, new_epoch
 
-# After being told to stop, processes get so long to do so by themselves.
+# Processes that were told to stop get so many seconds to do so by themselves.
 STOP_S = 5.0
 
 
@@ -25,7 +25,7 @@ class IslandSupervisor:
         say: Callable[[str], None],
         others: dict[InstanceId, ProcessSupervisor],
     ) -> None:
-        """`others`: what is supervised elsewhere, and is seen here too."""
+        """`others` are the supervisors of processes that this island does not own, and that its router sees too."""
         self.plan = plan
         self.supervisors = {
             spec.instance_id: ProcessSupervisor(name_of(spec), RayActor(spec, plan.node.node_id), say)
@@ -39,7 +39,7 @@ class IslandSupervisor:
         self._is_draining = False
 
     async def supervise(self) -> None:
-        """Until it is told to stop. Raises ProcessFailed, in a group."""
+        """Runs until it is told to stop. Raises ProcessFailed, in a group."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._connection.run())
             for supervisor in self.supervisors.values():
@@ -56,7 +56,7 @@ class IslandSupervisor:
             supervisor.stopping()
         self._connection.send(Stop())
 
-    # ---- what the connection hears ----
+    # ---- the connection's handler ----
 
     def on_up(self, welcome: Welcome) -> None:
         if self._is_draining:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# A process that was told to end, and has not by then, is killed.
+# A process that has not ended so many seconds after it was told to is killed.
 _END_S = 5.0
 _POLL_S = 0.05
 
@@ -40,15 +40,15 @@ class Leftovers:
     def __init__(self, directory: Path, remover: subprocess.Popen[bytes]) -> None:
         self.directory = directory
         self._remover = remover
-        # those of others, who see to them themselves; and the remover
+        # processes that others look after, and the remover
         self._before = set(descendants(os.getpid()))
 
     def note_processes(self) -> None:
-        """Children that this process has got since, and theirs, are not to outlive it either."""
+        """Notes the children that this process has got since, and theirs: they are not to outlive it either."""
         self._note([each for each in descendants(os.getpid()) if each not in self._before])
 
     def note_process(self, pid: int) -> None:
-        """One that was just started is not to outlive it."""
+        """Notes a process that was just started: it is not to outlive this one."""
         if status := _status(pid):
             self._note([(pid, status[1])])
 

@@ -16,14 +16,14 @@ from alignedserve.launch.ray_cluster import directory_of, joined_ray, local_ray
 from alignedserve.private_files import can_others_write
 from alignedserve.wire import RouterAddress
 
-# in a directory of this system's own
+# The socket's name, in a directory of this system's own.
 _ROUTER_SOCKET = "router.sock"
 _NODES_POLL_S = 1.0
 
 
 @contextmanager
 def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[Node]]:
-    """`prefix`: of the shared memory's name; what is left of it at the end is removed."""
+    """`prefix` is what names of shared memory begin with; what is left of that at the end is removed."""
     num_instances = config.prefill_instances + config.decode_instances
     num_threads = threads_of_each(config)
     with removing(prefix) as left, local_ray(left.directory, num_instances + 3, num_threads) as ray:
@@ -34,7 +34,7 @@ def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[
 
 
 def threads_of_each(config: ServeConfig) -> int:
-    """Of an instance on a CPU, where the environment does not say."""
+    """The number of threads of an instance on a CPU, where the environment sets none."""
     return max(1, len(os.sched_getaffinity(0)) // (config.prefill_instances + config.decode_instances))
 
 
@@ -57,7 +57,7 @@ def nodes_of(
 
 
 def _usable_nodes(ray: Any, needs_gpus: bool) -> list[dict[str, Any]]:
-    """Those with GPUs, where there are some or have to be; else all."""
+    """The nodes with GPUs, where there are some or have to be; else all."""
     alive = sorted(
         (ray_node for ray_node in ray.nodes() if ray_node["Alive"]),
         key=lambda ray_node: str(ray_node["NodeID"]),

@@ -28,7 +28,7 @@ from alignedserve.transport.choose import choose_transport
 from alignedserve.types import GATEWAY, InstanceId
 from alignedserve.wire import RouterAddress
 
-# Most that is taken without being asked for; and of what is free, so much is left to others.
+# The most bytes that the pool takes where no size is given, and the most of the free memory, as a share.
 DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_POOL_SHARE = 0.5
 
@@ -40,7 +40,7 @@ QUICK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What was asked for."""
+    """What `alignedserve serve` was asked for."""
 
     engine: EngineConfig
     router: RouterConfig
@@ -54,9 +54,9 @@ class LaunchRequest:
 class Node:
     """A host that becomes an island."""
 
-    # short and unique within the system
+    # the name is short, and unique within the system
     name: str
-    # Ray's id of it; None: the only one there is
+    # Ray's id of the node; None if it is the only one
     node_id: str | None
     num_gpus: int
     free_shm_bytes: int
@@ -68,7 +68,7 @@ class ProcessSpec:
     role: str
     instance_id: InstanceId
     config: Any
-    # less than one: others are on it too
+    # the GPUs that the process has; less than one if it shares one
     num_gpus: float = 0
 
 
@@ -89,7 +89,7 @@ class IslandPlan:
 
 
 def check(asked: LaunchRequest) -> None:
-    """What can be said before it is known where it will run. Raises ValueError."""
+    """Checks what can be checked before it is known where it will run. Raises ValueError."""
     if asked.engine.device not in DEVICES:
         # which GPU an instance has is Ray's affair
         raise ValueError(f"device={asked.engine.device!r}: must be one of {', '.join(DEVICES)}")
@@ -210,11 +210,11 @@ def _local(asked: LaunchRequest) -> EngineConfig:
 
 
 def _gpus_of_each(serve: ServeConfig, node: Node) -> float:
-    """A whole one for each instance; where there are not enough, equal parts."""
+    """The GPUs of each instance: one, or where there are not enough, an equal part of one."""
     if not node.num_gpus:
         raise ValueError(f"device='cuda': {node.name} has no GPU")
     num_sharing = math.ceil((serve.prefill_instances + serve.decode_instances) / node.num_gpus)
-    # Ray counts ten-thousandths
+    # Ray counts GPUs in ten-thousandths
     return math.floor(10_000 / num_sharing) / 10_000
 
 

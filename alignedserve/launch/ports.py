@@ -11,7 +11,7 @@ FIRST, LAST = 20_000, 32_000
 
 
 def free_port(host: str) -> int:
-    """One that nobody listens on. Raises OSError when `host` is no address of this machine."""
+    """Returns a port that nobody listens on. Raises OSError when `host` is no address of this machine."""
     while True:
         port = random.SystemRandom().randint(FIRST, LAST)
         if is_free(host, port):

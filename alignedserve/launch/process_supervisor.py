@@ -19,11 +19,11 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-# A process that was up gets so long to be up again, and three times as long as it took at first, if that is more.
+# A process that was up gets so many seconds to be up again, or three times what it took at first, if that is more.
 RESTART_S = 60.0
-# Deaths in a row, without having been up: the next one would be no different.
+# The most deaths in a row without having been up: the next one would be no different.
 MAX_DEATHS = 4
-# Ray hears within two seconds that a process has ended. One that is missed for so long and has not ended, hangs.
+# Ray hears within two seconds that a process has ended. One that is missed for so many seconds and has not ended hangs.
 HANG_S = 10.0
 _RETRY_S = 0.2
 
@@ -34,13 +34,13 @@ class ProcessFailed(RuntimeError):
 
 class Actor(Protocol):
     async def ready(self) -> None:
-        """Until there is a process. Raises RayError."""
+        """Returns when there is a process. Raises RayError."""
 
     async def run(self) -> None:
-        """Until it has been told to stop. Raises RayError."""
+        """Returns when the process has stopped, having been told to. Raises RayError."""
 
     def restart(self) -> None:
-        """Kills its process; Ray makes another."""
+        """Kills the process; Ray starts another one."""
 
 
 class ProcessSupervisor:
@@ -54,18 +54,18 @@ class ProcessSupervisor:
         self._ended = asyncio.Event()
         self._seen_by: set[str] = set()
         self._was_up = False
-        # it was said that it is down
+        # whether it was said that the process is down
         self._is_missed = False
         self._num_runs = 0
         self._num_deaths = 0
-        # why it ended before, where that was said; and whether its next end will be our doing
+        # why the process ended before, where that is known; and whether its next end will be our doing
         self._reason = ""
         self._is_restarting = False
         self._start_s = time.monotonic()
         self._first_took_s = 0.0
 
     def seen(self, by: str, detail: str) -> None:
-        """A router is connected to it."""
+        """A router says that it is connected to the process."""
         self._seen_by.add(by)
         if self._is_up.is_set():
             return
@@ -79,7 +79,7 @@ class ProcessSupervisor:
         self._is_down.clear()
 
     def unseen(self, by: str, is_dead: bool) -> None:
-        """A router is connected to it no longer; `is_dead` unless it is the router that is gone."""
+        """A router is not connected to the process any more; `is_dead` unless it is the router that is gone."""
         self._seen_by.discard(by)
         if self._seen_by or not self._is_up.is_set():
             return
@@ -98,14 +98,14 @@ class ProcessSupervisor:
         await self._is_up.wait()
 
     async def until_ended(self) -> None:
-        """`supervise` has returned, or is about to."""
+        """Returns when `supervise` has returned, or is about to."""
         await self._ended.wait()
 
     def stopping(self) -> None:
         self._is_stopping = True
 
     async def supervise(self) -> None:
-        """Until it stops, having been told to. Raises ProcessFailed."""
+        """Returns when the process has stopped, having been told to. Raises ProcessFailed."""
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch())
             await self._run()

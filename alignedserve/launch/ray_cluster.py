@@ -31,7 +31,7 @@ from typing import Any
 from alignedserve.launch.certificate import make_certificate
 from alignedserve.launch.leftovers import descendants, end
 
-# The least that Ray takes. Nothing of ours goes through it.
+# The fewest bytes that Ray takes. Nothing of ours goes through its object store.
 OBJECT_STORE_BYTES = 80 << 20
 _UNSAID = (
     r"^A worker died or was killed while executing a task|^Task .* failed\. There are .* retries remaining"
@@ -42,7 +42,7 @@ _UNSAID = (
 def local_ray(directory: Path, num_processes: int, num_threads: int) -> Iterator[Any]:
     """The ray module, of a Ray that ends with the block and leaves no process. `directory`: the user's alone.
 
-    `num_threads`: of an instance on a CPU, where the environment does not say.
+    `num_threads` is the number of threads of an instance on a CPU, where the environment sets none.
     """
     tls = make_certificate(directory)
     os.environ.update(

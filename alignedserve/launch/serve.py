@@ -35,7 +35,7 @@ def serve(
     mix: MixConfig,
     say: Callable[[str], None],
 ) -> None:
-    """Until a signal ends it. Raises ValueError for what can't work, ProcessFailed for what turns out not to."""
+    """Runs until a signal ends it. Raises ValueError for what can't work, ProcessFailed for what turns out not to."""
     say, signals = _logging_too(config, say), Signals()
     signals.hear()
     try:
@@ -71,7 +71,7 @@ class Signals:
         self._tell = lambda: None
 
     def tell(self, told: Callable[[], object]) -> None:
-        """In the event loop, of each from here on, and if one has come before, of that."""
+        """Has `told` called in the event loop for each signal from here on, and for one that has come before."""
         loop, has_come = asyncio.get_running_loop(), self._has_come
         # not the loop's own handlers: when it closes, whatever comes would end the process there and then
         self._tell = lambda: loop.call_soon_threadsafe(told)

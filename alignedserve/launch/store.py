@@ -17,24 +17,24 @@ from alignedserve.store import StoreAway
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer, default_state_dir, find_server, locked
 
-# Told to end, it gets so long. What was answered is on the disk, so that being killed costs it nothing.
+# Redis gets so many seconds to end. What it has answered is on the disk, so that being killed costs nothing.
 _END_S = 5.0
 _PING_S = 0.02
 
 
 @dataclass(frozen=True)
 class StoreLocation:
-    """Where the store is. `server`: this system's own, to be kept running."""
+    """Where the store is. `server` is this system's own Redis, which has to be kept running; None for another one."""
 
     url: str
     server: PrivateServer | None
-    # takes a process's id: it must not outlive this system
+    # notes a process's id, so that the process does not outlive this system
     note: Callable[[int], None] = lambda pid: None
 
 
 @contextlib.contextmanager
 def locate_store(config: ServeConfig, prefix: str) -> Iterator[StoreLocation]:
-    """Raises ValueError when there can't be one."""
+    """Finds the store, and locks a private one. Raises ValueError when there can't be one."""
     if config.redis_url is not None:
         try:
             RedisStore(config.redis_url)

@@ -13,24 +13,24 @@ from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
 from alignedserve.launch.store import StoreLocation, end_process, until_answering
 from alignedserve.store.server import PrivateServer
 
-# Between attempts to start it again: at first, and at most. Real-time traffic goes on without it.
+# Seconds between attempts to start Redis again: at first, and at most. Real-time traffic goes on without it.
 RETRY_S, MAX_RETRY_S = 0.1, 10.0
-# One that has been up for so long is well. On a full disk it comes up each time, and ends at the first write.
+# A Redis that has been up for so many seconds is well. On a full disk it starts, and ends at its first write.
 STEADY_S = 60.0
-# Between questions whether it answers, and as long as each of them may wait.
+# Seconds between questions whether Redis answers, and as long as each of them may wait.
 _ASK_S = 1.0
-# until it answers anything after its start: that it is loading, at least
+# Seconds after its start until Redis has to answer anything, at least that it is loading.
 _START_S = 60.0
 
 
 @dataclass
 class Pauses:
-    """Between the end of one run and the start of the next one: longer each time, until one goes well."""
+    """The pauses between the end of a run and the start of the next: each is longer, until a run goes well."""
 
     _next_s: float = RETRY_S
 
     def after(self, up_s: float) -> float:
-        """`up_s`: how long the run that has ended was up."""
+        """The pause in seconds after a run that was up for `up_s`."""
         if up_s >= STEADY_S:
             self._next_s = RETRY_S
         pause_s = self._next_s
@@ -42,13 +42,13 @@ class StoreSupervisor:
     def __init__(
         self, location: StoreLocation, say: Callable[[str], None], silence_s: float = HANG_S
     ) -> None:
-        """One that answers nothing for `silence_s` is killed."""
+        """A Redis that answers nothing for `silence_s` is killed."""
         self._location = location
         self._say = say
         self._silence_s = silence_s
         self._is_up = asyncio.Event()
         self._stop = asyncio.Event()
-        # why it does not start, as it was said last
+        # why Redis does not start, as it was last said
         self._said = ""
 
     async def until_up(self) -> None:
@@ -58,7 +58,7 @@ class StoreSupervisor:
         self._stop.set()
 
     async def supervise(self) -> None:
-        """Until it is told to stop. Raises ProcessFailed when it does not run even once."""
+        """Runs until it is told to stop. Raises ProcessFailed when Redis does not start even once."""
         if self._location.server is None:
             self._is_up.set()
             await self._stop.wait()
@@ -71,7 +71,7 @@ class StoreSupervisor:
                     await self._stop.wait()
 
     async def _run_once(self, server: PrivateServer) -> float:
-        """Seconds that it was up."""
+        """Runs Redis until it ends, and returns for how many seconds it was up."""
         start_s = time.monotonic()
         process = await server.start()
         self._location.note(process.pid)

@@ -41,7 +41,7 @@ class SystemSupervisor:
         self._hurry = asyncio.Event()
 
     async def run(self) -> None:
-        """Until `stop`. Raises ProcessFailed when something can't be brought up, or not back."""
+        """Runs until `stop`. Raises ProcessFailed when something can't be brought up, or not back."""
         supervising = asyncio.create_task(self._supervise())
         storing = asyncio.create_task(self._store.supervise())
         stopping = asyncio.create_task(self._stop.wait())
@@ -64,11 +64,11 @@ class SystemSupervisor:
                 raise first_failure(error)
 
     def stop(self) -> None:
-        """When what runs has finished; at once if this is said again."""
+        """Stops when running requests have finished; at once if it is called again."""
         self._hurry.set() if self._stop.is_set() else self._stop.set()
 
     async def _drain(self, supervising: asyncio.Task[None]) -> None:
-        """Until the gateway has ended, time is up, somebody is in a hurry, or something has failed."""
+        """Waits until the gateway has ended, time is up, `stop` was called again, or something has failed."""
         self._say(f"stopping when all requests have ended, in {self._shutdown_timeout_s:g} s at the latest")
         for island in self._islands:
             island.drain()
@@ -98,7 +98,7 @@ class SystemSupervisor:
         self._ready()
 
     async def _supervise_islands(self) -> None:
-        """One that is lost is a loss only as long as there are others."""
+        """An island that is lost is a loss only; that of the last one is a failure."""
         running = {asyncio.create_task(island.supervise()) for island in self._islands}
         try:
             while running:
@@ -117,7 +117,7 @@ class SystemSupervisor:
 
 
 def first_failure(error: BaseException) -> BaseException:
-    """Of a group, the process that failed first; what failed with it was cancelled or follows from it."""
+    """The failure that came first in a group: what failed with it was cancelled or follows from it."""
     while isinstance(error, BaseExceptionGroup):
         failed = [each for each in error.exceptions if isinstance(each, ProcessFailed)]
         error = (failed or error.exceptions)[0]

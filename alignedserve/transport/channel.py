@@ -38,7 +38,7 @@ class Identity:
     instance_id: InstanceId
     epoch: Epoch
     fingerprint: dict[str, str]
-    # of the cluster; not shown when an identity is printed
+    # the cluster's token; it is not shown when an identity is printed
     token: str = field(repr=False)
 
 
@@ -58,7 +58,7 @@ class HostMemory(Message):
 
     pid: Count
     fd: Count
-    # of the file, which another process's or a later one's is not
+    # the file's inode, which another process's file or a later one does not have
     inode: Count
     num_bytes: Count
 
@@ -66,27 +66,27 @@ class HostMemory(Message):
 class DeviceMemory(Message):
     """Blocks on a GPU (`cuda_ipc.py`)."""
 
-    # of the driver's whole allocation, and where in it the blocks begin
+    # the handle of the driver's whole allocation, and the offset in bytes at which the blocks begin in it
     handle: Annotated[bytes, msgspec.Meta(min_length=IPC_HANDLE_BYTES, max_length=IPC_HANDLE_BYTES)]
     offset: Count
     num_bytes: Count
 
 
 class Opened(Message):
-    """Is let in. The sender says where its blocks are; or it waits for where to form a process group."""
+    """The receiver is let in. The sender says where its blocks are, or waits to be told of a process group's file."""
 
     memory: HostMemory | DeviceMemory | None = None
 
 
 class Joining(Message):
-    # the file where the two meet to form their process group
+    # the file in which both ends meet to form their process group
     store: str
 
 
 class Pull(Message):
     transfer: TransferId
     keys: list[RequestKey]
-    # of each key: where its blocks are to go
+    # for each key, the receiver's blocks that are to be filled
     blocks: list[list[BlockId]]
     timeout_s: float
 
@@ -107,7 +107,7 @@ class Pulled(Message):
 
 
 class Released(Message):
-    """The blocks were held until the receiver said that it has them: what it has read is what was in them."""
+    """The blocks were held until the receiver said that it has them, so it has read what was in them."""
 
     transfer: TransferId
 
@@ -118,17 +118,17 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Channel:
-    """Belongs to one thread; any thread may call `shut`, and `check_open` while that one neither sends nor receives.
-    Raises OSError or msgspec.MsgspecError when it fails."""
+    """It belongs to one thread. Any thread may call `shut`, and `check_open` while that one neither sends nor receives.
+    Its methods raise OSError or msgspec.MsgspecError when they fail."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        # the other end knows the token
+        # whether the other end has proved that it knows the token
         self.is_proven = False
 
     def shake(self, handshake: Handshake, deadline_s: float) -> None:
-        """Before anything else."""
+        """Runs the handshake, before anything else is sent."""
         self._send_bytes(handshake.opening, deadline_s)
         while num_bytes := handshake.num_bytes:
             self._send_bytes(handshake.take(self._receive_bytes(num_bytes, deadline_s)), deadline_s)
@@ -138,7 +138,7 @@ class Channel:
         self._send_bytes(encoded(frame), deadline_s)
 
     def receive(self, deadline_s: float | None = None, digest: bytes = b"") -> Frame:
-        """`digest`: what the handshake said of it, if it did."""
+        """`digest` is the frame's digest by the handshake, where that gave one."""
         head = self._receive_bytes(4, deadline_s)
         num_bytes = int.from_bytes(head)
         if num_bytes > MAX_FRAME_BYTES:
@@ -149,7 +149,7 @@ class Channel:
         return _DECODER.decode(body)
 
     def check_open(self) -> None:
-        """Never waits; leaves what has arrived where it is."""
+        """Raises if the other end is gone. It never waits, and leaves what has arrived where it is."""
         self.sock.settimeout(None)
         try:
             if not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -158,7 +158,7 @@ class Channel:
             return
 
     def shut(self) -> None:
-        """Wakes the thread that is waiting in it. Safe to repeat."""
+        """Shuts the connection, and so wakes the thread that waits in it. Safe to repeat."""
         shut(self.sock)
 
     def close(self) -> None:
@@ -192,6 +192,6 @@ def remaining_s(deadline_s: float) -> float:
 
 
 def shut(sock: socket.socket) -> None:
-    """Both ways, at once; a socket that is closed or not connected any more is left as it is."""
+    """Shuts both directions at once; a socket that is closed or not connected any more is left as it is."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

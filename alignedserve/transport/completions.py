@@ -1,4 +1,4 @@
-"""Where transfers report that they have ended, and others that work on threads of their own.
+"""Where transfers, and whatever else works on threads of its own, report that they have ended.
 
 Transfers run on threads of their own; an instance's loop runs on one thread and owns everything that they are about.
 So an outcome waits in `Completions` until the loop picks it up, at an iteration boundary: then `done` is called, in the
@@ -20,7 +20,7 @@ from alignedserve.types import Epoch, RequestKey
 
 
 class TransferId(msgspec.Struct, frozen=True, array_like=True):
-    # of the process that counts
+    # the epoch of the process that gives the numbers
     epoch: Epoch
     number: int
 
@@ -34,9 +34,9 @@ class Outcome:
     # "save", "load", "pull", "send"
     what: str
     keys: tuple[RequestKey, ...]
-    # None: every byte is where it belongs. Else the destination holds nothing of use, and the source is untouched.
+    # With None every byte is where it belongs. Else the destination holds nothing of use, and the source is untouched.
     error: str | None = None
-    # what it took; two outcomes that say the same are equal all the same
+    # what the transfer took; outcomes that differ in that alone are equal
     num_bytes: int = field(default=0, compare=False)
     seconds: float = field(default=0.0, compare=False)
 
@@ -45,7 +45,7 @@ Done = Callable[[Outcome], None]
 
 
 class Completions:
-    """One for all transports of an instance. `wake` is called on the thread of whoever reports, once for each."""
+    """An instance has one for all of its transports. `wake` is called for each report, on the thread that reports."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
         self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -55,12 +55,12 @@ class Completions:
         self.call(partial(done, outcome))
 
     def call(self, what: Callable[[], object]) -> None:
-        """From any thread: has it called by `run`."""
+        """Has `what` called by `run`. Any thread may ask for that."""
         self._waiting.put(what)
         self._wake()
 
     def run(self, timeout_s: float = 0.0) -> int:
-        """Calls what is waiting, after at most `timeout_s` if nothing is, and returns how many that were."""
+        """Calls what is waiting, and returns the number of calls. It waits for one for `timeout_s` at most."""
         num_run = 0
         while True:
             try:

@@ -32,11 +32,11 @@ ALONE_BYTES = 1 << 20
 
 
 class Copier(Protocol):
-    # 2: save and load may be called at the same time, on threads of their own. 1: one after the other.
+    # With 2 lanes save and load may be called at the same time, on threads of their own; with 1, one after the other.
     num_lanes: int
 
     def mark(self) -> torch.cuda.Event | None:
-        """On the thread that computes: a copy made after this mark comes after all that was computed before it."""
+        """The thread that computes calls it. A copy which waits for the mark comes after all work before it."""
 
     def copy(
         self,
@@ -45,7 +45,7 @@ class Copier(Protocol):
         mark: torch.cuda.Event | None,
         is_stopped: Callable[[], bool],
     ) -> None:
-        """From the cache to the pool, or back; `run.here` counts the cache's blocks.
+        """Copies from the cache to the pool, or back; `run.here` counts the cache's blocks.
 
         `is_stopped` is asked before each piece, and may raise. Returns, or raises, when no copy is under way any more.
         """
@@ -63,7 +63,7 @@ def make_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int 
 
 
 def as_bytes(blocks: torch.Tensor) -> torch.Tensor:
-    """[num_blocks, block_bytes]"""
+    """A view of the blocks as bytes, of shape [num_blocks, block_bytes]."""
     return blocks.view(len(blocks), -1).view(torch.uint8)
 
 
@@ -92,7 +92,7 @@ class HostCopier:
         shares = [runs[first :: self._num_threads] for first in range(self._num_threads)]
         copies = [self._helpers.submit(self._copy, direction, share, is_stopped) for share in shares if share]
         wait(copies)
-        # taken out one by one: an error that leaves this call must not hold on to what holds on to it
+        # They are taken out one by one: an error that leaves this call must not refer to what refers to it.
         while copies:
             copies.pop().result()
 
@@ -175,7 +175,7 @@ class CudaCopier:
 
 
 class PinningCopier(CudaCopier):
-    """The pool's memory, pinned."""
+    """The other memory is the pool's, which is pinned."""
 
     def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
         super().__init__(blocks, pool.ctypes.data)
@@ -187,7 +187,7 @@ class PinningCopier(CudaCopier):
 
 
 def groups(runs: Sequence[Run], block_bytes: int) -> Iterator[Sequence[Run]]:
-    """Runs of about GROUP_BYTES together; every run is in one, in order."""
+    """Groups of runs that have about GROUP_BYTES together. Each run is in one group, in order."""
     first = num_blocks = 0
     for index, run in enumerate(runs):
         num_blocks += run.num_blocks

@@ -14,25 +14,25 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event behind all that is queued on the stream; whoever waits for it sleeps."""
+    """An event behind all that is queued on the stream. A thread that waits for it sleeps."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 
 
 def is_through(event: torch.cuda.Event) -> bool:
-    """Never waits."""
+    """Whether all before the event is done. It never waits."""
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def use(device: torch.device) -> None:
-    """The driver's calls are about the thread's current context: a thread that has used the runtime has one."""
+    """Gives the thread a context, which the driver's calls need: a thread that has used the runtime has one."""
     with torch.cuda.device(device):
         record(new_stream(device)).synchronize()
 
 
 def pin(memory: NDArray[np.uint8]) -> None:
-    """Memory that was not made by CUDA, the pool's segment: copies to and from it need no waiting CPU then."""
+    """Pins memory that CUDA did not make, the pool's segment: copies to and from it then need no waiting CPU."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
 
@@ -42,7 +42,7 @@ def unpin(memory: NDArray[np.uint8]) -> None:
     torch.cuda.check_error(cudart.cudaHostUnregister(memory.ctypes.data))
 
 
-# of the driver's enumerations
+# values of the driver's enumerations
 _NOT_SUPPORTED = 801
 _SOURCE_IS_READ_IN_STREAM_ORDER = 1
 
@@ -88,7 +88,7 @@ class Copies:
     def _batch(
         self, targets: Addresses, sources: Addresses, num_bytes: Addresses, stream: torch.cuda.Stream
     ) -> int:
-        # as the driver specs them: whole arrays of 64-bit numbers
+        # the driver takes contiguous arrays of 64-bit numbers
         arrays = [np.ascontiguousarray(array) for array in (targets, sources, num_bytes)]
         attributes = _BatchAttributes(source_order=_SOURCE_IS_READ_IN_STREAM_ORDER)
         first_with_them, failed_at = ctypes.c_size_t(0), ctypes.c_size_t(0)

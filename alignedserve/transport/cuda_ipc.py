@@ -39,7 +39,7 @@ class Driver:
             call.restype = c_int
 
     def describe(self, address: int, num_bytes: int) -> DeviceMemory:
-        """For `map`, in another process, as long as this one has it."""
+        """Describes memory for `map` in another process. It is valid as long as this process has the memory."""
         base, size, handle = c_uint64(), c_size_t(), _Handle()
         check(self._get_range(base, size, address), "cuMemGetAddressRange")
         check(self._get_handle(handle, base.value), "cuIpcGetMemHandle")
@@ -53,5 +53,5 @@ class Driver:
         return base.value
 
     def unmap(self, base: int) -> None:
-        """When no copy from it is under way."""
+        """Must not be called while a copy from it is under way."""
         check(self._close_handle(base), "cuIpcCloseMemHandle")

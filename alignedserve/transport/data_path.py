@@ -18,7 +18,7 @@ from alignedserve.transport.runs import Run
 
 
 class SenderEnd(Protocol):
-    # Whether the sender answers `Pulled`, and the blocks count as pulled only then.
+    # whether the sender answers `Pulled`, and the blocks count as pulled only then
     is_confirmed: bool
 
     def open(self, channel: Channel, deadline_s: float) -> None:
@@ -35,7 +35,7 @@ class ReceiverEnd(Protocol):
     is_confirmed: bool
 
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
-        """After `Opened` has come."""
+        """Called after `Opened` has come; it returns when blocks can be pulled."""
 
     def pull(self, runs: Sequence[Run], deadline_s: float) -> None:
         """All blocks are there when it returns. If it raises, `close` comes next."""
@@ -45,7 +45,8 @@ class ReceiverEnd(Protocol):
 
 
 def sender_ends(transport: str, blocks: torch.Tensor) -> Callable[[], SenderEnd]:
-    """Makes one for each connection. `blocks`: the sender's, as bytes. RuntimeError if they can't be sent so."""
+    """Returns what makes an end for each connection. `blocks` are the sender's, as bytes. Raises RuntimeError if they
+    can't be sent so."""
     if transport == "ipc":
         memory = ipc.describe(blocks)
         return lambda: ipc.IpcSender(memory)
@@ -57,5 +58,5 @@ def receiver_end(transport: str, blocks: torch.Tensor) -> ReceiverEnd:
 
 
 def allocator(transport: str) -> Callable[..., torch.Tensor]:
-    """As torch.empty; what a sender's blocks have to be made with."""
+    """Returns what a sender's blocks have to be made with; it is called like torch.empty."""
     return shared_memory.empty if transport == "ipc" else torch.empty

@@ -9,7 +9,7 @@ CONNECTION_FAILURES = (OSError, RuntimeError, msgspec.MsgspecError)
 
 
 def describe(error: BaseException) -> str:
-    """For people: the first line, and the kind where the text alone says little."""
+    """Describes the error for people: its first line, and its type where the text alone says little."""
     text = str(error).strip().split("\n")[0]
     return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
 

@@ -4,9 +4,10 @@ The group is built directly on a store of its own, beside torch's global default
 come and go one by one, and the death of one peer breaks one group. After any failure a group is of no use: `abort` it.
 The store is a file that only the user can read: a port would be open to everyone on the host, to read and to write in.
 
-`gloo` moves CPU memory. When its peer dies, or a wait runs out of time, it closes the connection and wakes who waits
-for a piece that has not begun; who waits for one that is on its way sleeps on. So a byte follows the pieces, and the
-receiver waits for that one first. The sender does not wait here at all, but for word on the control connection.
+`gloo` moves CPU memory. When its peer dies, or a wait runs out of time, it closes the connection and wakes a thread
+that waits for a piece which has not begun; one that waits for a piece on its way sleeps on. So a byte follows the
+pieces, and the receiver waits for that one first. The sender does not wait here at all, but for word on the control
+connection.
 
 `nccl` moves GPU memory, all pieces in one launch. It never notices that its peer is dead, so while pieces are on their
 way, the receiver watches the control connection.
@@ -32,27 +33,27 @@ from alignedserve.transport.channel import Channel, remaining_s
 
 SENDER, RECEIVER = 0, 1
 SETUP_TIMEOUT_S = 10.0
-# as the names of pools' segments begin
+# It begins as the names of pools' segments do, so that what a killed process leaves is swept up with them.
 _STORE_PREFIX = "/dev/shm/alignedserve-link-"
-# of NCCL's own: the deadlines are ours
+# NCCL's own time-out is never reached, since the deadlines are ours.
 _NO_TIMEOUT = timedelta(hours=1)
 _WATCH_S = 0.0005
-# what gloo takes as a timeout; none at all if it is 0
+# The shortest time-out that gloo takes; 0 would mean none at all.
 _SHORTEST_WAIT_S = 0.001
 
 _Move = Callable[[list[torch.Tensor], int, int], Work]
 
 
 def make_store_file() -> Path:
-    """Where the two ends meet. Whoever made it removes it; what a killed process leaves goes with the next pool that
-    sweeps up."""
+    """Makes the file in which the two ends meet. Its maker removes it; what a killed process leaves goes with the next
+    pool that sweeps up."""
     path = Path(f"{_STORE_PREFIX}{secrets.token_hex(16)}")
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     return path
 
 
 def open_store(path: Path, timeout_s: float) -> FileStore:
-    """OSError if it is none that was made so."""
+    """Raises OSError if the file was not made by `make_store_file`."""
     if not re.fullmatch(re.escape(_STORE_PREFIX) + "[0-9a-f]{32}", str(path)):
         raise OSError(f"{path} is no file for a process group")
     if path.lstat().st_uid != os.getuid():
@@ -72,12 +73,12 @@ class PairGroup:
         device: torch.device,
         timeout_s: float,
     ) -> None:
-        """Returns when the other end has joined; only for this is the timeout."""
+        """Returns when the other end has joined. `timeout_s` is for this alone."""
         self._channel = channel
         self._device = device
         self._peer = RECEIVER if rank == SENDER else SENDER
         self._group = ProcessGroup(store, rank, 2)
-        # of gloo: what was posted last, in the order in which it goes
+        # what was last posted to gloo, in the order in which it goes
         self._works: list[Work] = []
         if transport == "nccl":
             self._use_nccl(store, rank)
@@ -92,7 +93,7 @@ class PairGroup:
             self._works = self._post(self._group.send, pieces)
 
     def receive(self, pieces: Sequence[torch.Tensor], deadline_s: float) -> None:
-        """As many as are sent, of the same sizes; all of them are there when it returns."""
+        """Receives as many pieces as are sent, of the same sizes. All of them are there when it returns."""
         if self._device.type == "cuda":
             self._watch(self._launch(self._group.recv, pieces), deadline_s)
             return
@@ -132,7 +133,7 @@ class PairGroup:
 
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
-        # the address under which the two ends reach each other already
+        # It uses the address under which the two ends reach each other already.
         options._devices = [ProcessGroupGloo.create_device(hostname=self._channel.sock.getsockname()[0])]
         options._threads = 1
         backend = ProcessGroupGloo(store, rank, 2, options)
@@ -144,7 +145,7 @@ class PairGroup:
         # Left to itself, torch ends the process when a communicator fails; here that is one connection's matter.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
-        # it listens while it connects; both ends are on this host
+        # NCCL listens while it connects; both ends are on this host.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         options = ProcessGroupNCCL.Options()
         options._timeout = _NO_TIMEOUT

@@ -43,7 +43,7 @@ class GroupSender(_GroupEnd):
 
 
 class GroupReceiver(_GroupEnd):
-    # its own
+    # the file that this end has made, and removes
     _store_file: Path | None = None
 
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:

@@ -24,7 +24,7 @@ NUM_THREADS = 2
 
 
 def describe(blocks: torch.Tensor) -> HostMemory | DeviceMemory:
-    """RuntimeError if another process can't map them."""
+    """Says where the blocks are. Raises RuntimeError if another process can't map them."""
     if not blocks.is_cuda:
         return shared_memory.describe(blocks)
     cuda.use(blocks.device)
@@ -41,7 +41,7 @@ class IpcSender:
         channel.send(Opened(self._memory), deadline_s)
 
     def send(self, runs: Sequence[Run]) -> None:
-        """The receiver helps itself."""
+        """Does nothing: the receiver copies the blocks."""
 
     def close(self) -> None:
         pass
@@ -70,7 +70,7 @@ class IpcReceiver:
             check_blocks((first, first + count - 1), self._num_sender_blocks, "the sender's KV cache")
 
         def is_stopped() -> bool:
-            """It raises."""
+            """Raises instead of returning True."""
             self._channel.check_open()
             remaining_s(deadline_s)
             return False
@@ -96,7 +96,7 @@ def _kind(memory: HostMemory | DeviceMemory | None) -> str:
 
 
 def _unmap(driver: cuda_ipc.Driver, base: int) -> None:
-    """The sender may be gone; that is no reason to keep anyone waiting for the outcome of a pull."""
+    """An error is logged only: the sender may be gone, and that must not hold up the outcome of a pull."""
     try:
         driver.unmap(base)
     except RuntimeError as error:

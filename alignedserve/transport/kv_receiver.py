@@ -19,7 +19,7 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class KVReceiver:
-    """Used by one thread, the instance's loop; nothing here waits but `close`."""
+    """It is used by one thread, the instance's loop. Nothing here waits but `close`."""
 
     def __init__(self, transport: str, blocks: torch.Tensor, me: Identity, completions: Completions) -> None:
         self._transport = transport
@@ -28,7 +28,7 @@ class KVReceiver:
         self._ids = TransferIds(me.epoch)
         self._completions = completions
         self._connections: dict[InstanceId, SenderConnection] = {}
-        # those on their way out
+        # connections that were stopped and may not have ended yet
         self._stopped: list[SenderConnection] = []
 
     def pull(
@@ -39,25 +39,25 @@ class KVReceiver:
         done: Done,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> TransferId:
-        """All of the requests' blocks in one transfer; the sender keeps its copy unless every byte has arrived."""
+        """Pulls all of the requests' blocks in one transfer. The sender keeps its copy until every byte is there."""
         return self._to(source, address, timeout_s).pull(specs, done, timeout_s)
 
     def drop(self, source: InstanceId) -> None:
-        """The instance is gone. Safe to repeat."""
+        """Stops the connection to an instance that is gone. Safe to repeat."""
         if source in self._connections:
             self._connections[source].stop()
             self._stopped = [connection for connection in self._stopped if connection.error is None]
             self._stopped.append(self._connections.pop(source))
 
     def close(self) -> None:
-        """Ends all transfers; waits at most until their deadlines, for other ends that hang."""
+        """Ends all transfers. It waits until their deadlines at most, for other ends that hang."""
         for source in list(self._connections):
             self.drop(source)
         for connection in self._stopped:
             connection.close()
 
     def error(self, source: InstanceId) -> str | None:
-        """Why the connection to this instance is of no use, if it is not."""
+        """Why the connection to this instance is of no use any more; None if it is of use, or if there is none."""
         return self._connections[source].error if source in self._connections else None
 
     def _to(self, source: InstanceId, address: str, timeout_s: float) -> SenderConnection:

@@ -35,12 +35,12 @@ class KVSender:
         host: str = "127.0.0.1",
     ) -> None:
         self._transport = transport
-        # they stay as long as they can be pulled, whoever else has them
+        # The blocks stay as long as they can be pulled, whatever becomes of the caller's.
         self._blocks = as_bytes(blocks)
         self._make_end = sender_ends(transport, self._blocks)
         self._staging_buffer = staging_buffer
         self._me = me
-        # of each decode instance, its latest start and the connection of that
+        # the epoch of each decode instance's latest start, and that start's connection
         self._peers: dict[InstanceId, tuple[Epoch, Channel]] = {}
         self._channels: dict[threading.Thread, Channel] = {}
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class KVSender:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends all transfers. What they were about is in the staging buffer again."""
+        """Ends all transfers. Their requests can be pulled again."""
         with self._lock:
             self._is_closed = True
         shut(self._listener)
@@ -62,7 +62,7 @@ class KVSender:
             thread.join()
 
     def cut(self) -> None:
-        """Ends all transfers, and returns at once; whoever specs to pull connects again."""
+        """Ends all transfers, and returns at once. Decode instances connect again when they pull."""
         with self._lock:
             for channel in self._channels.values():
                 channel.shut()
@@ -102,7 +102,7 @@ class KVSender:
         logger.info("%s: %s", session.name, reason)
 
     def _admit(self, request: HandshakeRequest, channel: Channel) -> str | None:
-        """Why not, if this is not the latest start of its instance."""
+        """Returns why it is not admitted, if this is not the latest start of its instance."""
         with self._lock:
             epoch, old = self._peers.get(request.instance_id, (request.epoch, channel))
             if request.epoch < epoch:

@@ -24,7 +24,7 @@ from alignedserve.transport.runs import Run, check_blocks, merge
 from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestKey
 
 DEFAULT_TIMEOUT_S = 30.0
-# places in a lane's queue
+# the priorities of jobs in a lane's queue
 _URGENT, _PLAIN, _LAST = range(3)
 
 Pairs = Sequence[tuple[BlockId, PoolBlockId]]
@@ -36,7 +36,7 @@ class _Job:
     what: Direction
     key: RequestKey
     runs: list[Run]
-    # what was being computed when it was started
+    # the copy comes after what was computed before this mark
     mark: torch.cuda.Event | None
     deadline_s: float
     done: Done
@@ -54,7 +54,7 @@ class Mover:
         num_threads: int = 2,
         quick_bytes: int = 0,
     ) -> None:
-        """Transfers of less than `quick_bytes` are carried out by whoever starts them."""
+        """Transfers of less than `quick_bytes` are carried out by the thread that starts them."""
         self._copier = make_copier(blocks, pool, num_threads)
         self._num_blocks, self._num_pool_blocks, self._block_bytes = len(blocks), len(pool), pool.shape[1]
         self._ids = TransferIds(epoch)
@@ -74,7 +74,7 @@ class Mover:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         is_urgent: bool = False,
     ) -> TransferId:
-        """Cache blocks to pool blocks; it comes after all that was computed before this call."""
+        """Copies cache blocks to pool blocks, after all that was computed before this call."""
         return self._start("save", key, pairs, done, timeout_s, is_urgent)
 
     def load(
@@ -85,7 +85,7 @@ class Mover:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         is_urgent: bool = False,
     ) -> TransferId:
-        """The same pairs, the other way."""
+        """Copies pool blocks to cache blocks."""
         return self._start("load", key, pairs, done, timeout_s, is_urgent)
 
     def abandon(self, key: RequestKey) -> None:
@@ -163,7 +163,7 @@ class Mover:
 
 
 class _Lane:
-    """A thread, and what it has to do: what is urgent first, then in order."""
+    """A thread and its jobs: urgent ones go first, others in order."""
 
     def __init__(self, carry_out: Callable[[_Job], None]) -> None:
         self._jobs: queue.PriorityQueue[tuple[int, int, _Job | None]] = queue.PriorityQueue()
@@ -180,6 +180,6 @@ class _Lane:
             self._carry_out(job)
 
     def close(self) -> None:
-        """Once all that is queued has been carried out, or found to be stopped."""
+        """Returns once all that is queued has been carried out, or found to be stopped."""
         self._jobs.put((_LAST, next(self._numbers), None))
         self._thread.join()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# What is moved in one piece at most: between two pieces a transfer can be stopped, after about a millisecond.
+# The most bytes that are moved in one piece: a transfer can be stopped between two, after about a millisecond.
 MAX_PIECE_BYTES = 16 << 20
 
 

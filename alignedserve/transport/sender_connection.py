@@ -45,7 +45,7 @@ from alignedserve.types import BlockId, InstanceId, RequestKey
 
 logger = logging.getLogger(__name__)
 
-# a request, and where its blocks are to go
+# a request, and the blocks of this instance that its KV is to fill
 TransferSpec = tuple[RequestKey, Sequence[BlockId]]
 
 
@@ -75,7 +75,7 @@ class SenderConnection:
         setup_timeout_s: float,
     ) -> None:
         self.address = address
-        # why it is of no use any more
+        # why the connection is of no use any more; None while it is of use
         self.error: str | None = None
         self._transport = transport
         self._blocks = as_bytes(blocks)
@@ -87,14 +87,14 @@ class SenderConnection:
         self._jobs: deque[_Job] = deque()
         self._lock = threading.Lock()
         self._is_stopping = False
-        # of the thread, except that anyone may shut it
+        # The channel belongs to the thread, except that any thread may shut it.
         self._channel: Channel | None = None
         self._wake_fd = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name=f"sender-connection-{peer}", daemon=True)
         self._thread.start()
 
     def pull(self, specs: Sequence[TransferSpec], done: Done, timeout_s: float) -> TransferId:
-        """All of the requests' blocks in one transfer, or none that count. Its time starts now."""
+        """Pulls all of the requests' blocks in one transfer, or none that count. Its `timeout_s` starts now."""
         for _, blocks in specs:
             check_blocks(blocks, len(self._blocks), "the KV cache")
         job = _Job(self._ids.next(), specs, time.monotonic() + timeout_s, done)
@@ -107,14 +107,14 @@ class SenderConnection:
         return job.transfer
 
     def stop(self) -> None:
-        """Ends all transfers and the connection; doesn't wait for it. Safe to repeat."""
+        """Ends all transfers and the connection, and does not wait for that. Safe to repeat."""
         with self._lock:
             self._is_stopping = True
             if self._channel is not None:
                 self._channel.shut()
 
     def close(self) -> None:
-        """Stops, and waits for it: at most until a running transfer's deadline, if the other end hangs."""
+        """Stops, and waits for the end: until a running transfer's deadline at most, if the other end hangs."""
         self.stop()
         self._thread.join()
 
@@ -170,7 +170,7 @@ class SenderConnection:
         return None if self._is_stopping else self._jobs[0]
 
     def _carry_out(self, job: _Job, channel: Channel, end: ReceiverEnd) -> str | None:
-        """Why not, if the connection is none the worse for it."""
+        """Returns why the transfer has failed, where the connection goes on; raises where it does not."""
         if time.monotonic() >= job.deadline_s:
             return "its deadline passed before it could begin"
         channel.send(job.frame(), job.deadline_s)

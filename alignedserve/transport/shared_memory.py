@@ -1,7 +1,7 @@
 """CPU memory that a process of the same user can map: a file in memory without a name, which goes with its last user.
 
-torch maps it, keeps it open, and knows of a tensor which file its memory is. Who specs to map it opens it by way of
-/proc, which lets the same user only, and can read it.
+torch maps it, keeps it open, and knows of a tensor which file its memory is. A process which maps it opens it by way
+of /proc, which lets the same user only, and can read it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from alignedserve.transport.channel import HostMemory
 
-# mapped memory that a file no longer has would kill who reads it
+# A file that shrank would kill the processes that read what they have mapped of it.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As torch.empty; on a CPU `describe` can say where it is. Its pages cost nothing until they are written."""
+    """Like torch.empty, but on a CPU `describe` can say where it is. Its pages cost nothing until they are written."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -40,7 +40,7 @@ def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> 
 
 
 def describe(blocks: torch.Tensor) -> HostMemory:
-    """For `attach`, in another process, as long as this one has it."""
+    """Describes memory for `attach` in another process. It is valid as long as this process has the memory."""
     storage = blocks.untyped_storage()
     if not storage.is_shared() or storage.nbytes() != blocks.nbytes:
         raise RuntimeError("the KV cache is in this process's own memory, which no other one can map")
@@ -49,7 +49,7 @@ def describe(blocks: torch.Tensor) -> HostMemory:
 
 
 def attach(memory: HostMemory) -> NDArray[np.uint8]:
-    """Its bytes, to be read only. OSError if that is not to be."""
+    """Maps the bytes to be read only. Raises OSError if the memory is not there."""
     path = f"/proc/{memory.pid}/fd/{memory.fd}"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """What a prefill instance holds ready to be pulled: the blocks of staged requests.
 
 From `put` until its `done` is called, a request's blocks are not to be freed or written. It is called once: without an
-error when somebody has pulled them, with one when they were withdrawn. A transfer that fails leaves them here, for
-whoever pulls next. Used by the instance's loop and by the sender's threads.
+error when they were pulled, with one when they were withdrawn. A transfer that fails leaves them here, for the next
+pull. Used by the instance's loop and by the sender's threads.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class StagingBuffer:
             return staged.transfer
 
     def withdraw(self, key: RequestKey) -> None:
-        """What is being pulled is withdrawn when that ends, unless it succeeds. Safe to repeat."""
+        """Withdraws the request; one that is being pulled goes when the pull has failed. Safe to repeat."""
         with self._lock:
             if key in self._staged:
                 self._staged[key].is_withdrawn = True
                 self._drop_withdrawn(key)
 
     def begin_pull(self, keys: Sequence[RequestKey], num_blocks: Sequence[int]) -> list[BlockId]:
-        """All of their blocks, one request after the other, or NotStaged and nothing has changed."""
+        """Returns all of their blocks, one request after the other. If it raises NotStaged nothing has changed."""
         with self._lock:
             for key, num in zip(keys, num_blocks, strict=True):
                 self._check(key, num)
@@ -66,7 +66,7 @@ class StagingBuffer:
                 self._end(key, error=None)
 
     def cancel_pull(self, keys: Sequence[RequestKey]) -> None:
-        """After a transfer that failed."""
+        """Called after a transfer that failed."""
         with self._lock:
             for key in keys:
                 self._staged[key].is_being_pulled = False

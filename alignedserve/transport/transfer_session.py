@@ -51,7 +51,7 @@ class TransferSession:
         self.name = "connection to nobody yet"
 
     def run(self) -> str:
-        """Returns why it ended."""
+        """Runs until the connection ends, and returns why it did."""
         try:
             self._open()
             while True:

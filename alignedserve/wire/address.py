@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 class RouterAddress:
     host: str
     port: int
-    # proves that one belongs to this cluster
+    # the cluster's token, which proves that a process belongs to it
     token: str = field(repr=False)
-    # of the Unix socket; there is no host and no port then
+    # the path of the Unix socket; there is no host and no port then
     path: str | None = None
 
     @classmethod
@@ -38,6 +38,6 @@ def check_unused(path: str) -> None:
         except (FileNotFoundError, ConnectionRefusedError):
             return
         except BlockingIOError:
-            # so many wait for it already
+            # so many processes wait for the listener already
             pass
     raise OSError(errno.EADDRINUSE, f"{path}: {os.strerror(errno.EADDRINUSE)}")

@@ -4,8 +4,8 @@ The router may die and come back at the same address. Each time a connection is 
 (its epoch tells whether it is the same router), then `on_message` what it sends; when the connection is gone,
 `on_down`. What is sent while it is down is lost, which is what an order or a report of a dead connection is worth.
 
-Whoever listens there without being the router proves nothing, and is left and tried again: it is not told who calls,
-and nothing that it says is acted upon.
+Whoever listens there without being the router proves nothing, and is left and tried again: it is not told which process
+calls, and nothing that it says is acted upon.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from alignedserve.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 
-# a router pings so often while it could be silent without hanging
+# The number of pings that a router sends in the time after which it counts as hanging.
 NUM_PINGS = 5
 
-# 16 digits always: names that end in an epoch sort as they were made
+# An epoch always has 16 digits, so that names which end in one sort in the order of their making.
 _FIRST_EPOCH = 10**15
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 0.5
-# A listener that has not proved by then that it is the router is left.
+# A listener that has not proved after so many seconds that it is the router is left.
 HANDSHAKE_TIMEOUT_S = 10.0
 
 
@@ -59,12 +59,12 @@ class RouterConnection:
         self._peer: Peer | None = None
         self._is_up = False
         self._is_stopped = False
-        # by the router, that is
+        # whether the router has said so
         self.was_told_to_stop = False
-        # of the connection, or of the wait for the next one
+        # it is set when the connection, or the wait for the next one, is over
         self._over = asyncio.Event()
         self._error: Exception | None = None
-        # looks so often whether the router has said something, and how often it had not
+        # the seconds between looks whether the router has sent anything, and the looks since it last had
         self._watch_s = 0.0
         self._num_silent = 0
         self._watching: asyncio.TimerHandle | None = None
@@ -74,7 +74,7 @@ class RouterConnection:
         return self._is_up
 
     def send(self, message: Message) -> None:
-        """In the event loop's thread."""
+        """Must be called in the event loop's thread."""
         if self._peer:
             self._peer.send(message)
 
@@ -84,7 +84,7 @@ class RouterConnection:
         self._over.set()
 
     async def run(self) -> None:
-        """Until the router or `stop` says so. Raises RefusedByRouter, and what the handler raises."""
+        """Runs until the router or `stop` ends it. Raises RefusedByRouter, and what the handler raises."""
         retry_s = _FIRST_RETRY_S
         while not self._is_stopped:
             if await self._connect() and await self._until_over():
@@ -126,7 +126,7 @@ class RouterConnection:
             peer.abort()
 
     async def _until_over(self) -> bool:
-        """Whether it was the router's."""
+        """Waits until the connection is over, and returns whether it was the router's."""
         await self._over.wait()
         was_routers = self._peer is not None and self._peer.is_proven
         self._disconnect()
@@ -200,6 +200,6 @@ class RouterConnection:
 
 
 def new_epoch() -> Epoch:
-    """Of this start of this process. Microseconds since the host was started: what comes later is greater, since a
+    """The epoch of this start of this process, in microseconds since the host was started. A later one is greater: a
     process is started again where it was, even if somebody sets the clock back. JSON's numbers hold it."""
     return Epoch(_FIRST_EPOCH + time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000)

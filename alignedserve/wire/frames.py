@@ -37,14 +37,14 @@ class FrameReader:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self, first_digest: bytes = b"") -> None:
-        """`first_digest`: what the handshake says of the first frame, if it says anything."""
-        # of one frame, without its length
+        """`first_digest` is the first frame's digest by the handshake, where that gave one."""
+        # the most bytes of a frame, without its length
         self.max_bytes = MAX_FRAME_BYTES
         self._first_digest = first_digest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
-        """The messages that `data` completes. Raises WireError at the first one that is none; feed nothing after it."""
+        """Yields the messages that `data` completes. Raises WireError at the first that is none; feed nothing more."""
         self._buffer += data
         while (end := self._end_of_frame()) is not None:
             whole = bytes(self._buffer[:end])

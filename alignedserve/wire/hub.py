@@ -4,9 +4,9 @@ A connection is a stranger's until it has proved that it knows the token, and no
 has been found good. There is room for so many of those; the oldest goes. Of each process the handler hears `connected`
 first, then what was `received`, then `closed`; of its next connection only after that.
 
-Death closes a connection; a process that hangs keeps it open. So everyone is pinged, and cut off who answers nothing.
-Unanswered pings are counted, not seconds: had this process itself hung, nobody would be blamed for it. An instance
-answers from a thread of its own, beside compute.
+Death closes a connection; a process that hangs keeps it open. So every process is pinged, and cut off if it answers
+nothing. Unanswered pings are counted, not seconds: had this process itself hung, nobody would be blamed for it. An
+instance answers from a thread of its own, beside compute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from alignedserve.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 
-# from the connection to a good Hello
+# Seconds from the connection to a good Hello.
 HELLO_TIMEOUT_S = 10.0
 # All of an island's processes may be back at once, after the router's death, and take milliseconds each.
 MAX_STRANGERS = 256
@@ -54,7 +54,7 @@ class Hub:
         members: Mapping[InstanceId, str] | None = None,
     ) -> None:
         """`on_silent` may end a process that has answered nothing for `silence_s`; a moment later it is cut off.
-        `members`: who may be there, and in which role; None: whoever knows the token."""
+        `members` are the instances that may connect, with their roles; None: all that know the token."""
         self._token = token
         self._members = members
         self._handler = handler
@@ -62,13 +62,13 @@ class Hub:
         self._on_silent = on_silent
         self._pinging: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
-        # not taken yet, the oldest first
+        # connections whose Hello has not come yet, the oldest first
         self._strangers: dict[Peer, asyncio.TimerHandle] = {}
         self._hellos: dict[Peer, Hello] = {}
         self._peers: dict[InstanceId, Peer] = {}
 
     async def listen(self, host: str, port: int) -> int:
-        """The port, where 0 was given. Raises OSError when it is taken."""
+        """Returns the port, which differs where 0 was given. Raises OSError when it is taken."""
         self._server = await asyncio.get_running_loop().create_server(self._new_peer, host, port)
         self._ping()
         return int(self._server.sockets[0].getsockname()[1])
@@ -81,12 +81,12 @@ class Hub:
         self._ping()
 
     def send(self, to: InstanceId, message: Message) -> None:
-        """Lost when `to` is not connected; the handler has been told so, or will be."""
+        """The message is lost when `to` is not connected; the handler has been told so, or will be."""
         if to in self._peers:
             self._peers[to].send(message)
 
     def close(self) -> None:
-        """After what was sent."""
+        """Closes all connections, after what was sent."""
         if self._server:
             self._server.close()
         if self._pinging:
@@ -95,7 +95,7 @@ class Hub:
             peer.close()
 
     def __iter__(self) -> Iterator[Hello]:
-        """Who is connected."""
+        """The Hellos of connected processes."""
         return iter(self._hellos.values())
 
     def _new_peer(self) -> Peer:
@@ -164,7 +164,7 @@ class Hub:
         return difference(hello, self._hellos.values())
 
     def _replace(self, older: Peer | None) -> None:
-        """A process that is back before the loss of its old connection was noticed."""
+        """Closes the old connection of a process that is back before its loss was noticed."""
         if older:
             older.close()
             self._lost(older)
@@ -179,7 +179,7 @@ class Hub:
 
 
 def difference(hello: Hello, others: Iterable[Hello]) -> str | None:
-    """What has to be the same everywhere, and is not."""
+    """Names what has to be the same everywhere, and is not; None if all is."""
     for other in others:
         if other.instance_id == hello.instance_id:
             continue

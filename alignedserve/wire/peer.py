@@ -22,10 +22,10 @@ from alignedserve.wire.seldom import Seldom
 logger = logging.getLogger(__name__)
 _of_strangers = Seldom(logger)
 
-# So much unsent means that the peer hangs.
+# So many unsent bytes mean that the peer hangs.
 MAX_UNSENT_BYTES = 256 << 20
 
-# A host that answers nothing is given up after 5 + 3 * 2 seconds.
+# A host that answers nothing is given up after 5 + 3 * 2 = 11 seconds.
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
@@ -43,13 +43,13 @@ class Peer(asyncio.Protocol):
         on_open: Callable[[Peer], None] | None = None,
     ) -> None:
         self.name = "a stranger"
-        # whoever pings counts here; anything that comes is an answer
+        # the pings since anything last came; the end that pings counts them here
         self.num_unanswered = 0
         self._on_message = on_message
         self._on_closed = on_closed
         self._on_open = on_open
         self._handshake = handshake
-        # of the handshake: what has come of the bytes that are due next
+        # what has come of the bytes that are due next in the handshake
         self._due = b""
         self._reader = FrameReader()
         self._unsent: list[bytes] = []
@@ -57,7 +57,7 @@ class Peer(asyncio.Protocol):
 
     @property
     def is_proven(self) -> bool:
-        """The other end knows the token."""
+        """Whether the other end has proved that it knows the token."""
         return not self._handshake.num_bytes
 
     @property
@@ -65,8 +65,8 @@ class Peer(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: Message) -> None:
-        """Nothing happens when the connection is closed: whoever sends hears of that by `on_closed`. Nor while the
-        other end is unproven.
+        """Nothing happens when the connection is closed, which `on_closed` tells, nor while the other end is
+        unproven.
 
         What is sent in one turn of the event loop leaves in one write.
         """
@@ -78,17 +78,17 @@ class Peer(asyncio.Protocol):
         log_said(logger, "to", self.name, message)
 
     def limit(self, max_frame_bytes: int) -> None:
-        """Of what comes from here on."""
+        """Sets the most bytes of each frame that comes from here on."""
         self._reader.max_bytes = max_frame_bytes
 
     def close(self) -> None:
-        """After what was sent. Safe to repeat."""
+        """Closes the connection after what was sent. Safe to repeat."""
         self._flush()
         if self._transport:
             self._transport.close()
 
     def abort(self) -> None:
-        """What was sent may be lost: for a peer that does not read."""
+        """Closes the connection at once, for a peer that does not read. What was sent may be lost."""
         if self._transport:
             self._transport.abort()
 

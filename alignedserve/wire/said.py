@@ -34,12 +34,12 @@ from alignedserve.messages import (
 )
 from alignedserve.types import RequestKey
 
-# a request, and of which call it is: "" where the message does not say
+# a request, and the id of its HTTP call; "" where the message does not say
 About = tuple[RequestKey, str]
 
 
 def log_said(logger: logging.Logger, verb: str, name: str, message: Message) -> None:
-    """`verb`: "to" or "from", whose name follows."""
+    """`verb` is "to" or "from"; `name` is the other process's."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
     kind = type(message).__name__
