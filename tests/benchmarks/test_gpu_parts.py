@@ -83,6 +83,7 @@ def test_what_did_not_arrive_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     assert "what arrived is not what was sent" in json.dumps(rows(tmp_path)[0])
 
 
+@pytest.mark.slow
 def test_what_another_process_lends_is_checked_and_measured(tmp_path: Path) -> None:
     bench = tiny_bench(tmp_path)
     bench.part = "link"

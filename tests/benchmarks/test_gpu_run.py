@@ -44,6 +44,7 @@ def test_one_call_measures_writes_and_prints(tmp_path: Path, capsys: pytest.Capt
     assert len(table.splitlines()) == 1 + len(written["rows"])
 
 
+@pytest.mark.slow
 def test_a_part_or_case_that_fails_is_recorded_and_the_next_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,6 +250,7 @@ def test_structured_outputs_are_what_they_should_be_also_when_an_instance_dies(s
     server.until_whole()
 
 
+@pytest.mark.slow
 def test_prompt_logprobs_are_the_engines(server: Server) -> None:
     """Of a long prompt too, which is computed in chunks; also in an echo, where nothing else is asked for."""
     llm = LLM(str(demo.MODEL_DIR), dtype="float32", use_tqdm=False)
@@ -282,6 +283,7 @@ def test_prompt_logprobs_are_the_engines(server: Server) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
     early, in_the_middle = storm(server.url)
     left = time.monotonic()

@@ -58,6 +58,7 @@ def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(process, capture_output=True, text=True, timeout=120, env=os.environ | environment)
 
 
+@pytest.mark.slow
 def test_all_is_well_with_the_demo_model(own: list[str]) -> None:
     done = doctor(*own)
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
