@@ -13,24 +13,24 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 import alignedserve
-from alignedserve.gateway.answers import Answer, Json
-from alignedserve.gateway.bodies import ChatBody, CompletionBody
-from alignedserve.gateway.callers import ANY_CALLER, Callers
-from alignedserve.gateway.description import describe, request_body
-from alignedserve.gateway.doors import Doors
-from alignedserve.gateway.errors import ApiError, add_error_handlers
-from alignedserve.gateway.gate import Gate
-from alignedserve.gateway.generation import Delta, Generation
-from alignedserve.gateway.health import cluster_body, health
-from alignedserve.gateway.intake import CHAT, COMPLETIONS, Intake
-from alignedserve.gateway.json_body import json_body
-from alignedserve.gateway.json_pieces import blocks_of, encode, json_response
-from alignedserve.gateway.keys import Keys, owner_of
+from alignedserve.gateway.http.callers import ANY_CALLER, Callers
+from alignedserve.gateway.http.description import describe, request_body
+from alignedserve.gateway.http.doors import Doors
+from alignedserve.gateway.http.errors import ApiError, add_error_handlers
+from alignedserve.gateway.http.gate import Gate
+from alignedserve.gateway.http.json_body import json_body
+from alignedserve.gateway.http.json_pieces import blocks_of, encode, json_response
+from alignedserve.gateway.http.keys import Keys, owner_of
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.openai.answers import Answer, Json
+from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
+from alignedserve.gateway.openai.generation import Delta, Generation
+from alignedserve.gateway.openai.intake import CHAT, COMPLETIONS, Intake
+from alignedserve.gateway.openai.service import Slo, service_of
+from alignedserve.gateway.openai.token_bodies import DetokenizeBody, TokenizeBody
+from alignedserve.gateway.openai.tokens import tokens_router
 from alignedserve.gateway.page.routes import add_page
-from alignedserve.gateway.service import Slo, service_of
-from alignedserve.gateway.token_bodies import DetokenizeBody, TokenizeBody
-from alignedserve.gateway.tokens import tokens_router
+from alignedserve.gateway.telemetry.health import cluster_body, health
 from alignedserve.store import Store
 
 Result = TypeVar("Result")

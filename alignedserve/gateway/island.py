@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from alignedserve.gateway.errors import unavailable
+from alignedserve.gateway.http.errors import unavailable
 from alignedserve.gateway.pacing import Pacing
-from alignedserve.gateway.watch import Watch
+from alignedserve.gateway.telemetry.watch import Watch
 from alignedserve.messages import (
     AnyMessage,
     AskCluster,

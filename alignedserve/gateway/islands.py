@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 from alignedserve.gateway.island import Island, News
-from alignedserve.gateway.telemetry import Telemetry
+from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.messages import Cluster, Request
 from alignedserve.types import InstanceId, RequestKey

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.watch import Watch
+from alignedserve.gateway.telemetry.watch import Watch
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.lengths.encoder import make_encoder
 from alignedserve.lengths.prediction import Prediction

@@ -13,7 +13,7 @@ import alignedserve
 from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import choose_max_model_len, vocabulary_of
 from alignedserve.engine.validate import Vocabulary, check_ids, check_request
-from alignedserve.gateway.errors import ApiError
+from alignedserve.gateway.http.errors import ApiError
 from alignedserve.models.locate import locate_model
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.tokenizer import Tokenizer

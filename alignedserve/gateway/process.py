@@ -16,24 +16,24 @@ from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.app import create_app
-from alignedserve.gateway.batches import batch_routes
-from alignedserve.gateway.callers import Callers, callers_of
-from alignedserve.gateway.compiler import Compiler
-from alignedserve.gateway.connections import allow_descriptors
-from alignedserve.gateway.doors import Doors
-from alignedserve.gateway.exposition import metrics_route
-from alignedserve.gateway.files import file_routes
-from alignedserve.gateway.intake import Intake
+from alignedserve.gateway.grammars.compiler import Compiler
+from alignedserve.gateway.http.callers import Callers, callers_of
+from alignedserve.gateway.http.connections import allow_descriptors
+from alignedserve.gateway.http.doors import Doors
+from alignedserve.gateway.http.keys import Keys
+from alignedserve.gateway.http.server import MAX_WAITING, Server
 from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.keys import Keys
 from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.preparer import Preparer
-from alignedserve.gateway.server import MAX_WAITING, Server
-from alignedserve.gateway.service import SloConfig
-from alignedserve.gateway.telemetry import Telemetry, Traces
+from alignedserve.gateway.openai.batches import batch_routes
+from alignedserve.gateway.openai.files import file_routes
+from alignedserve.gateway.openai.intake import Intake
+from alignedserve.gateway.openai.lines import LineAnswers
+from alignedserve.gateway.openai.preparer import Preparer
+from alignedserve.gateway.openai.service import SloConfig
+from alignedserve.gateway.telemetry.exposition import metrics_route
+from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.logs import LogConfig
 from alignedserve.steady import collect_when_idle, settle
@@ -55,7 +55,7 @@ class GatewayConfig:
     # what has to be the same everywhere
     fingerprint: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    # by the digests of API keys, see keys.py; none: open to everyone
+    # by the digests of API keys, see http/keys.py; none: open to everyone
     key_owners: Mapping[bytes, str] = field(default_factory=dict)
     # everyone sees all files and batches, whoever made them
     shared_files: bool = False
@@ -211,7 +211,7 @@ def _traces(config: GatewayConfig) -> Traces | None:
     if config.otlp_endpoint is None:
         return None
     try:
-        from alignedserve.gateway.traces import OtlpTraces
+        from alignedserve.gateway.telemetry.traces import OtlpTraces
     except ImportError as error:
         raise ValueError(f"otlp_endpoint: needs the extra alignedserve[otel] ({error})") from None
     return OtlpTraces(config.otlp_endpoint)

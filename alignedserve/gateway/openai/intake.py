@@ -1,0 +1,102 @@
+"""From a body that a client sent, or a line of a batch job, to a generation and the shape of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from random import Random
+
+from alignedserve.gateway.grammars.compiler import Compiler
+from alignedserve.gateway.grammars.structure import check_structure
+from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.lengths import Lengths
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.openai.answers import Answer, ChatAnswer, CompletionAnswer
+from alignedserve.gateway.openai.generation import Generation
+from alignedserve.gateway.openai.prepare import Prepared, ids_of
+from alignedserve.gateway.openai.preparer import Preparer
+from alignedserve.gateway.openai.service import Service, SloConfig
+from alignedserve.gateway.tools.readers import reader_of
+from alignedserve.lengths.config import NONE, LengthConfig
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# Token ids that are unpacked at a time: in a millisecond.
+_STEP_IDS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Raises ApiError and InvalidRequest; what comes out has not been started."""
+
+    model: ServedModel
+    islands: Islands
+    compiler: Compiler
+    preparer: Preparer
+    limits: Limits = field(default_factory=Limits)
+    slo: SloConfig = field(default_factory=SloConfig)
+    lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
+    # of requests that bring none
+    seeds: Random = field(default_factory=Random)
+
+    async def take(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, Answer]:
+        """`owner`: who asks, see Keys."""
+        await check_structure(self.compiler, self.limits, call.params, call.structure_name, owner)
+        prompts = [await _unpacked(packed) for packed in call.prompts]
+        predictions = await self.lengths.predict(prompts, call.params, service.tier)
+        generation = Generation(
+            self.islands,
+            self.model,
+            prompts,
+            call.params,
+            service,
+            call.structure_name,
+            call.gives_output,
+            # a stream may have an answer begin before the first one does
+            asks_prompt_logprobs_once=not call.is_stream,
+            predictions=predictions,
+            seeds=self.seeds,
+            cache_salt=_salt(owner, call.cache_salt),
+        )
+        return generation, self._answer(call, service, prompts)
+
+    def _answer(self, call: Prepared, service: Service, prompts: list[list[int]]) -> Answer:
+        now = int(time.time())
+        if call.is_chat:
+            return ChatAnswer(
+                self.model,
+                now,
+                call.num_logprobs,
+                service.name,
+                prompts=prompts,
+                num_prompt_logprobs=call.num_prompt_logprobs,
+                new_reader=reader_of(call.reader, call.tool_name) if call.reader else None,
+            )
+        return CompletionAnswer(
+            self.model,
+            now,
+            call.num_logprobs,
+            service.name,
+            prompts=prompts,
+            num_prompt_logprobs=call.num_prompt_logprobs,
+            num_made=call.params.n,
+            num_given=call.num_given,
+            echoes=call.echoes,
+        )
+
+
+def _salt(owner: str, asked: str) -> str:
+    """How soon an answer comes tells whether its prompt was asked before: owners are not told of each other's."""
+    return f"{owner} {asked}" if owner else asked
+
+
+async def _unpacked(packed: bytes) -> list[int]:
+    ids: list[int] = []
+    step = 4 * _STEP_IDS
+    for start in range(0, len(packed), step):
+        if start:
+            # streams go on in between
+            await asyncio.sleep(0)
+        ids += ids_of(packed[start : start + step])
+    return ids

@@ -1,0 +1,59 @@
+"""Whether the system can answer, asked of those who would: a router knows which processes its island has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from alignedserve.gateway.http.doors import Doors
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.islands import Islands, requests_of
+from alignedserve.messages import Cluster, Part
+from alignedserve.store import Store
+
+# without one of each, an island answers nothing
+NEEDED = ("kvpool", "prefill", "decode")
+_STORE_REASON = "files and batches answer 503, and batches wait: their store can't be reached, or can't write"
+
+
+async def health(islands: Islands, doors: Doors, store: Store | None) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body. One island that can answer is enough: without the store, what runs in real time goes on."""
+    if doors.are_closed:
+        return 503, {"status": "unavailable", "reason": "this server is stopping"}
+    try:
+        clusters = (await islands.cluster()).values()
+    except ApiError as error:
+        return 503, {"status": "unavailable", "reason": str(error)}
+    missing = [_missing(cluster) for cluster in clusters]
+    if all(missing):
+        return 503, {"status": "unavailable", "reason": f"no {' and no '.join(missing[0])} process is up"}
+    down = [part.instance_id for cluster in clusters for part in cluster.parts if part.state != "up"]
+    found: dict[str, Any] = {"down": down} if down else {}
+    if store and store.is_down:
+        found |= {"store": "down", "reason": _STORE_REASON}
+    return 200, {"status": "degraded" if found else "ok"} | found
+
+
+def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:
+    """`clusters` by the islands' numbers."""
+    processes = [
+        _part(part) | {"island": number} for number, cluster in clusters.items() for part in cluster.parts
+    ]
+    return {"processes": processes, "requests": requests_of(clusters.values())}
+
+
+def _missing(cluster: Cluster) -> list[str]:
+    up = {part.role for part in cluster.parts if part.state == "up"}
+    return [role for role in NEEDED if role not in up]
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {
+        "role": part.role,
+        "instance_id": part.instance_id,
+        "epoch": part.epoch,
+        "pid": part.pid,
+        "state": part.state,
+        "blocks": {"used": part.num_blocks - part.num_free_blocks, "free": part.num_free_blocks},
+        "requests": part.requests,
+    }

@@ -1,0 +1,51 @@
+"""What this gateway lets be known of its work: metrics, and traces where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from alignedserve.gateway.http.calls import HttpCall, current_call
+from alignedserve.gateway.telemetry.metrics import Metrics
+from alignedserve.gateway.telemetry.watch import Watch
+from alignedserve.lengths.prediction import Prediction
+from alignedserve.messages import Request
+
+
+class Traces(Protocol):
+    def around(self, call: HttpCall) -> AbstractContextManager[object]:
+        """The call's span."""
+
+    def ended(self, watch: Watch) -> None:
+        """A request's spans, all at once."""
+
+    def close(self) -> None:
+        """What has not left yet leaves now."""
+
+
+class NoTraces:
+    def around(self, call: HttpCall) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def ended(self, watch: Watch) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Telemetry:
+    def __init__(
+        self, traces: Traces | None = None, learn: Callable[[Watch], None] = lambda watch: None
+    ) -> None:
+        """`learn`: hears of requests that have ended."""
+        self.metrics = Metrics()
+        self.traces = traces or NoTraces()
+        self._learn = learn
+
+    def opened(self, request: Request, prediction: Prediction | None = None) -> Watch:
+        call = current_call.get()
+        if call and call.is_over:
+            call = None
+        return Watch(request, call, self.metrics, self._learn, self.traces.ended, prediction)
