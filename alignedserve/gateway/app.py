@@ -65,7 +65,7 @@ def create_app(
 
     @app.get("/health", responses={503: {"description": "It can't answer, and why"}})
     async def health_route() -> Response:
-        status, body = await health(islands, doors, store)
+        status, body = await health(islands.cluster, doors, store)
         return JSONResponse(body, status)
 
     public = {health_route, *add_page(app)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry.telemetry import Telemetry
@@ -108,10 +108,3 @@ class Islands:
     @staticmethod
     def _best(islands: Sequence[Island]) -> Island:
         return min(islands, key=lambda island: (not island.is_up, island.is_given_up, island.num_open))
-
-
-def requests_of(clusters: Iterable[Cluster]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for cluster in clusters:
-        total.update(cluster.requests)
-    return dict(total)

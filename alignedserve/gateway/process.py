@@ -115,7 +115,7 @@ class GatewayProcess:
         ):
             if is_prepared:
                 await asyncio.gather(compiler.prepare(), preparer.start())
-            routers.append(metrics_route(self.telemetry.metrics, self._islands, self._count_jobs))
+            routers.append(metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs))
             keys, origins = Keys(self._config.key_owners), self._config.allowed_origins
             app = create_app(intake, self.doors, keys, routers, origins, store, self._callers(sock))
             await self._serve(app, sock)

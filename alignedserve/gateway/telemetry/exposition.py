@@ -16,7 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.telemetry.health import AskClusters
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.lengths.prediction import SOURCES
 from alignedserve.messages import Cluster, Part
@@ -36,13 +36,13 @@ async def no_jobs() -> Mapping[str, int]:
     return {}
 
 
-def metrics_route(metrics: Metrics, islands: Islands, count_jobs: CountJobs = no_jobs) -> APIRouter:
+def metrics_route(metrics: Metrics, ask_clusters: AskClusters, count_jobs: CountJobs = no_jobs) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/metrics", response_class=Response, include_in_schema=False)
     async def expose(http: Request) -> Response:
         try:
-            clusters = await islands.cluster()
+            clusters = await ask_clusters()
         except ApiError:
             clusters = {}
         families = _Families([*_of_gateway(metrics), *_of_islands(clusters), _jobs(await count_jobs())])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from alignedserve.gateway.http.doors import Doors
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.islands import Islands, requests_of
 from alignedserve.messages import Cluster, Part
 from alignedserve.store import Store
 
@@ -16,12 +16,16 @@ NEEDED = ("kvpool", "prefill", "decode")
 _STORE_REASON = "files and batches answer 503, and batches wait: their store can't be reached, or can't write"
 
 
-async def health(islands: Islands, doors: Doors, store: Store | None) -> tuple[int, dict[str, Any]]:
+# Asks each island's router and maps the island's number to what it said. Raises ApiError when none answers.
+AskClusters = Callable[[], Awaitable[Mapping[int, Cluster]]]
+
+
+async def health(ask_clusters: AskClusters, doors: Doors, store: Store | None) -> tuple[int, dict[str, Any]]:
     """HTTP status and body. One island that can answer is enough: without the store, what runs in real time goes on."""
     if doors.are_closed:
         return 503, {"status": "unavailable", "reason": "this server is stopping"}
     try:
-        clusters = (await islands.cluster()).values()
+        clusters = (await ask_clusters()).values()
     except ApiError as error:
         return 503, {"status": "unavailable", "reason": str(error)}
     missing = [_missing(cluster) for cluster in clusters]
@@ -39,12 +43,19 @@ def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:
     processes = [
         _part(part) | {"island": number} for number, cluster in clusters.items() for part in cluster.parts
     ]
-    return {"processes": processes, "requests": requests_of(clusters.values())}
+    return {"processes": processes, "requests": _requests(clusters.values())}
 
 
 def _missing(cluster: Cluster) -> list[str]:
     up = {part.role for part in cluster.parts if part.state == "up"}
     return [role for role in NEEDED if role not in up]
+
+
+def _requests(clusters: Iterable[Cluster]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for cluster in clusters:
+        total.update(cluster.requests)
+    return dict(total)
 
 
 def _part(part: Part) -> dict[str, Any]:
