@@ -98,7 +98,7 @@ def test_what_breaks_is_logged_once_with_its_id(log: io.StringIO, monkeypatch: p
 
     async def scenario() -> None:
         async with observed() as at:
-            monkeypatch.setattr("alignedserve.gateway.app._model_body", broken)
+            monkeypatch.setattr("alignedserve.gateway.openai.models._model_body", broken)
             answer = await at.http.get("/v1/models", headers=GIVEN)
             assert (answer.status_code, answer.headers["x-request-id"]) == (500, GIVEN["X-Request-Id"])
 
