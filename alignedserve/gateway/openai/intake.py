@@ -13,7 +13,9 @@ from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai.answers import Answer, ChatAnswer, CompletionAnswer
+from alignedserve.gateway.openai.answers import Answer
+from alignedserve.gateway.openai.chat_answer import ChatAnswer
+from alignedserve.gateway.openai.completion_answer import CompletionAnswer
 from alignedserve.gateway.openai.generation import Generation
 from alignedserve.gateway.openai.prepare import Prepared, ids_of
 from alignedserve.gateway.openai.preparer import Preparer

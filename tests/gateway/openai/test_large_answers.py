@@ -14,7 +14,9 @@ import pytest
 from alignedserve.gateway import limits
 from alignedserve.gateway.http import json_pieces
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, blocks_of, json_response
-from alignedserve.gateway.openai.answers import Answer, ChatAnswer, CompletionAnswer
+from alignedserve.gateway.openai.answers import Answer
+from alignedserve.gateway.openai.chat_answer import ChatAnswer
+from alignedserve.gateway.openai.completion_answer import CompletionAnswer
 from alignedserve.gateway.openai.generation import Delta, Usage
 from alignedserve.gateway.tools.readers import HermesReader
 from alignedserve.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
