@@ -14,8 +14,8 @@ from alignedserve.gateway.http.description import describe
 from alignedserve.gateway.http.doors import Doors
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.gate import Gate
+from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import Keys
-from alignedserve.gateway.openai.answers import Json
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.openai.completions import completion_routes
 from alignedserve.gateway.openai.intake import Intake

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
+Json = dict[str, Any]
 Piece = bytes | bytearray
 
 # Others get their turn after so long.

@@ -10,17 +10,15 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from alignedserve.gateway.http.json_pieces import Columns, Piece, array_of, encode, object_of
+from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, object_of
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.generation import Delta, Usage
 from alignedserve.gateway.openai.token_logprobs import (
     prompt_positions,
 )
 from alignedserve.gateway.tools.calls import CollectedCalls
-
-Json = dict[str, Any]
 
 
 @dataclass

@@ -15,8 +15,8 @@ from alignedserve.batch.job import parse_window
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.openai.answers import Json
 from alignedserve.gateway.openai.files import find_file, list_response, viewer
 from alignedserve.store import JobId, JobRecord, Store, StoreFull, Tally, TooManyJobs
 from alignedserve.store.records import new_job_id

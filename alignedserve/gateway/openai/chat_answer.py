@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.gateway.http.json_pieces import Piece, object_of
-from alignedserve.gateway.openai.answers import Answer, Collected, Json
+from alignedserve.gateway.http.json_pieces import Json, Piece, object_of
+from alignedserve.gateway.openai.answers import Answer, Collected
 from alignedserve.gateway.openai.generation import Delta
 from alignedserve.gateway.openai.token_logprobs import finite
 from alignedserve.gateway.tools.calls import Piece as CallPiece

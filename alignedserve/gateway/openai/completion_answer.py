@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.gateway.http.json_pieces import Columns, Piece, object_of
-from alignedserve.gateway.openai.answers import Answer, Collected, Json
+from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, object_of
+from alignedserve.gateway.openai.answers import Answer, Collected
 from alignedserve.gateway.openai.generation import Delta
 from alignedserve.gateway.openai.token_logprobs import TextOffsets, completion_logprobs, echoed_logprobs
 

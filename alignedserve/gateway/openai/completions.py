@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import blocks_of, encode, json_response
+from alignedserve.gateway.http.json_pieces import Json, blocks_of, encode, json_response
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.openai.answers import Answer, Json
+from alignedserve.gateway.openai.answers import Answer
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.openai.generation import Delta, Generation
 from alignedserve.gateway.openai.intake import CHAT, COMPLETIONS, Intake

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai.answers import Json
 
 
 def model_routes(model: ServedModel) -> APIRouter:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any
 
+from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.prompt_logprobs import TokenLogprobs, unpack
 
-Json = dict[str, Any]
 # of a token
 TextOf = Callable[[int], str]
 
