@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Literal
 
@@ -14,9 +14,9 @@ from fastapi.responses import Response, StreamingResponse
 
 from alignedserve.batch.config import CHUNK_BYTES
 from alignedserve.gateway.http.errors import ApiError, BrokenOff
+from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.multipart import Field, FileData, FileStart, form_events
-from alignedserve.gateway.openai.answers import Json
 from alignedserve.store import FileId, FileRecord, Store, StoreAway, StoreFull
 from alignedserve.store.records import new_file_id
 
@@ -47,25 +47,7 @@ def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> A
 
     @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
     async def upload(http: Request) -> Json:
-        upload = _Upload(store, owner_of(http), max_file_bytes)
-        try:
-            async for event in form_events(http):
-                match event:
-                    case Field(name, value):
-                        upload.field(name, value)
-                    case FileStart(name, filename):
-                        upload.begin(name, filename)
-                    case FileData(data):
-                        await upload.add(data)
-            return file_body(await upload.commit())
-        except StoreFull as error:
-            await upload.drop()
-            raise ApiError(413, str(error), param="file", code="storage_full") from None
-        except BaseException:
-            # else what was uploaded lapses by itself
-            with suppress(StoreAway):
-                await upload.drop()
-            raise
+        return file_body(await _uploaded(http, _Upload(store, owner_of(http), max_file_bytes)))
 
     @routes.get("/v1/files")
     async def list_files(
@@ -80,11 +62,7 @@ def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> A
         page = await store.list_files(viewer(http, is_shared), purpose, after and FileId(after), limit, order)  # type: ignore[arg-type]
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such file", param="after")
-        found: list[Json] = []
-        for start in range(0, len(page.ids), _STEP):
-            ids = [FileId(each) for each in page.ids[start : start + _STEP]]
-            found += map(file_body, await store.files(ids))
-        return list_response(found, page.has_more)
+        return list_response(await _bodies(store, page.ids), page.has_more)
 
     @routes.get("/v1/files/{file_id}")
     async def one_file(file_id: str, http: Request) -> Json:
@@ -107,6 +85,35 @@ def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> A
         return {"id": file_id, "object": "file", "deleted": True}
 
     return routes
+
+
+async def _uploaded(http: Request, upload: _Upload) -> FileRecord:
+    """Raises ApiError, and keeps nothing then."""
+    try:
+        async for event in form_events(http):
+            match event:
+                case Field(name, value):
+                    upload.field(name, value)
+                case FileStart(name, filename):
+                    upload.begin(name, filename)
+                case FileData(data):
+                    await upload.add(data)
+        return await upload.commit()
+    except StoreFull as error:
+        await upload.drop()
+        raise ApiError(413, str(error), param="file", code="storage_full") from None
+    except BaseException:
+        # else what was uploaded lapses by itself
+        with suppress(StoreAway):
+            await upload.drop()
+        raise
+
+
+async def _bodies(store: Store, ids: Sequence[str]) -> list[Json]:
+    found: list[Json] = []
+    for start in range(0, len(ids), _STEP):
+        found += map(file_body, await store.files([FileId(each) for each in ids[start : start + _STEP]]))
+    return found
 
 
 def viewer(http: Request, is_shared: bool) -> str | None:
