@@ -18,8 +18,8 @@ from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.openai.completions import completion_routes
-from alignedserve.gateway.openai.intake import Intake
 from alignedserve.gateway.openai.models import model_routes
+from alignedserve.gateway.openai.request_builder import RequestBuilder
 from alignedserve.gateway.openai.token_bodies import DetokenizeBody, TokenizeBody
 from alignedserve.gateway.openai.tokens import tokens_router
 from alignedserve.gateway.page.routes import add_page
@@ -31,7 +31,7 @@ BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
 
 def create_app(
-    intake: Intake,
+    request_builder: RequestBuilder,
     doors: Doors | None = None,
     keys: Keys | None = None,
     routers: Sequence[APIRouter] = (),
@@ -40,7 +40,7 @@ def create_app(
     callers: Callers = ANY_CALLER,
 ) -> FastAPI:
     """`routers`: what else is answered. `store`: of files and batches, where there are any."""
-    islands = intake.islands
+    islands = request_builder.islands
     doors, keys = doors or Doors(), keys or Keys()
     # its pages of the description would load scripts from elsewhere
     app = FastAPI(
@@ -59,7 +59,13 @@ def create_app(
 
     public = {health_route, *add_page(app)}
     app.add_middleware(
-        Gate, router=app.router, public=public, keys=keys, limits=intake.limits, doors=doors, callers=callers
+        Gate,
+        router=app.router,
+        public=public,
+        keys=keys,
+        limits=request_builder.limits,
+        doors=doors,
+        callers=callers,
     )
     if allowed_origins:
         # around the gate: what a browser asks beforehand comes without a key, and it must be able to read a refusal
@@ -67,9 +73,9 @@ def create_app(
             CORSMiddleware, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"]
         )
 
-    app.include_router(tokens_router(intake.preparer))
-    app.include_router(completion_routes(intake))
-    app.include_router(model_routes(intake.model))
+    app.include_router(tokens_router(request_builder.preparer))
+    app.include_router(completion_routes(request_builder))
+    app.include_router(model_routes(request_builder.model))
 
     @app.get("/v1/cluster")
     async def cluster() -> Json:

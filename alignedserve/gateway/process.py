@@ -28,9 +28,9 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.batches import batch_routes
 from alignedserve.gateway.openai.files import file_routes
-from alignedserve.gateway.openai.intake import Intake
 from alignedserve.gateway.openai.lines import LineAnswers
 from alignedserve.gateway.openai.preparer import Preparer
+from alignedserve.gateway.openai.request_builder import RequestBuilder
 from alignedserve.gateway.openai.service import SloConfig
 from alignedserve.gateway.telemetry.exposition import metrics_route
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
@@ -105,19 +105,21 @@ class GatewayProcess:
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
         preparer = Preparer(model, limits)
-        intake = Intake(model, self._islands, compiler, preparer, limits, slo, self._lengths, seeds)
+        request_builder = RequestBuilder(
+            model, self._islands, compiler, preparer, limits, slo, self._lengths, seeds
+        )
         async with (
             contextlib.aclosing(compiler),
             contextlib.aclosing(preparer),
             self._store() as store,
             self._lengths.running(model.name, store),
-            self._batches(intake, store) as routers,
+            self._batches(request_builder, store) as routers,
         ):
             if is_prepared:
                 await asyncio.gather(compiler.prepare(), preparer.start())
             routers.append(metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs))
             keys, origins = Keys(self._config.key_owners), self._config.allowed_origins
-            app = create_app(intake, self.doors, keys, routers, origins, store, self._callers(sock))
+            app = create_app(request_builder, self.doors, keys, routers, origins, store, self._callers(sock))
             await self._serve(app, sock)
 
     def _callers(self, sock: socket.socket) -> Callers:
@@ -138,7 +140,9 @@ class GatewayProcess:
             await store.close()
 
     @contextlib.asynccontextmanager
-    async def _batches(self, intake: Intake, store: Store | None) -> AsyncIterator[list[APIRouter]]:
+    async def _batches(
+        self, request_builder: RequestBuilder, store: Store | None
+    ) -> AsyncIterator[list[APIRouter]]:
         """They run meanwhile."""
         if store is None:
             yield []
@@ -146,8 +150,8 @@ class GatewayProcess:
         name = f"{self._config.instance_id}-{os.getpid()}"
         runner = BatchRunner(
             store,
-            LineAnswers(intake).ask,
-            intake.model.name,
+            LineAnswers(request_builder).ask,
+            request_builder.model.name,
             name,
             self._config.batches,
             self.telemetry.metrics.line_was_late,

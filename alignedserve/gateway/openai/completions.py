@@ -19,7 +19,7 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.openai.answers import Answer
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.openai.generation import Delta, Generation
-from alignedserve.gateway.openai.intake import CHAT, COMPLETIONS, Intake
+from alignedserve.gateway.openai.request_builder import CHAT, COMPLETIONS, RequestBuilder
 from alignedserve.gateway.openai.service import Slo, service_of
 
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 ANSWERED: dict[int | str, Any] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
 
-def completion_routes(intake: Intake) -> APIRouter:
+def completion_routes(request_builder: RequestBuilder) -> APIRouter:
     routes = APIRouter()
 
     @routes.post(COMPLETIONS, responses=ANSWERED, openapi_extra=request_body(CompletionBody))
@@ -41,10 +41,10 @@ def completion_routes(intake: Intake) -> APIRouter:
 
     async def generated(endpoint: str, http: Request) -> Response:
         owner = owner_of(http)
-        call = await intake.preparer.call(endpoint, await json_body(http), owner)
+        call = await request_builder.preparer.call(endpoint, await json_body(http), owner)
         slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
-        service = service_of(call.service_tier, slo, http.headers, intake.slo)
-        generation, answer = await intake.take(call, service, owner)
+        service = service_of(call.service_tier, slo, http.headers, request_builder.slo)
+        generation, answer = await request_builder.build(call, service, owner)
         return await _respond(http, generation, answer, call.is_stream, call.includes_usage)
 
     return routes

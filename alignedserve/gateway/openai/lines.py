@@ -9,14 +9,14 @@ import msgspec
 from alignedserve.batch.results import Answer as LineAnswer
 from alignedserve.gateway.http.errors import ApiError, invalid
 from alignedserve.gateway.http.json_pieces import blocks_of
-from alignedserve.gateway.openai.intake import Intake
+from alignedserve.gateway.openai.request_builder import RequestBuilder
 from alignedserve.gateway.openai.service import Service
 from alignedserve.types import InvalidRequest
 
 
 class LineAnswers:
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, request_builder: RequestBuilder) -> None:
+        self._request_builder = request_builder
 
     async def ask(self, endpoint: str, body: bytes, expires_at: float, owner: str) -> LineAnswer:
         """`body`: JSON, an object. `expires_at`: when the job does, by time.time(). `owner`: of the job."""
@@ -30,11 +30,11 @@ class LineAnswers:
         return LineAnswer(failure.status, failure.body)
 
     async def _answer(self, endpoint: str, body: bytes, deadline_s: float, owner: str) -> LineAnswer:
-        call = await self._intake.preparer.call(endpoint, [body], owner)
+        call = await self._request_builder.preparer.call(endpoint, [body], owner)
         if call.is_stream:
             raise InvalidRequest("stream=True: not possible in a batch")
         service = Service("flex", "be", deadline_s=deadline_s)
-        generation, answer = await self._intake.take(call, service, owner)
+        generation, answer = await self._request_builder.build(call, service, owner)
         try:
             await generation.collect(answer.add)
             blocks = await blocks_of(answer.whole(generation.usage))

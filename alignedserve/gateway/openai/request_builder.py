@@ -29,7 +29,7 @@ _STEP_IDS = 1 << 15
 
 
 @dataclass(frozen=True)
-class Intake:
+class RequestBuilder:
     """Raises ApiError and InvalidRequest; what comes out has not been started."""
 
     model: ServedModel
@@ -42,7 +42,7 @@ class Intake:
     # of requests that bring none
     seeds: Random = field(default_factory=Random)
 
-    async def take(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, Answer]:
+    async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, Answer]:
         """`owner`: who asks, see Keys."""
         await check_structure(self.compiler, self.limits, call.params, call.structure_name, owner)
         prompts = [await _unpacked(packed) for packed in call.prompts]
