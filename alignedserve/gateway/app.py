@@ -9,11 +9,11 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 import alignedserve
+from alignedserve.gateway.http.auth_limits import AuthLimitsMiddleware
 from alignedserve.gateway.http.callers import ANY_CALLER, Callers
 from alignedserve.gateway.http.description import describe
 from alignedserve.gateway.http.doors import Doors
 from alignedserve.gateway.http.errors import add_error_handlers
-from alignedserve.gateway.http.gate import Gate
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
@@ -59,7 +59,7 @@ def create_app(
 
     public = {health_route, *add_page(app)}
     app.add_middleware(
-        Gate,
+        AuthLimitsMiddleware,
         router=app.router,
         public=public,
         keys=keys,
@@ -68,7 +68,7 @@ def create_app(
         callers=callers,
     )
     if allowed_origins:
-        # around the gate: what a browser asks beforehand comes without a key, and it must be able to read a refusal
+        # around AuthLimitsMiddleware: what a browser asks beforehand comes without a key, and it must be able to read a refusal
         app.add_middleware(
             CORSMiddleware, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"]
         )

@@ -36,7 +36,7 @@ class Keys:
 
 
 def owner_of(http: Request) -> str:
-    """Of what is made by a request: the gate has asked for its key."""
+    """Of what is made by a request: AuthLimitsMiddleware has asked for its key."""
     owner: str = http.state.owner
     return owner
 

@@ -29,7 +29,7 @@ MULTIPART_BYTES = 64 << 10
 PROBED = "/health"
 
 
-class Gate:
+class AuthLimitsMiddleware:
     def __init__(
         self,
         app: ASGIApp,
