@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from alignedserve.gateway.http.calls import Around, Calls
 from alignedserve.gateway.http.connection import HEAD_S, Connection
 from alignedserve.gateway.http.connections import Connections, fitting
 from alignedserve.gateway.http.framing import MAX_HEAD_BYTES
+from alignedserve.gateway.http.request_id import Around, RequestIdMiddleware
 from alignedserve.gateway.limits import Limits
 
 # Streams that are open when the server stops get so long to say goodbye.
@@ -31,7 +31,7 @@ class Server(uvicorn.Server):
         self.connections = Connections(fitting(max_connections))
         super().__init__(
             uvicorn.Config(
-                Calls(app, around),
+                RequestIdMiddleware(app, around),
                 http=functools.partial(Connection, self.connections),  # type: ignore[arg-type]
                 ws="none",
                 proxy_headers=False,

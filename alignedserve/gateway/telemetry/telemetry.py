@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from alignedserve.gateway.http.calls import HttpCall, current_call
+from alignedserve.gateway.http.request_id import HttpCall, current_call
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.gateway.telemetry.watch import Watch
 from alignedserve.lengths.prediction import Prediction

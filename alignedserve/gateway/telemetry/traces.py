@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 import alignedserve
-from alignedserve.gateway.http.calls import HttpCall
+from alignedserve.gateway.http.request_id import HttpCall
 from alignedserve.gateway.telemetry.watch import Watch
 
 # By the router's states, a request's stages; the last stage is over with the request, and has no state.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.gateway.http.calls import HttpCall
+from alignedserve.gateway.http.request_id import HttpCall
 from alignedserve.gateway.telemetry.metrics import Metrics, TierMetrics
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.messages import Request

@@ -55,7 +55,7 @@ class HttpCall:
 Around = Callable[[HttpCall], AbstractContextManager[object]]
 
 
-class Calls:
+class RequestIdMiddleware:
     """The outermost ASGI application: also what fails before or behind the routes has an id."""
 
     def __init__(self, app: ASGIApp, around: Around = lambda call: nullcontext()) -> None:
