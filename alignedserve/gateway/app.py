@@ -12,7 +12,7 @@ import alignedserve
 from alignedserve.gateway.http.auth_limits import AuthLimitsMiddleware
 from alignedserve.gateway.http.callers import ANY_CALLER, Callers
 from alignedserve.gateway.http.description import describe
-from alignedserve.gateway.http.doors import Doors
+from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import Keys
@@ -32,7 +32,7 @@ BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
 def create_app(
     request_builder: RequestBuilder,
-    doors: Doors | None = None,
+    drain_state: DrainState | None = None,
     keys: Keys | None = None,
     routers: Sequence[APIRouter] = (),
     allowed_origins: Sequence[str] = (),
@@ -41,7 +41,7 @@ def create_app(
 ) -> FastAPI:
     """`routers`: what else is answered. `store`: of files and batches, where there are any."""
     islands = request_builder.islands
-    doors, keys = doors or Doors(), keys or Keys()
+    drain_state, keys = drain_state or DrainState(), keys or Keys()
     # its pages of the description would load scripts from elsewhere
     app = FastAPI(
         title="AlignedServe",
@@ -54,7 +54,7 @@ def create_app(
 
     @app.get("/health", responses={503: {"description": "It can't answer, and why"}})
     async def health_route() -> Response:
-        status, body = await health(islands.cluster, doors, store)
+        status, body = await health(islands.cluster, drain_state, store)
         return JSONResponse(body, status)
 
     public = {health_route, *add_page(app)}
@@ -64,7 +64,7 @@ def create_app(
         public=public,
         keys=keys,
         limits=request_builder.limits,
-        doors=doors,
+        drain_state=drain_state,
         callers=callers,
     )
     if allowed_origins:

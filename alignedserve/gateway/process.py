@@ -19,7 +19,7 @@ from alignedserve.gateway.app import create_app
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.http.callers import Callers, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
-from alignedserve.gateway.http.doors import Doors
+from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.server import MAX_WAITING, Server
 from alignedserve.gateway.islands import Islands
@@ -83,7 +83,7 @@ class GatewayProcess:
         self._islands = Islands(
             config.routers, config.instance_id, config.fingerprint, self.telemetry, self.drain
         )
-        self.doors = Doors()
+        self.drain_state = DrainState()
         # of batch jobs, and its task
         self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -119,7 +119,9 @@ class GatewayProcess:
                 await asyncio.gather(compiler.prepare(), preparer.start())
             routers.append(metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs))
             keys, origins = Keys(self._config.key_owners), self._config.allowed_origins
-            app = create_app(request_builder, self.doors, keys, routers, origins, store, self._callers(sock))
+            app = create_app(
+                request_builder, self.drain_state, keys, routers, origins, store, self._callers(sock)
+            )
             await self._serve(app, sock)
 
     def _callers(self, sock: socket.socket) -> Callers:
@@ -188,7 +190,7 @@ class GatewayProcess:
     def drain(self) -> None:
         """Takes no new requests, begins no line of a batch job, and stops when what runs has finished, or its time is
         up. Safe to repeat."""
-        self.doors.close()
+        self.drain_state.begin()
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
@@ -199,12 +201,12 @@ class GatewayProcess:
                     runner, running = self._runner
                     runner.stop(self._config.shutdown_timeout_s)
                     await asyncio.wait({running})
-                await self.doors.until_empty()
+                await self.drain_state.until_idle()
         self.stop()
 
     def _signalled(self) -> None:
         """Whoever asks twice does not want to wait."""
-        self.stop() if self.doors.are_closed else self.drain()
+        self.stop() if self.drain_state.is_draining else self.drain()
 
     def stop(self) -> None:
         """In the event loop's thread. Safe to repeat."""

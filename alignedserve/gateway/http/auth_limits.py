@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from alignedserve.batch.config import CHUNK_BYTES
 from alignedserve.gateway.http.callers import ANY_CALLER, LOOKING, Callers
-from alignedserve.gateway.http.doors import Doors
+from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import ANYONE, Keys
 from alignedserve.gateway.http.reading import BodyMemory, Reading
@@ -37,7 +37,7 @@ class AuthLimitsMiddleware:
         public: Collection[Callable[..., Any]],
         keys: Keys,
         limits: Limits,
-        doors: Doors,
+        drain_state: DrainState,
         callers: Callers = ANY_CALLER,
     ) -> None:
         """`public`: the endpoints that need no key."""
@@ -46,7 +46,7 @@ class AuthLimitsMiddleware:
         self._public = public
         self._keys = keys
         self._limits = limits
-        self._doors = doors
+        self._drain_state = drain_state
         self._callers = callers
         # where no keys are needed, all are one owner
         needs_keys = keys.owner(None) is None
@@ -78,7 +78,7 @@ class AuthLimitsMiddleware:
                 await refusal.response()(scope, receive, send)
                 return
             scope.setdefault("state", {})["owner"] = owner or ANYONE
-            with self._doors.inside(owner or ANYONE):
+            with self._drain_state.counted(owner or ANYONE):
                 await self._app(scope, reading.receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers, owner: str | None) -> ApiError | None:
@@ -86,9 +86,9 @@ class AuthLimitsMiddleware:
             return refusal
         if owner is None and not self._is_public(scope):
             return _unauthorized("authorization" in headers)
-        if self._doors.are_closed and scope["method"] not in LOOKING:
+        if self._drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")
-        if owner is not None and self._doors.num_inside(owner) >= self._limits.max_requests_per_key:
+        if owner is not None and self._drain_state.num_open(owner) >= self._limits.max_requests_per_key:
             return _too_many(self._limits.max_requests_per_key)
         return None
 

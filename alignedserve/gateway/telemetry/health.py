@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from alignedserve.gateway.http.doors import Doors
+from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.messages import Cluster, Part
 from alignedserve.store import Store
@@ -20,9 +20,11 @@ _STORE_REASON = "files and batches answer 503, and batches wait: their store can
 AskClusters = Callable[[], Awaitable[Mapping[int, Cluster]]]
 
 
-async def health(ask_clusters: AskClusters, doors: Doors, store: Store | None) -> tuple[int, dict[str, Any]]:
+async def health(
+    ask_clusters: AskClusters, drain_state: DrainState, store: Store | None
+) -> tuple[int, dict[str, Any]]:
     """HTTP status and body. One island that can answer is enough: without the store, what runs in real time goes on."""
-    if doors.are_closed:
+    if drain_state.is_draining:
         return 503, {"status": "unavailable", "reason": "this server is stopping"}
     try:
         clusters = (await ask_clusters()).values()

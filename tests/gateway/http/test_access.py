@@ -287,7 +287,7 @@ def test_what_runs_finishes_and_what_comes_is_refused(is_stream: bool) -> None:
             asking = asyncio.create_task(at.post("/v1/completions", body))
             await at.router.until(lambda: len(at.router.submitted) == 1)
             at.router.hub.send(GATEWAY, Drain())
-            await asyncio.wait_for(at.process.doors.until_closed(), 20)
+            await asyncio.wait_for(at.process.drain_state.until_draining(), 20)
             refused = await at.post("/v1/completions", {"prompt": "y"})
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert refused.json()["error"]["message"] == "this server is stopping"

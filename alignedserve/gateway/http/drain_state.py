@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Doors:
+class DrainState:
     def __init__(self) -> None:
         self._closed = asyncio.Event()
         self._empty = asyncio.Event()
@@ -16,14 +16,14 @@ class Doors:
         self._inside: Counter[str] = Counter()
 
     @property
-    def are_closed(self) -> bool:
+    def is_draining(self) -> bool:
         return self._closed.is_set()
 
-    def num_inside(self, holder: str) -> int:
+    def num_open(self, holder: str) -> int:
         return self._inside[holder]
 
     @contextmanager
-    def inside(self, holder: str) -> Iterator[None]:
+    def counted(self, holder: str) -> Iterator[None]:
         """Counts as work under way, until the block ends."""
         self._inside[holder] += 1
         self._empty.clear()
@@ -36,12 +36,12 @@ class Doors:
             if not self._inside:
                 self._empty.set()
 
-    def close(self) -> None:
+    def begin(self) -> None:
         """Nothing new is taken. Safe to repeat."""
         self._closed.set()
 
-    async def until_closed(self) -> None:
+    async def until_draining(self) -> None:
         await self._closed.wait()
 
-    async def until_empty(self) -> None:
+    async def until_idle(self) -> None:
         await self._empty.wait()
