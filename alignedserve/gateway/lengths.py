@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.telemetry.watch import Watch
+from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.lengths.encoder import make_encoder
 from alignedserve.lengths.prediction import Prediction
@@ -107,11 +107,11 @@ class Lengths:
                 logger.exception("a length was not predicted")
                 return None
 
-    def ended(self, watch: Watch) -> None:
+    def ended(self, stats: RequestStats) -> None:
         """Its answer is learned, some time later."""
-        if self._predictor is None or watch.prediction is None:
+        if self._predictor is None or stats.prediction is None:
             return
-        answer = watch.prediction, watch.num_tokens, watch.end_reason or ""
+        answer = stats.prediction, stats.num_tokens, stats.end_reason or ""
         if not teaches(*answer):
             return
         if not self._unlearned and len(self._learning) < MAX_LEARNING:

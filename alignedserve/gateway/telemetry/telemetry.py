@@ -8,7 +8,7 @@ from typing import Protocol
 
 from alignedserve.gateway.http.request_id import HttpCall, current_call
 from alignedserve.gateway.telemetry.metrics import Metrics
-from alignedserve.gateway.telemetry.watch import Watch
+from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.messages import Request
 
@@ -17,7 +17,7 @@ class Traces(Protocol):
     def around(self, call: HttpCall) -> AbstractContextManager[object]:
         """The call's span."""
 
-    def ended(self, watch: Watch) -> None:
+    def ended(self, stats: RequestStats) -> None:
         """A request's spans, all at once."""
 
     def close(self) -> None:
@@ -28,7 +28,7 @@ class NoTraces:
     def around(self, call: HttpCall) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def ended(self, watch: Watch) -> None:
+    def ended(self, stats: RequestStats) -> None:
         pass
 
     def close(self) -> None:
@@ -37,15 +37,15 @@ class NoTraces:
 
 class Telemetry:
     def __init__(
-        self, traces: Traces | None = None, learn: Callable[[Watch], None] = lambda watch: None
+        self, traces: Traces | None = None, learn: Callable[[RequestStats], None] = lambda stats: None
     ) -> None:
         """`learn`: hears of requests that have ended."""
         self.metrics = Metrics()
         self.traces = traces or NoTraces()
         self._learn = learn
 
-    def opened(self, request: Request, prediction: Prediction | None = None) -> Watch:
+    def opened(self, request: Request, prediction: Prediction | None = None) -> RequestStats:
         call = current_call.get()
         if call and call.is_over:
             call = None
-        return Watch(request, call, self.metrics, self._learn, self.traces.ended, prediction)
+        return RequestStats(request, call, self.metrics, self._learn, self.traces.ended, prediction)

@@ -25,7 +25,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 import alignedserve
 from alignedserve.gateway.http.request_id import HttpCall
-from alignedserve.gateway.telemetry.watch import Watch
+from alignedserve.gateway.telemetry.request_stats import RequestStats
 
 # By the router's states, a request's stages; the last stage is over with the request, and has no state.
 STAGES = {
@@ -71,8 +71,8 @@ class OtelTraces:
             if not call.is_routine:
                 span.end()
 
-    def ended(self, watch: Watch) -> None:
-        call, request = watch.call, watch.request
+    def ended(self, stats: RequestStats) -> None:
+        call, request = stats.call, stats.request
         parent = call.trace if call else None
         if call and call.trace:
             self._span("gateway", parent, call.begun_s, request.arrival_s)
@@ -81,18 +81,18 @@ class OtelTraces:
             {
                 "tier": request.tier,
                 "prompt_tokens": len(request.prompt),
-                "completion_tokens": watch.num_tokens,
-                "finish_reason": watch.end_reason or "",
+                "completion_tokens": stats.num_tokens,
+                "finish_reason": stats.end_reason or "",
             }
         )
-        if watch.end_reason == "error":
+        if stats.end_reason == "error":
             span.set_status(Status(StatusCode.ERROR))
-        if watch.first_s is not None:
-            span.add_event("first token", timestamp=self._ns(watch.first_s))
+        if stats.first_s is not None:
+            span.add_event("first token", timestamp=self._ns(stats.first_s))
         inside = trace.set_span_in_context(span, parent)
-        for name, begin_s, end_s in stages(watch):
+        for name, begin_s, end_s in stages(stats):
             self._span(name, inside, begin_s, end_s)
-        span.end(self._ns(watch.end_s))
+        span.end(self._ns(stats.end_s))
 
     def close(self) -> None:
         self._provider.shutdown()
@@ -113,16 +113,16 @@ class OtlpTraces(OtelTraces):
         )
 
 
-def stages(watch: Watch) -> list[tuple[str, float, float]]:
+def stages(stats: RequestStats) -> list[tuple[str, float, float]]:
     """(name, begin, end) each, in seconds of time.monotonic()."""
     begins: list[tuple[str, float]] = []
-    for state, offset_s in watch.timeline:
-        name, begin_s = STAGES.get(state, state), watch.submitted_s + offset_s
+    for state, offset_s in stats.timeline:
+        name, begin_s = STAGES.get(state, state), stats.submitted_s + offset_s
         # what the router did while our word that it is over was on the way is not part of it
-        is_after = bool(begins) and begin_s >= watch.end_s
+        is_after = bool(begins) and begin_s >= stats.end_s
         if not is_after and (not begins or begins[-1][0] != name):
             begins.append((name, begin_s))
     if not begins:
         return []
-    ends = [*(begin_s for _, begin_s in begins[1:]), watch.end_s]
+    ends = [*(begin_s for _, begin_s in begins[1:]), stats.end_s]
     return [(name, begin_s, max(begin_s, end_s)) for (name, begin_s), end_s in zip(begins, ends, strict=True)]

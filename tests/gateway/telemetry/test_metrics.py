@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from alignedserve.gateway.telemetry.metrics import Histogram, Metrics
-from alignedserve.gateway.telemetry.watch import Watch
+from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.messages import Cluster, InstanceStats, Moved, Rejected, Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
@@ -142,9 +142,9 @@ def test_without_a_router_the_gateways_own_metrics_stay() -> None:
     play(scenario)
 
 
-def watch(metrics: Metrics, now: float, **fields: float | str) -> Watch:
+def stats(metrics: Metrics, now: float, **fields: float | str) -> RequestStats:
     request = Request(RequestKey(1), [1] * 8, SamplingParams(), seed=0, arrival_s=now)
-    found = Watch(
+    found = RequestStats(
         msgspec.structs.replace(request, **fields), None, metrics, lambda each: None, lambda each: None
     )
     found.submitted(is_again=False)
@@ -158,7 +158,7 @@ def objectives(metrics: Metrics, tier: str = "rt") -> dict[tuple[str, bool], int
 def test_objectives_are_met_or_missed() -> None:
     metrics = Metrics()
     for gap_s in (0.5, 1.5):
-        each = watch(metrics, now=100.0, ttft_s=2.0, tbt_s=1.0)
+        each = stats(metrics, now=100.0, ttft_s=2.0, tbt_s=1.0)
         each.tokens(1, 101.0 + gap_s)
         each.tokens(1, 101.0 + 2 * gap_s)
         each.ended("stop")
@@ -168,7 +168,7 @@ def test_objectives_are_met_or_missed() -> None:
 
 def test_a_token_before_its_time_gives_the_next_one_more() -> None:
     metrics = Metrics()
-    each = watch(metrics, now=100.0, ttft_s=2.0, tbt_s=1.0)
+    each = stats(metrics, now=100.0, ttft_s=2.0, tbt_s=1.0)
     each.tokens(1, 100.1)
     each.tokens(1, 102.9)
     each.ended("length")
@@ -178,13 +178,13 @@ def test_a_token_before_its_time_gives_the_next_one_more() -> None:
 def test_an_objective_is_missed_by_failing_and_not_by_the_client() -> None:
     metrics = Metrics()
     for reason in ("error", "abort", "rejected"):
-        watch(metrics, now=100.0, ttft_s=2.0, tier="be", deadline_s=1e12).ended(reason)
+        stats(metrics, now=100.0, ttft_s=2.0, tier="be", deadline_s=1e12).ended(reason)
     assert objectives(metrics, "be") == {("ttft", False): 1, ("deadline", False): 1}
 
 
 def test_the_time_in_the_queue_is_the_routers_word() -> None:
     metrics = Metrics()
-    each = watch(metrics, now=100.0)
+    each = stats(metrics, now=100.0)
     each.submitted_s = 100.5
     each.timeline = [("queued", 0.0), ("reserving", 1.0), ("prefilling", 2.0), ("pooled", 3.0)]
     each.tokens(1, 103.25)

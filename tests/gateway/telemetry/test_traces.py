@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.gateway.telemetry.traces import OtelTraces, stages
-from alignedserve.gateway.telemetry.watch import Watch
 from alignedserve.messages import Abort, AnyMessage, Hello, Request, Tokens
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
@@ -34,21 +34,21 @@ STORY = [
 ]
 
 
-def watched(telemetry: Telemetry) -> Watch:
+def submitted(telemetry: Telemetry) -> RequestStats:
     request = Request(RequestKey(1), [1] * 8, SamplingParams(), seed=0, arrival_s=99.5)
-    watch = telemetry.opened(request)
-    watch.submitted(is_again=False)
-    watch.submitted_s = 100.0
-    return watch
+    stats = telemetry.opened(request)
+    stats.submitted(is_again=False)
+    stats.submitted_s = 100.0
+    return stats
 
 
 def test_stages_follow_each_other_from_the_queue_to_the_end() -> None:
     exporter = InMemorySpanExporter()
     telemetry = Telemetry(OtelTraces(SimpleSpanProcessor(exporter)))
-    watch = watched(telemetry)
-    watch.timeline = STORY
-    watch.tokens(1, 102.0)
-    watch.ended("stop")
+    stats = submitted(telemetry)
+    stats.timeline = STORY
+    stats.tokens(1, 102.0)
+    stats.ended("stop")
     *parts, whole = exporter.get_finished_spans()
     names = ["queue", "prefill", "pool", "admit", "decode", "evict", "pool", "decode"]
     assert [span.name for span in parts] == names
@@ -66,11 +66,11 @@ def seconds(span: ReadableSpan) -> float:
 
 
 def test_what_the_router_did_after_the_end_is_no_stage() -> None:
-    watch = watched(Telemetry())
-    watch.ended("abort", is_told=False)
-    watch.end_s = 102.5
-    watch.told(STORY)
-    assert stages(watch) == [("queue", 100.0, 101.0), ("prefill", 101.0, 102.0), ("pool", 102.0, 102.5)]
+    stats = submitted(Telemetry())
+    stats.ended("abort", is_told=False)
+    stats.end_s = 102.5
+    stats.told(STORY)
+    assert stages(stats) == [("queue", 100.0, 101.0), ("prefill", 101.0, 102.0), ("pool", 102.0, 102.5)]
 
 
 class Telling(ScriptedRouter):

@@ -16,14 +16,14 @@ Timeline = Sequence[tuple[str, float]]
 
 
 @dataclass(eq=False, slots=True)
-class Watch:
+class RequestStats:
     request: Request
     # what it is part of; None: a line of a batch
     call: HttpCall | None
     _metrics: Metrics
     # it has ended, and, maybe later, all of its story is known
-    _on_end: Callable[[Watch], None]
-    _on_story: Callable[[Watch], None]
+    _on_end: Callable[[RequestStats], None]
+    _on_story: Callable[[RequestStats], None]
     # of its length; None: there was no time for it, or nobody to make it
     prediction: Prediction | None = None
     # when it was submitted to the router that tells its story
