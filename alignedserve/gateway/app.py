@@ -68,7 +68,8 @@ def create_app(
         callers=callers,
     )
     if allowed_origins:
-        # around AuthLimitsMiddleware: what a browser asks beforehand comes without a key, and it must be able to read a refusal
+        # It goes around the check of keys: what a browser asks beforehand comes without one.
+        # And the browser must be able to read a refusal.
         app.add_middleware(
             CORSMiddleware, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"]
         )

@@ -16,10 +16,10 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json, blocks_of, encode, json_response
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.openai.answers import Answer
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.openai.generation import Delta, Generation
 from alignedserve.gateway.openai.request_builder import CHAT, COMPLETIONS, RequestBuilder
+from alignedserve.gateway.openai.response_builder import ResponseBuilder
 from alignedserve.gateway.openai.service import Slo, service_of
 
 Result = TypeVar("Result")
@@ -44,24 +44,24 @@ def completion_routes(request_builder: RequestBuilder) -> APIRouter:
         call = await request_builder.preparer.call(endpoint, await json_body(http), owner)
         slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
         service = service_of(call.service_tier, slo, http.headers, request_builder.slo)
-        generation, answer = await request_builder.build(call, service, owner)
-        return await _respond(http, generation, answer, call.is_stream, call.includes_usage)
+        generation, response = await request_builder.build(call, service, owner)
+        return await _respond(http, generation, response, call.is_stream, call.includes_usage)
 
     return routes
 
 
 async def _respond(
-    http: Request, generation: Generation, answer: Answer, is_stream: bool, includes_usage: bool
+    http: Request, generation: Generation, response: ResponseBuilder, is_stream: bool, includes_usage: bool
 ) -> Response:
     try:
         if is_stream:
             # the status goes out before the body: what is refused is refused now
             deltas = generation.deltas()
             first = await _unless_gone(http, _first(generation, deltas))
-            events = _events(first, deltas, generation, answer, includes_usage)
+            events = _events(first, deltas, generation, response, includes_usage)
             return _EventStream(events, generation.close)
-        await _unless_gone(http, generation.collect(answer.add))
-        return await json_response(answer.whole(generation.usage))
+        await _unless_gone(http, generation.collect(response.add))
+        return await json_response(response.whole(generation.usage))
     except BaseException:
         generation.close()
         raise
@@ -73,18 +73,22 @@ async def _first(generation: Generation, deltas: AsyncIterator[Delta]) -> Delta:
 
 
 async def _events(
-    first: Delta, rest: AsyncIterator[Delta], generation: Generation, answer: Answer, includes_usage: bool
+    first: Delta,
+    rest: AsyncIterator[Delta],
+    generation: Generation,
+    response: ResponseBuilder,
+    includes_usage: bool,
 ) -> AsyncIterator[bytes | memoryview]:
     usage: Json = {"usage": None} if includes_usage else {}
     try:
         async for delta in _with_first(first, rest):
-            if opening := answer.opening(delta, usage):
+            if opening := response.opening(delta, usage):
                 for block in await blocks_of(chain([b"data: "], opening, [b"\n\n"])):
                     yield block
-            if chunk := answer.chunk(delta, usage):
+            if chunk := response.chunk(delta, usage):
                 yield _event(chunk)
         if includes_usage:
-            yield _event(answer.usage_chunk(generation.usage))
+            yield _event(response.usage_chunk(generation.usage))
     except ApiError as error:
         yield _event(error.body)
     yield b"data: [DONE]\n\n"

@@ -13,12 +13,12 @@ from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai.answers import Answer
-from alignedserve.gateway.openai.chat_answer import ChatAnswer
-from alignedserve.gateway.openai.completion_answer import CompletionAnswer
+from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
+from alignedserve.gateway.openai.completion_response import CompletionResponseBuilder
 from alignedserve.gateway.openai.generation import Generation
 from alignedserve.gateway.openai.prepare import Prepared, ids_of
 from alignedserve.gateway.openai.preparer import Preparer
+from alignedserve.gateway.openai.response_builder import ResponseBuilder
 from alignedserve.gateway.openai.service import Service, SloConfig
 from alignedserve.gateway.tools.readers import reader_of
 from alignedserve.lengths.config import NONE, LengthConfig
@@ -42,7 +42,7 @@ class RequestBuilder:
     # of requests that bring none
     seeds: Random = field(default_factory=Random)
 
-    async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, Answer]:
+    async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, ResponseBuilder]:
         """`owner`: who asks, see Keys."""
         await check_structure(self.compiler, self.limits, call.params, call.structure_name, owner)
         prompts = [await _unpacked(packed) for packed in call.prompts]
@@ -61,12 +61,14 @@ class RequestBuilder:
             seeds=self.seeds,
             cache_salt=_salt(owner, call.cache_salt),
         )
-        return generation, self._answer(call, service, prompts)
+        return generation, self._response_builder(call, service, prompts)
 
-    def _answer(self, call: Prepared, service: Service, prompts: list[list[int]]) -> Answer:
+    def _response_builder(
+        self, call: Prepared, service: Service, prompts: list[list[int]]
+    ) -> ResponseBuilder:
         now = int(time.time())
         if call.is_chat:
-            return ChatAnswer(
+            return ChatResponseBuilder(
                 self.model,
                 now,
                 call.num_logprobs,
@@ -75,7 +77,7 @@ class RequestBuilder:
                 num_prompt_logprobs=call.num_prompt_logprobs,
                 new_reader=reader_of(call.reader, call.tool_name) if call.reader else None,
             )
-        return CompletionAnswer(
+        return CompletionResponseBuilder(
             self.model,
             now,
             call.num_logprobs,

@@ -22,7 +22,7 @@ from alignedserve.gateway.tools.calls import CollectedCalls
 
 
 @dataclass
-class Collected:
+class CollectedChoice:
     """A choice, collected."""
 
     texts: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Collected:
 
 
 @dataclass
-class Answer(ABC):
+class ResponseBuilder(ABC):
     model: ServedModel
     created: int
     # likeliest tokens to be shown with each token; None: no log-probabilities
@@ -54,7 +54,7 @@ class Answer(ABC):
     num_prompt_logprobs: int | None = None
     # of each choice, characters said
     _lengths: dict[int, int] = field(default_factory=dict)
-    _choices: dict[int, Collected] = field(default_factory=dict)
+    _choices: dict[int, CollectedChoice] = field(default_factory=dict)
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -66,7 +66,7 @@ class Answer(ABC):
     # ---- whole ----
 
     def add(self, delta: Delta) -> None:
-        choice = self._choices.setdefault(delta.index, Collected())
+        choice = self._choices.setdefault(delta.index, CollectedChoice())
         if delta.prompt_logprobs:
             choice.prompt_logprobs = delta.prompt_logprobs
         if self.num_logprobs is not None:
@@ -84,10 +84,10 @@ class Answer(ABC):
         members = {"choices": array_of(self._whole_choice(index, choice) for index, choice in choices)}
         return object_of(body, members | self._further_members())
 
-    def _add_text(self, choice: Collected, delta: Delta) -> None:
+    def _add_text(self, choice: CollectedChoice, delta: Delta) -> None:
         choice.texts.append(delta.text)
 
-    def _given(self) -> dict[int, Collected]:
+    def _given(self) -> dict[int, CollectedChoice]:
         """By their numbers in the answer."""
         return self._choices
 
@@ -102,7 +102,7 @@ class Answer(ABC):
         return {"prompt_logprobs": array_of([encode(position)] for position in positions)}
 
     @abstractmethod
-    def _whole_choice(self, index: int, choice: Collected) -> Iterator[Piece]: ...
+    def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]: ...
 
     # ---- in chunks ----
 

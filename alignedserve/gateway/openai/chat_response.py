@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from alignedserve.gateway.http.json_pieces import Json, Piece, object_of
-from alignedserve.gateway.openai.answers import Answer, Collected
 from alignedserve.gateway.openai.generation import Delta
+from alignedserve.gateway.openai.response_builder import CollectedChoice, ResponseBuilder
 from alignedserve.gateway.openai.token_logprobs import finite
 from alignedserve.gateway.tools.calls import Piece as CallPiece
 from alignedserve.gateway.tools.calls import Read
@@ -17,7 +17,7 @@ from alignedserve.prompt_logprobs import TokenLogprobs
 
 
 @dataclass
-class ChatAnswer(Answer):
+class ChatResponseBuilder(ResponseBuilder):
     # finds tool calls in the text, where there are tools
     new_reader: Callable[[], Reader] | None = None
     _readers: dict[int, Reader] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class ChatAnswer(Answer):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def _add_text(self, choice: Collected, delta: Delta) -> None:
+    def _add_text(self, choice: CollectedChoice, delta: Delta) -> None:
         read = self._read(delta.index, delta.text, delta.finish_reason)
         self._num_calls[delta.index] = choice.calls.add(read)
 
@@ -36,7 +36,7 @@ class ChatAnswer(Answer):
         packed = (choice.prompt_logprobs for choice in self._choices.values())
         return self._prompt_logprobs(self.prompts[0], next(filter(None, packed), b""))
 
-    def _whole_choice(self, index: int, choice: Collected) -> Iterator[Piece]:
+    def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
         calls = [_call_body(name, arguments) for name, arguments in choice.calls.calls]
         content = choice.calls.content
         message = {

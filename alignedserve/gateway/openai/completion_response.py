@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, object_of
-from alignedserve.gateway.openai.answers import Answer, Collected
 from alignedserve.gateway.openai.generation import Delta
+from alignedserve.gateway.openai.response_builder import CollectedChoice, ResponseBuilder
 from alignedserve.gateway.openai.token_logprobs import TextOffsets, completion_logprobs, echoed_logprobs
 
 
 @dataclass
-class CompletionAnswer(Answer):
+class CompletionResponseBuilder(ResponseBuilder):
     # choices of each prompt: those that are made, and those that are given
     num_made: int = 1
     num_given: int = 1
@@ -27,14 +27,14 @@ class CompletionAnswer(Answer):
     id_prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
-    def _given(self) -> dict[int, Collected]:
+    def _given(self) -> dict[int, CollectedChoice]:
         if self.num_given == self.num_made:
             return self._choices
         likelihood = {index: choice.likelihood for index, choice in self._choices.items()}
         places = _best_places(likelihood, self.num_made, self.num_given)
         return {place: self._choices[index] for index, place in places.items()}
 
-    def _whole_choice(self, index: int, choice: Collected) -> Iterator[Piece]:
+    def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
         number = index // self.num_given
         body: Json = {
             "index": index,

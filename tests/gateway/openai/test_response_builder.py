@@ -14,10 +14,10 @@ import pytest
 from alignedserve.gateway import limits
 from alignedserve.gateway.http import json_pieces
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, blocks_of, json_response
-from alignedserve.gateway.openai.answers import Answer
-from alignedserve.gateway.openai.chat_answer import ChatAnswer
-from alignedserve.gateway.openai.completion_answer import CompletionAnswer
+from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
+from alignedserve.gateway.openai.completion_response import CompletionResponseBuilder
 from alignedserve.gateway.openai.generation import Delta, Usage
+from alignedserve.gateway.openai.response_builder import ResponseBuilder
 from alignedserve.gateway.tools.readers import HermesReader
 from alignedserve.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
@@ -28,23 +28,23 @@ FOUND: TokenLogprobs = (-1.5, 4, LIKELIEST)
 PROMPT = TOKENIZER.encode("How far is it?") * 100
 
 
-def completion(**options: Any) -> CompletionAnswer:
-    return CompletionAnswer(MODEL, 0, 20, prompts=[PROMPT], **options)
+def completion(**options: Any) -> CompletionResponseBuilder:
+    return CompletionResponseBuilder(MODEL, 0, 20, prompts=[PROMPT], **options)
 
 
-def chat(**options: Any) -> ChatAnswer:
-    return ChatAnswer(MODEL, 0, 20, prompts=[PROMPT], **options)
+def chat(**options: Any) -> ChatResponseBuilder:
+    return ChatResponseBuilder(MODEL, 0, 20, prompts=[PROMPT], **options)
 
 
-def fill(answer: Answer, num_tokens: int, text: str = "x", packed: bytes = b"") -> Answer:
+def fill(builder: ResponseBuilder, num_tokens: int, text: str = "x", packed: bytes = b"") -> ResponseBuilder:
     for number in range(num_tokens):
         reason = "length" if number == num_tokens - 1 else None
-        answer.add(Delta(0, text, [30], [FOUND], reason, packed))
-    return answer
+        builder.add(Delta(0, text, [30], [FOUND], reason, packed))
+    return builder
 
 
-def written(answer: Answer) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(b"".join(answer.whole(Usage(1, 1))))
+def written(builder: ResponseBuilder) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(b"".join(builder.whole(Usage(1, 1))))
     return body
 
 
@@ -67,8 +67,8 @@ def test_a_token_costs_the_same_however_many_came_before(make: Any, monkeypatch:
 
     plain = json_pieces.encode
     monkeypatch.setattr(json_pieces, "encode", counted)
-    answer = fill(make(), 3000)
-    body = written(answer)
+    builder = fill(make(), 3000)
+    body = written(builder)
     logprobs = body["choices"][0]["logprobs"]
     assert {len(column) for column in logprobs.values()} == {3000}
     # nothing is written down twice, and nothing large at once
@@ -89,8 +89,10 @@ def test_an_answer_is_written_down_in_steps(clock: None) -> None:
 
     async def scenario() -> None:
         watching = asyncio.create_task(other())
-        answer = fill(completion(echoes=["How far is it?" * 100], num_prompt_logprobs=20), 200, packed=packed)
-        blocks = await blocks_of(answer.whole(Usage(1, 1)))
+        builder = fill(
+            completion(echoes=["How far is it?" * 100], num_prompt_logprobs=20), 200, packed=packed
+        )
+        blocks = await blocks_of(builder.whole(Usage(1, 1)))
         assert turns > len(PROMPT) // STEP_TOKENS
         assert max(map(len, blocks)) < 2 * BLOCK_BYTES
         body = json.loads(b"".join(blocks))["choices"][0]
@@ -103,7 +105,7 @@ def test_an_answer_is_written_down_in_steps(clock: None) -> None:
         async def send(message: Any) -> None:
             sent.append(message.get("body", b""))
 
-        response = await json_response(answer.whole(Usage(1, 1)))
+        response = await json_response(builder.whole(Usage(1, 1)))
         await response({"type": "http", "asgi": {"spec_version": "2.4"}}, asyncio.Event().wait, send)  # type: ignore[arg-type]
         assert int(response.headers["content-length"]) == sum(map(len, sent)) == sum(map(len, blocks))
         assert turns - begun > len(blocks)
@@ -131,19 +133,19 @@ def test_large_answers_are_written_down_one_after_the_other(clock: None) -> None
 
 
 def test_what_is_impossible_has_a_number() -> None:
-    answer = completion()
-    answer.add(Delta(0, "x", [30], [(-math.inf, 9, {31: -math.inf})], "stop"))
-    logprobs = written(answer)["choices"][0]["logprobs"]
+    builder = completion()
+    builder.add(Delta(0, "x", [30], [(-math.inf, 9, {31: -math.inf})], "stop"))
+    logprobs = written(builder)["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-9999.0] and set(logprobs["top_logprobs"][0].values()) == {-9999.0}
 
 
 def test_calls_are_read_as_they_come() -> None:
-    answer = chat(new_reader=HermesReader)
+    builder = chat(new_reader=HermesReader)
     text = 'a<tool_call>{"name": "x", "arguments": {"b": 1}}</tool_call><tool_call>{"arguments": {}, "name": "y"}'
     for letter in text + "</tool_call>":
-        answer.add(Delta(0, letter, [30], [FOUND], None))
-    answer.add(Delta(0, "", [30], [FOUND], "stop"))
-    (choice,) = written(answer)["choices"]
+        builder.add(Delta(0, letter, [30], [FOUND], None))
+    builder.add(Delta(0, "", [30], [FOUND], "stop"))
+    (choice,) = written(builder)["choices"]
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "a"
     calls = [call["function"] for call in choice["message"]["tool_calls"]]
     assert calls == [{"name": "x", "arguments": '{"b": 1}'}, {"name": "y", "arguments": "{}"}]
