@@ -26,7 +26,7 @@ from alignedserve.gateway.page.routes import add_page
 from alignedserve.gateway.telemetry.health import cluster_body, health
 from alignedserve.store import Store
 
-# read by the endpoints themselves
+# The endpoints read these bodies themselves, so FastAPI does not know of them.
 BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
 
@@ -39,10 +39,10 @@ def create_app(
     store: Store | None = None,
     callers: Callers = ANY_CALLER,
 ) -> FastAPI:
-    """`routers`: what else is answered. `store`: of files and batches, where there are any."""
+    """`routers` are added to the routes that are always there. `store` holds files and batches, where there are any."""
     islands = request_builder.islands
     drain_state, keys = drain_state or DrainState(), keys or Keys()
-    # its pages of the description would load scripts from elsewhere
+    # FastAPI's pages for the description would load scripts from elsewhere, so there are none.
     app = FastAPI(
         title="AlignedServe",
         version=alignedserve.__version__,
@@ -68,8 +68,8 @@ def create_app(
         callers=callers,
     )
     if allowed_origins:
-        # It goes around the check of keys: what a browser asks beforehand comes without one.
-        # And the browser must be able to read a refusal.
+        # It goes around AuthLimitsMiddleware: what a browser asks beforehand comes without a key, and the browser must
+        # be able to read a refusal.
         app.add_middleware(
             CORSMiddleware, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"]
         )

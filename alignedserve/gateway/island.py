@@ -42,7 +42,7 @@ RESUBMIT_S = 0.25
 PATIENCE_S = 60.0
 CLUSTER_TIMEOUT_S = 2.0
 
-# Reasons to reject what won't be taken later either.
+# A request that is rejected for one of these reasons won't be taken later either.
 NEVER = ("too_long", "slo")
 
 News = NewTokens | Rejected
@@ -68,21 +68,22 @@ class Island:
         on_lost: Callable[[Island], None] = lambda island: None,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_lost`: its router is gone; what is open may be taken elsewhere. `on_drain`: see Drain."""
+        """`on_lost` is called when the router is gone: what is open may be taken elsewhere. `on_drain` is called for a
+        Drain."""
         hello = Hello("gateway", me, new_epoch(), os.getpid(), dict(fingerprint), InstanceLimits())
         self._link = RouterLink(address, lambda: hello, self)
         self._pacing = Pacing(self._link.send, self._later)
-        # pulsed when there may be room for best effort, or none any more
+        # This event is pulsed when `has_room` may have changed.
         self._changed = asyncio.Event()
         self._on_lost = on_lost
         self._on_drain = on_drain
         self._open: dict[RequestKey, Open] = {}
-        # closed here, and the router has yet to tell how far they came
+        # These requests were closed here, and the router has yet to tell how far they came.
         self._leaving: dict[RequestKey, RequestStats] = {}
         self._asked: dict[int, asyncio.Future[Cluster]] = {}
         self._tickets = itertools.count(1)
         self._giving_up: asyncio.TimerHandle | None = None
-        # its router has been away for too long
+        # The router has been away for more than PATIENCE_S.
         self.is_given_up = False
 
     @property
@@ -98,15 +99,15 @@ class Island:
 
     @property
     def has_room(self) -> bool:
-        """Best effort may be opened: it leaves soon, or fails."""
+        """Whether a best-effort request may be opened: it leaves soon, or fails."""
         return self.is_given_up or (self.is_up and self._pacing.has_room)
 
     async def until_changed(self) -> None:
-        """That is, until `has_room` may be another."""
+        """Returns when `has_room` may have changed."""
         await self._changed.wait()
 
     async def run(self) -> None:
-        """Until the router says so."""
+        """Runs until the router tells the gateway to stop."""
         self._start_giving_up()
         try:
             await self._link.run()
@@ -117,8 +118,8 @@ class Island:
         self._link.stop()
 
     def open(self, request: Request, tell: Callable[[News], None], stats: RequestStats) -> None:
-        """`tell` hears its tokens, each once and in order, until it ends or is closed. Raises ApiError at once when
-        there is no router."""
+        """`tell` is called with the tokens of the request, each once and in order, until it ends or is closed. Raises
+        ApiError when the router was given up."""
         if self.is_given_up:
             raise unavailable("the router is down")
         self.adopt(Open(request, tell, stats))
@@ -133,12 +134,12 @@ class Island:
             self._submit_in_turn(entry)
 
     def take_all(self) -> list[Open]:
-        """They are somebody else's now."""
+        """Hands over all open requests: this island forgets them."""
         taken, self._open = list(self._open.values()), {}
         return taken
 
     def close(self, key: RequestKey, reason: str) -> None:
-        """Nobody waits for it any more. Safe to repeat."""
+        """Ends a request that nobody waits for any more. Safe to repeat."""
         if entry := self._open.pop(key, None):
             is_known = self.is_up and self._pacing.abort(key)
             entry.stats.ended(reason, is_told=not is_known)
@@ -254,7 +255,7 @@ class Island:
     # ---- a router that stays away ----
 
     def _let_go(self) -> None:
-        """The router that knew how far they came is gone."""
+        """Forgets the closed requests: the router that knew how far they came is gone."""
         leaving, self._leaving = self._leaving, {}
         for stats in leaving.values():
             stats.told()

@@ -46,31 +46,31 @@ from alignedserve.wire import RouterAddress, stop_on_sigterm
 @dataclass(frozen=True)
 class GatewayConfig:
     instance_id: InstanceId
-    # of each island
+    # the address of each island's router
     routers: tuple[RouterAddress, ...]
     host: str
     port: int
     engine: EngineConfig
     served_model_name: str
-    # what has to be the same everywhere
+    # what has to be the same in all processes of the cluster
     fingerprint: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    # by the digests of API keys, see http/keys.py; none: open to everyone
+    # maps digests of API keys to owners (http/keys.py); without any, the server is open to everyone
     key_owners: Mapping[bytes, str] = field(default_factory=dict)
     # everyone sees all files and batches, whoever made them
     shared_files: bool = False
-    # whose pages may call it from a browser; "*": anyone's
+    # origins whose pages may call the server from a browser; "*" allows any
     allowed_origins: tuple[str, ...] = ()
-    # names that it is known by, besides its addresses; "*": any
+    # hosts by which the server is known, besides its addresses; "*" allows any
     allowed_hosts: tuple[str, ...] = ()
-    # requests that run when the server is told to stop get so long to finish
+    # seconds that running requests get to finish when the server is told to stop
     shutdown_timeout_s: float = 30.0
-    # where files and batch jobs are kept; without it there are none
+    # the store that keeps files and batch jobs; without one there are none
     store_url: str = ""
     batches: BatchConfig = field(default_factory=BatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
     lengths: LengthConfig = field(default_factory=LengthConfig)
-    # where traces go; None: nowhere
+    # the receiver that traces go to; None turns them off
     otlp_endpoint: str | None = None
     slo: SloConfig = field(default_factory=SloConfig)
 
@@ -84,13 +84,13 @@ class GatewayProcess:
             config.routers, config.instance_id, config.fingerprint, self.telemetry, self.drain
         )
         self.drain_state = DrainState()
-        # of batch jobs, and its task
+        # what runs batch jobs, and its task
         self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
         self._draining: asyncio.Task[None] | None = None
 
     def run(self) -> None:
-        """Until the router tells it to stop. Raises ValueError for a model that can't be, OSError for a port that is
-        taken, and RefusedByRouter."""
+        """Runs until the router tells it to stop. Raises ValueError for a model that can't be loaded, OSError for a
+        port that is taken, and RefusedByRouter."""
         self._config.log.start(self._config.instance_id)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
         self._lengths.prepare(model)
@@ -100,7 +100,8 @@ class GatewayProcess:
             asyncio.run(self.serve(model, sock, is_prepared=True))
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
-        """`is_prepared`: the first one who wants a grammar does not wait for what the second one need not."""
+        """With `is_prepared`, child processes are started first, so that the first grammar or large body does not wait
+        for them."""
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
@@ -145,7 +146,7 @@ class GatewayProcess:
     async def _batches(
         self, request_builder: RequestBuilder, store: Store | None
     ) -> AsyncIterator[list[APIRouter]]:
-        """They run meanwhile."""
+        """Runs batch jobs while the block runs, and yields the routes for files and batches."""
         if store is None:
             yield []
             return
@@ -176,7 +177,7 @@ class GatewayProcess:
         serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._islands.run())
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
-        # whichever ends takes the other with it
+        # When one of them ends, the other one is stopped.
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
         self.stop()
         server.should_exit = True
@@ -184,7 +185,7 @@ class GatewayProcess:
         if self._draining:
             self._draining.cancel()
         await asyncio.gather(serving, linked)
-        # it waits for the receiver, which may be away
+        # To close them waits for the receiver, which may be away.
         await asyncio.to_thread(self.telemetry.traces.close)
 
     def drain(self) -> None:
@@ -205,11 +206,11 @@ class GatewayProcess:
         self.stop()
 
     def _signalled(self) -> None:
-        """Whoever asks twice does not want to wait."""
+        """A second signal says that its sender does not want to wait."""
         self.stop() if self.drain_state.is_draining else self.drain()
 
     def stop(self) -> None:
-        """In the event loop's thread. Safe to repeat."""
+        """Must be called in the event loop's thread. Safe to repeat."""
         self._islands.stop()
 
 
@@ -224,7 +225,7 @@ def _traces(config: GatewayConfig) -> Traces | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises OSError, which names the address, when it can't be had."""
+    """Raises OSError, which names the address, when it can't be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=MAX_WAITING)

@@ -24,17 +24,18 @@ from alignedserve.types import InvalidRequest
 
 __all__ = ["Compiler", "NoTurn"]
 
-# Answers that are kept: a hash and a line of text each.
+# So many answers are kept: a hash and a line of text each.
 MAX_KEPT = 4096
-# Of the processor's time, in the first lane. Schemas with some hundred properties take less.
+# A grammar may take so many seconds of the processor's time in the first lane. Schemas with some hundred properties
+# take less.
 SHORT_S = 0.05
-# Of the clock, for each second of the processor's: others may have the processor.
+# So many seconds may pass for each second of the processor's time: others may have the processor.
 CLOCK_FACTOR = 4
-# Who comes when others' grammars take their whole time, one after the other, does not wait for ever.
+# A request waits no longer than this for its turn, when others' grammars take their whole time one after the other.
 TURN_S = 10.0
 # What took too long is not tried again for so long: on a machine with less to do it might not.
 SLOW_KEPT_S = 300.0
-# ends of a child whose time was up
+# signals that end a child whose time is up
 _TOO_SLOW = ("SIGALRM", "SIGPROF")
 
 logger = logging.getLogger(__name__)
@@ -44,9 +45,9 @@ logger = logging.getLogger(__name__)
 class _Found:
     # what is wrong with it; None: nothing
     problem: str | None = None
-    # instead, it took too long
+    # True: it took too long, and nothing else is known of it
     is_slow: bool = False
-    # then it is tried again
+    # the time from which it is tried again
     until_s: float = float("inf")
 
 
@@ -60,7 +61,7 @@ class Compiler:
         self._asking: dict[bytes, asyncio.Task[_Found]] = {}
 
     async def prepare(self) -> None:
-        """What takes time now, the first grammar need not wait for."""
+        """Starts the process, so that the first grammar need not wait for it."""
         try:
             if self._process is not None:
                 await self._process.started()
@@ -68,12 +69,12 @@ class Compiler:
             logger.warning("grammars: the vocabulary could not be taken in, %s", error)
 
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
-        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn. `timeout_s`: of the
-        processor's time. `owner`: of the request; those without one are one."""
+        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn. `timeout_s` counts the
+        processor's time. Requests without an `owner` count as one owner's."""
         key = hashlib.sha256(f"{wanted.kind} {wanted.text}".encode()).digest()
         found = self._kept.get(key)
         if found is None or found.until_s < time.monotonic():
-            # whoever leaves meanwhile leaves it going on: others may wait for it, too
+            # It goes on when this request is cancelled: others may wait for it, too.
             found = await asyncio.shield(self._ask(key, wanted, timeout_s, owner))
             self._keep(key, found)
         self._kept.move_to_end(key)
@@ -106,7 +107,7 @@ class Compiler:
     def _over(self, key: bytes, asking: asyncio.Task[_Found]) -> None:
         del self._asking[key]
         if not asking.cancelled():
-            # heard by whoever waits, if anyone does
+            # A request that waits gets the exception. To look at it here keeps asyncio from a warning where none waits.
             asking.exception()
 
     async def _find(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str) -> _Found:
@@ -114,7 +115,7 @@ class Compiler:
             return _Found(
                 "structured_outputs: needs a tokenizer and an end of sequence, and this model has not both"
             )
-        # its start is nobody's turn
+        # The start of the process is nobody's turn.
         await self.prepare()
         async with self._short.turn(owner, TURN_S):
             found = await self._compiled(self._process, wanted, min(SHORT_S, timeout_s))
@@ -131,7 +132,7 @@ class Compiler:
             answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
         except ProcessEnded:
             try:
-                # whatever ended it, it was not this grammar: its children do the work
+                # Whatever ended it, it was not this grammar: its children do the work.
                 answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
             except ProcessEnded:
                 return _Found(

@@ -19,7 +19,7 @@ from alignedserve.text.tokenizer import Tokenizer
 
 
 class ProcessEnded(Exception):
-    """In the middle of it. The message says how."""
+    """The process ended before it answered. The message says how."""
 
 
 class CompilerProcess:
@@ -40,13 +40,13 @@ class CompilerProcess:
     async def compile(
         self, wanted: StructuredOutputsParams, timeout_s: float, cpu_s: float
     ) -> dict[str, Any]:
-        """`problem` (None: there is none), or how it `ended`. Raises ProcessEnded."""
+        """Returns what the `problem` is, which may be None, or how the compilation `ended`. Raises ProcessEnded."""
         asked = {"kind": wanted.kind, "value": getattr(wanted, wanted.kind)}
         running = await self.started()
         return await running.ask(asked | {"timeout_s": timeout_s, "cpu_s": cpu_s})
 
     async def aclose(self) -> None:
-        """Nothing is compiled after it."""
+        """Ends the process. Nothing is compiled afterwards."""
         self._is_closed = True
         if self._starting is not None:
             with contextlib.suppress(ProcessEnded):
@@ -76,7 +76,7 @@ class _Running:
         self.process = process
         self.has_ended = False
         self._numbers = count()
-        # what is to be answered, by number
+        # answers that are waited for, by number
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reading = asyncio.create_task(self._read())
 
@@ -88,14 +88,14 @@ class _Running:
         self._asked[number] = answer
         try:
             with contextlib.suppress(ConnectionError):
-                # whoever reads hears of it, too
+                # `_read` hears of it, too.
                 await _tell(self.process, asked | {"number": number})
             return await answer
         finally:
             del self._asked[number]
 
     async def aclose(self) -> None:
-        """With its children. It may be in the middle of something."""
+        """Ends the process and its children, which may be in the middle of something."""
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -110,7 +110,7 @@ class _Running:
                     asked.set_result(answer)
         except ENDED:
             self.has_ended = True
-            # (To kill it once more could take its status from whoever waits for it.)
+            # To kill it once more could take its status from what waits for it.
             status = await self.process.wait()
         for asked in self._asked.values():
             if not asked.done():

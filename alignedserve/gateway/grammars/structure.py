@@ -10,7 +10,7 @@ from alignedserve.types import InvalidRequest
 
 
 def check_size(limits: Limits, params: SamplingParams, name: str) -> None:
-    """`name`: of the parameter it came in. Raises ApiError."""
+    """The schema or grammar came in the parameter `name`. Raises ApiError."""
     num_bytes = len(params.structured_outputs.text) if params.structured_outputs else 0
     if num_bytes > limits.max_grammar_bytes:
         raise _refused(name, f"{num_bytes} bytes; at most {limits.max_grammar_bytes} are allowed")
@@ -19,7 +19,8 @@ def check_size(limits: Limits, params: SamplingParams, name: str) -> None:
 async def check_structure(
     compiler: Compiler, limits: Limits, params: SamplingParams, name: str, owner: str
 ) -> None:
-    """`name`: of the parameter it came in. `owner`: who asks. Raises ApiError that says what is wrong with it."""
+    """The schema or grammar came in the parameter `name`. `owner` is that of the request's key. Raises ApiError that
+    says what is wrong with it."""
     wanted = params.structured_outputs
     if wanted is None:
         return
@@ -30,7 +31,7 @@ async def check_structure(
     except TimeoutError:
         raise _refused(name, f"not compiled within {limits.grammar_timeout_s:g} s") from None
     except InvalidRequest as error:
-        # to its author it has another name
+        # The client knows it by another name.
         raise _refused(name, str(error).partition(": ")[2]) from error
 
 

@@ -1,8 +1,8 @@
-"""What every request goes through before any of it is read: who asks, whether there is room, how much it may say.
+"""What every request goes through before any of it is read: whose it is, whether there is room, how long it may be.
 
-Where no keys are needed, a browser may be made to ask by any page that its user looks at: see callers.py.
-Whoever has no key gets nothing but `/health` and the page's files, which hold no data: no other route, no route that
-isn't there, no OPTIONS, no docs.
+Where no keys are needed, any page that a user looks at may make the browser send requests: see callers.py.
+A client without a key gets nothing but `/health` and the page's files, which hold no data: no other route, no route
+that isn't there, no OPTIONS, no docs.
 What browsers ask before a call (CORS, see gateway/app.py) does not come so far.
 """
 
@@ -23,9 +23,10 @@ from alignedserve.gateway.http.keys import ANYONE, Keys
 from alignedserve.gateway.http.reading import BodyMemory, Reading
 from alignedserve.gateway.limits import Limits
 
-# A file comes in parts with headers of their own.
+# The body of an upload may have so many bytes besides its file: it has parts, with headers of their own.
 MULTIPART_BYTES = 64 << 10
-# Load balancers ask it of an address, under names of their own. It holds no data, and changes nothing.
+# Load balancers ask for this under names of their own, so its Host is not checked. It holds no data, and changes
+# nothing.
 PROBED = "/health"
 
 
@@ -40,7 +41,7 @@ class AuthLimitsMiddleware:
         drain_state: DrainState,
         callers: Callers = ANY_CALLER,
     ) -> None:
-        """`public`: the endpoints that need no key."""
+        """`public` are the endpoints that need no key."""
         self._app = app
         self._router = router
         self._public = public
@@ -48,10 +49,10 @@ class AuthLimitsMiddleware:
         self._limits = limits
         self._drain_state = drain_state
         self._callers = callers
-        # where no keys are needed, all are one owner
+        # Where no keys are needed, all clients are one owner, which may have all of the memory.
         needs_keys = keys.owner(None) is None
         self._memory = BodyMemory(limits.max_total_body_bytes, 0.5 if needs_keys else 1.0)
-        # of a body, and of it at a time: files go on to the store in chunks
+        # Bytes of a body, by path, and those of them that are in memory at a time: files go on to the store in chunks.
         self._max_bytes: Mapping[str, tuple[int, int]] = {
             "/v1/files": (limits.max_file_bytes + MULTIPART_BYTES, CHUNK_BYTES)
         }

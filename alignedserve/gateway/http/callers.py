@@ -25,26 +25,26 @@ from starlette.datastructures import Headers
 
 from alignedserve.gateway.http.errors import ApiError
 
-# Methods that ask for no work: they are answered while the server stops, too.
+# These methods ask for no work: they are answered while the server stops, too.
 LOOKING = ("GET", "HEAD", "OPTIONS")
 ANY = "*"
-# with or without a port
+# a host, with or without a port
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{0,5})?")
 
 
 @dataclass(frozen=True)
 class Callers:
-    """Without names, any host may be asked for."""
+    """By default any host may be asked for, and pages of any origin may change something."""
 
     names: frozenset[str] = frozenset((ANY,))
     takes_loopback: bool = False
     takes_addresses: bool = False
-    # None: pages of any may change something
+    # None: pages of any origin may change something
     origins: frozenset[str] | None = None
 
     def refusal(self, method: str, headers: Headers) -> ApiError | None:
         host = headers.get("host")
-        # without one it is no browser
+        # A client that sends no Host is no browser.
         if host is not None and not self._knows(host):
             return ApiError(403, f"Host {host!r}: {_HOST_HELP}", code="host_not_allowed")
         if method in LOOKING or self.origins is None or ANY in self.origins:
@@ -74,7 +74,7 @@ class Callers:
         return self.takes_addresses or (self.takes_loopback and address.is_loopback)
 
 
-# in tests of what is behind it
+# All callers are taken where keys are needed, and in tests of what comes behind.
 ANY_CALLER = Callers()
 _HOST_HELP = "this server is not known by that name; --allowed-hosts makes it known, when it is started"
 _ORIGIN_HELP = (
@@ -85,7 +85,7 @@ _ORIGIN_HELP = (
 def callers_of(
     listened_on: Collection[str], hosts: Collection[str], origins: Collection[str], needs_keys: bool
 ) -> Callers:
-    """`listened_on`: the name or address that was asked for, and the address that it is."""
+    """`listened_on` holds the name or address that the operator gave, and the address that it stands for."""
     if needs_keys and not hosts:
         return ANY_CALLER
     names = {plain(host) for host in (*listened_on, *hosts) if host}
@@ -100,7 +100,7 @@ def callers_of(
 
 
 def plain(host: str) -> str:
-    """As names are compared."""
+    """The form in which hosts are compared."""
     name = host.lower().removeprefix("[").removesuffix("]").removesuffix(".")
     return str(_address(name) or name)
 
@@ -113,5 +113,5 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 
 def _is_of(origin: str, host: str | None) -> bool:
-    """The page is the one that has this host, whether a proxy in front speaks TLS or not."""
+    """Whether the page comes from this host. A proxy in front may speak TLS or not."""
     return host is not None and origin.lower().partition("://")[2] == host.lower()

@@ -35,16 +35,16 @@ MAX_UNREAD_BYTES = 64 << 10
 
 
 class _Transport:
-    """It is written to as long as it is open: asyncio drops the rest too, with a warning for each piece, and of a burst
-    there may be hundreds before it tells anybody that the client has gone."""
+    """A transport that is written to only while it is open. asyncio drops the rest too, but with a warning for each
+    piece, and there may be hundreds of them before it tells that the client has gone."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
-        # uvicorn has more of a body than it wants for now
+        # uvicorn has more of a body than it wants for now.
         self._is_paused = False
-        # others are read first
+        # Other connections are read first.
         self._awaits_turn = False
 
     @property
@@ -88,7 +88,7 @@ class _Transport:
     def linger(self) -> None:
         if self.is_closing():
             return
-        # who is in no hurry to read the answer has the time that he would have without that
+        # A client that reads its answer slowly has the time that it would have if the connection stayed open.
         after_s = CLOSE_S if self._transport.get_write_buffer_size() else LINGER_S
         self._timer = asyncio.get_running_loop().call_later(after_s, self._transport.abort)
         try:
@@ -105,7 +105,8 @@ class _Transport:
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """Whoever does not say what he wants, or does not listen, loses it: uvicorn would wait for ever."""
+    """A client that sends no request, or does not read its answer, loses the connection: uvicorn would wait for
+    ever."""
 
     _unheard: asyncio.TimerHandle | None = None
     transport: Any
@@ -114,7 +115,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().__init__(**uvicorns)
         self._crowd = connections
         self._framing = Framing()
-        # and not yet read
+        # bytes that have arrived and have not been read yet
         self._arrived = bytearray()
         self._num_dropped = 0
         self._app, self.app = self.app, self._answer
@@ -126,7 +127,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._idle_since_s = self.loop.time()
         self._watch()
         if not self._crowd.begin(self):
-            # at once: what is not counted must not stay
+            # It is closed at once: a connection that is not counted must not stay.
             transport.write(_written(unavailable("all connections that there may be are in use")))
             transport.close()
 
@@ -176,12 +177,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _read(self) -> None:
-        """One request at most, until it is answered."""
+        """Reads one request at most, until it is answered."""
         try:
             while not self.transport.is_closing():
                 if self._framing.is_between and self._is_answering:
                     if self._arrived:
-                        # the next one: it waits where it is, and what comes after it in the sockets
+                        # The next request waits where it is, and what comes after it waits in the socket.
                         self.flow.pause_reading()
                     break
                 piece = self._framing.take(self._arrived)
@@ -199,7 +200,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """And nothing more is read."""
+        """Answers with the error; nothing more is read."""
         logger.debug("refused: %s", error)
         if self._is_answering:
             is_begun = self.cycle.response_started
@@ -212,7 +213,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.linger()
 
     def send_400_response(self, msg: str) -> None:
-        """What h11 does not take."""
+        """Refuses what h11 does not take."""
         self._refuse(ApiError(400, msg))
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -261,7 +262,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _watch(self) -> None:
         if self.transport.is_closing():
-            # it waits for somebody to read what is left
+            # The connection waits for its client to read what is left.
             self._timer = self.loop.call_later(CLOSE_S, self.transport.abort)
             return
         left_s = HEAD_S if self._is_answering else self._idle_since_s + HEAD_S - self.loop.time()
@@ -271,7 +272,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
 
 def _written(error: ApiError) -> bytes:
-    """As an answer, after which the connection is closed."""
+    """The error as an answer, after which the connection is closed."""
     body = msgspec.json.encode(error.body)
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]

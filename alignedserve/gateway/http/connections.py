@@ -1,8 +1,8 @@
 """How many connections are open, and which one is closed in favour of a new one when there are too many.
 
-A bound for each address would be of no use behind a proxy, where all have the same, so there is one for all. Whoever
-opens many connections and says nothing takes no place away from others: the connection that has been idle longest goes
-first, then the one that has waited longest for its client in the middle of a request. One whose request is being
+A bound for each address would be of no use behind a proxy, where all have the same, so there is one for all. A client
+that opens many connections and says nothing takes no place away from others: the connection that has been idle longest
+goes first, then the one that has waited longest for its client in the middle of a request. One whose request is being
 answered is never closed.
 """
 
@@ -17,9 +17,9 @@ from alignedserve.gateway.http.reads import Reads
 
 logger = logging.getLogger(__name__)
 
-# At one time, of one connection: what arrives is copied out of it at once.
+# All connections are read into one buffer of this size: what arrives is copied out of it at once.
 READ_BYTES = 64 << 10
-# The rest of the file descriptors is for the store, the routers and Ray.
+# Connections may have this share of the file descriptors: the rest is for the store, the routers and Ray.
 DESCRIPTORS_SHARE = 0.75
 
 
@@ -38,7 +38,7 @@ class Closable(Protocol):
 class Connections:
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
-        # what each does; of each kind, in the order in which they began to
+        # what each connection does; and for each of these, the connections in the order in which they began to
         self._doing: dict[Closable, Doing] = {}
         self._by_doing: dict[Doing, dict[Closable, None]] = {doing: {} for doing in Doing}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
@@ -48,7 +48,8 @@ class Connections:
         return len(self._doing)
 
     def begin(self, connection: Closable) -> bool:
-        """It is idle. False: there is no room, as all others are being answered."""
+        """Counts a new connection, which is idle. Returns False if there is no room, as all others are being
+        answered."""
         if len(self) >= self._max_connections and not self._close_one():
             return False
         self._doing[connection] = Doing.IDLE
@@ -56,7 +57,7 @@ class Connections:
         return True
 
     def note(self, connection: Closable, doing: Doing) -> None:
-        """Safe to repeat, and for one that was not let in."""
+        """Notes what a connection does. Safe to repeat, and for one that was not let in."""
         before = self._doing.get(connection, doing)
         if before is not doing:
             del self._by_doing[before][connection]
@@ -64,7 +65,7 @@ class Connections:
             self._doing[connection] = doing
 
     def end(self, connection: Closable) -> None:
-        """Safe to repeat."""
+        """Stops counting a connection. Safe to repeat."""
         doing = self._doing.pop(connection, None)
         if doing is not None:
             del self._by_doing[doing][connection]
@@ -79,7 +80,8 @@ class Connections:
 
 
 def fitting(max_connections: int) -> int:
-    """So many, or as many as there are file descriptors for: without any left, no connection would be taken at all."""
+    """`max_connections`, or as many as there are file descriptors for: with none left, no connection would be taken at
+    all."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return max_connections
@@ -93,7 +95,7 @@ def fitting(max_connections: int) -> int:
 
 
 def allow_descriptors(max_connections: int) -> None:
-    """For so many connections, as far as this process may allow itself."""
+    """Raises this process's limit of open files for so many connections, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = int(max_connections / DESCRIPTORS_SHARE) + 1
     if soft != resource.RLIM_INFINITY and soft < needed:

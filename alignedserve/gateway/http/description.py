@@ -35,13 +35,13 @@ _ERROR = {
 
 
 def request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Of an operation that reads its body itself."""
+    """Describes the body of an operation that reads it itself."""
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> Callable[[], dict[str, Any]]:
-    """In place of `app.openapi`. `bodies`: those that `request_body` names."""
+    """Returns what replaces `app.openapi`. `bodies` are those that `request_body` names."""
     plain = app.openapi
 
     def described() -> dict[str, Any]:
@@ -71,5 +71,5 @@ def _responses(plain: dict[str, Any]) -> dict[str, Any]:
         status: {"description": text, "content": {"application/json": {"schema": schema}}}
         for status, text in ERRORS.items()
     }
-    # a route knows better what its own answers are like
+    # A route knows better what its own answers are like.
     return errors | {status: answer for status, answer in plain.items() if status != "422"}

@@ -1,4 +1,7 @@
-"""Whether new work is taken, and how much is inside. When the server stops, the doors close and those inside finish."""
+"""Whether new work is taken, and how much is under way.
+
+When the server stops, nothing new is taken, and what is under way finishes.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +13,38 @@ from contextlib import contextmanager
 
 class DrainState:
     def __init__(self) -> None:
-        self._closed = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._inside: Counter[str] = Counter()
+        self._draining = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_open: Counter[str] = Counter()
 
     @property
     def is_draining(self) -> bool:
-        return self._closed.is_set()
+        return self._draining.is_set()
 
-    def num_open(self, holder: str) -> int:
-        return self._inside[holder]
+    def num_open(self, owner: str) -> int:
+        return self._num_open[owner]
 
     @contextmanager
-    def counted(self, holder: str) -> Iterator[None]:
-        """Counts as work under way, until the block ends."""
-        self._inside[holder] += 1
-        self._empty.clear()
+    def counted(self, owner: str) -> Iterator[None]:
+        """Counts a request of `owner` as under way, until the block ends."""
+        self._num_open[owner] += 1
+        self._idle.clear()
         try:
             yield
         finally:
-            self._inside[holder] -= 1
-            if not self._inside[holder]:
-                del self._inside[holder]
-            if not self._inside:
-                self._empty.set()
+            self._num_open[owner] -= 1
+            if not self._num_open[owner]:
+                del self._num_open[owner]
+            if not self._num_open:
+                self._idle.set()
 
     def begin(self) -> None:
-        """Nothing new is taken. Safe to repeat."""
-        self._closed.set()
+        """From now on, nothing new is taken. Safe to repeat."""
+        self._draining.set()
 
     async def until_draining(self) -> None:
-        await self._closed.wait()
+        await self._draining.wait()
 
     async def until_idle(self) -> None:
-        await self._empty.wait()
+        await self._idle.wait()

@@ -18,7 +18,7 @@ from alignedserve.types import InvalidRequest, shortened
 
 RETRY_AFTER_S = 1
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-# What a client sent is said back to it only so far.
+# A message repeats what a client sent, and has so many characters at most.
 MAX_MESSAGE_CHARS = 1000
 
 
@@ -31,7 +31,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry: bool = False,
     ) -> None:
-        """`retry`: the same request may well be answered a moment later."""
+        """With `retry`, the client is told that the same request may well be answered a moment later."""
         super().__init__(message)
         self.status = status
         self.message = _sayable(message)
@@ -102,18 +102,18 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     if isinstance(first.get("input"), bytes):
         message = "the body must be JSON, and come with the header Content-Type: application/json"
         return ApiError(400, message).response()
-    # where it was looked for comes first: "body", "query", ...
+    # The location begins with where the value was looked for: "body", "query", ...
     return misshapen(first, first["loc"][1:]).response()
 
 
 def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiError:
-    """`first`: of pydantic's errors."""
+    """`first` is the first of pydantic's errors, and `location` is the place that it is about."""
     path = [str(part) for part in location]
     name = ".".join(path)
     if first["type"] == "extra_forbidden":
         message = f"{name}: unknown, or not supported by this server"
     elif first["type"] == "json_invalid":
-        # the location is a place in the text
+        # The location is a place in the text.
         reason = first.get("ctx", {}).get("error", first["msg"])
         return ApiError(400, f"the body is not valid JSON: {reason}, at character {path[-1]}")
     else:
@@ -122,7 +122,7 @@ def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiErr
 
 
 async def _store_away(_: Request, error: Exception) -> JSONResponse:
-    # why is for the operator: it names places on this machine
+    # The reason is for the operator only: it names places on this machine.
     return unavailable("files and batches: the store can't be reached now").response()
 
 
@@ -135,13 +135,13 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     found = ApiError(error.status_code, place if error.detail == phrase else error.detail)
     found.headers |= error.headers or {}
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # the route that refused it knows its own methods only
+        # The route that refused it knows its own methods only.
         found.headers["Allow"] = ", ".join(_methods(request))
     return found.response()
 
 
 def _methods(request: Request) -> list[str]:
-    """Those that there are for its path."""
+    """The methods that there are for the request's path."""
     routes = request.app.router.routes
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
     return [
@@ -152,5 +152,5 @@ def _methods(request: Request) -> list[str]:
 
 
 async def _unexpected(_: Request, error: Exception) -> JSONResponse:
-    # the server logs it with its traceback
+    # The server logs the error with its traceback.
     return ApiError(500, f"internal error: {type(error).__name__}").response()

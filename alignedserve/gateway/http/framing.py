@@ -14,14 +14,15 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
-# Of the request line and all headers. Browsers send cookies of other servers on the same machine along.
+# The request line and all headers may have so many bytes together. Browsers send the cookies of other servers on the
+# same machine along.
 MAX_HEAD_BYTES = 32 << 10
 MAX_LINE_BYTES = 8 << 10
 MAX_HEADERS = 100
-# Of a chunk's size and extension, and of all trailers together; both are dropped.
+# A chunk's size and extension may have so many bytes, and so may all trailers together; both are dropped.
 MAX_CHUNK_LINE_BYTES = 256
 MAX_TRAILER_BYTES = 4 << 10
-# Chunks of a body have at least so many bytes on average, but for the first ones of them.
+# Chunks of a body must have so many bytes on average, not counting the first NUM_FREE_CHUNKS.
 MIN_CHUNK_BYTES = 64
 NUM_FREE_CHUNKS = 1024
 
@@ -29,7 +30,7 @@ _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _REQUEST = re.compile(_TOKEN + rb" [\x21-\x7e]+ HTTP/([0-9]\.[0-9])")
 _HEADER = re.compile(rb"(" + _TOKEN + rb"):([\t\x20-\x7e\x80-\xff]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,12})[\t ]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
-# what no head has, seen before its end comes
+# No head has any of these: it is refused before its end comes.
 _JUNK = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 
@@ -44,9 +45,9 @@ class BadRequest(Exception):
 
 class _Part(Enum):
     HEAD = auto()
-    # as long as Content-Length says
+    # a body that is as long as Content-Length says
     BODY = auto()
-    # of a chunked body: between chunks, in one, at the line's end behind it, and behind the last one
+    # a chunked body: the size of the next chunk, the chunk, the end of line behind it, and what follows the last one
     SIZE = auto()
     CHUNK = auto()
     CHUNK_END = auto()
@@ -56,9 +57,9 @@ class _Part(Enum):
 class Framing:
     def __init__(self) -> None:
         self._part = _Part.HEAD
-        # of a head that is not whole yet, so many bytes have been looked at
+        # bytes of an incomplete head that have been looked at
         self._num_seen = 0
-        # of the body or the chunk
+        # bytes of the body or the chunk that have not come
         self._num_left = 0
         self._num_chunks = 0
         self._num_body_bytes = 0
@@ -66,17 +67,17 @@ class Framing:
 
     @property
     def is_between(self) -> bool:
-        """The last request is whole, and of the next one no head."""
+        """Whether the last request is whole and the next one's head is not."""
         return self._part is _Part.HEAD
 
     @property
     def num_left(self) -> int | None:
-        """Bytes of the body that have not come. None: nobody knows."""
+        """Bytes of the body that have not come; None where the client does not say."""
         return self._num_left if self._part in (_Part.HEAD, _Part.BODY) else None
 
     def take(self, arrived: bytearray) -> bytes:
-        """What h11 is given next, of one request at most: a whole head, or of the body what there is. Takes it out of
-        `arrived`. Nothing: more has to arrive, or the request is whole. Raises BadRequest."""
+        """Takes what h11 is given next out of `arrived`: a whole head, or what there is of the body, but one request at
+        most. Returns nothing if more has to arrive, or the request is whole. Raises BadRequest."""
         match self._part:
             case _Part.HEAD:
                 return self._head(arrived)
@@ -146,7 +147,7 @@ class Framing:
         return found
 
     def _chunks(self, arrived: bytearray) -> bytes:
-        """As one chunk."""
+        """Joins what there is of the chunks into one."""
         pieces: list[bytearray] = []
         at = 0
         while self._part is not _Part.HEAD:
@@ -172,7 +173,7 @@ class Framing:
         return whole if self._part is not _Part.HEAD else whole + b"0\r\n\r\n"
 
     def _size(self, arrived: bytearray, at: int, pieces: list[bytearray]) -> int:
-        """Of a chunk; and those that are there as a whole, which may be many."""
+        """Reads the size of a chunk, and all chunks that are there as a whole, which may be many."""
         num_arrived = len(arrived)
         while line := _CHUNK.match(arrived, at, at + MAX_CHUNK_LINE_BYTES):
             at = line.end()
@@ -207,7 +208,7 @@ class Framing:
         return at
 
     def _trailer(self, arrived: bytearray, at: int) -> int:
-        """One line of them: the empty one is the last."""
+        """Reads one line of the trailers: the empty one is the last."""
         end = arrived.find(b"\r\n", at)
         num_bytes = self._num_trailer_bytes + (len(arrived) if end < 0 else end) - at
         if num_bytes > MAX_TRAILER_BYTES:

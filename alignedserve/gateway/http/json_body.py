@@ -8,8 +8,8 @@ from alignedserve.gateway.http.errors import ApiError
 
 
 async def json_body(http: Request) -> list[bytes]:
-    """In pieces: to put them together may take longer than others should have to wait. Raises ApiError for what is not
-    said to be JSON: a page can send such a thing to us without being asked."""
+    """Returns the body in pieces: to put them together may take longer than others should have to wait. Raises ApiError
+    unless the client says that it is JSON: a page can make a browser send anything else without asking."""
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     main, _, sub = kind.partition("/")
     if main != "application" or not (sub == "json" or sub.endswith("+json")):

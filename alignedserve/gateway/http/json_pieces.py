@@ -1,5 +1,5 @@
-"""JSON of any size, written down piece by piece: an answer with log-probabilities has tens of megabytes, and whoever
-waits for a token meanwhile must not notice. Pieces may be empty: each is an end of a step."""
+"""JSON of any size, written down piece by piece: an answer with log-probabilities has tens of megabytes, and requests
+that wait for a token meanwhile must not notice. Pieces may be empty: each ends a step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from starlette.responses import Response, StreamingResponse
 Json = dict[str, Any]
 Piece = bytes | bytearray
 
-# Others get their turn after so long.
+# Other requests get their turn after so long.
 STEP_S = 0.001
 BLOCK_BYTES = 1 << 16
 
 encode = msgspec.json.Encoder().encode
-# of each event loop: what is long is written one after the other
+# In each event loop, long bodies are written one after the other.
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 def object_of(body: Mapping[str, Any], members: Mapping[str, Iterable[Piece]]) -> Iterator[Piece]:
-    """`body`, which is not empty, with more members."""
+    """Writes `body`, which is not empty, with more members."""
     yield encode(body)[:-1]
     for name, pieces in members.items():
         yield b"," + encode(name) + b":"
@@ -43,7 +43,7 @@ def array_of(items: Iterable[Iterable[Piece]]) -> Iterator[Piece]:
 
 
 class Columns:
-    """Arrays that grow together, by name, as bytes: of objects they would take twenty times the memory."""
+    """Arrays that grow together, by name, kept as JSON's bytes: as objects they would take twenty times the memory."""
 
     def __init__(self) -> None:
         self._texts: dict[str, bytearray] = {}
@@ -72,7 +72,7 @@ class Columns:
 
 
 async def blocks_of(pieces: Iterable[Piece]) -> list[bytes | memoryview]:
-    """All of them, in blocks."""
+    """Joins all pieces into blocks."""
     steps = _steps(pieces)
     blocks, is_whole = next(steps)
     if is_whole:
@@ -84,7 +84,7 @@ async def blocks_of(pieces: Iterable[Piece]) -> list[bytes | memoryview]:
 
 
 def _steps(pieces: Iterable[Piece]) -> Iterator[tuple[list[bytes | memoryview], bool]]:
-    """After each step the same list, and whether that was the last one."""
+    """Yields the same list after each step, and whether that step was the last one."""
     blocks: list[bytes | memoryview] = []
     block = bytearray()
     due_s = monotonic() + STEP_S
@@ -105,13 +105,13 @@ def _steps(pieces: Iterable[Piece]) -> Iterator[tuple[list[bytes | memoryview], 
 
 
 def _cut(piece: Piece) -> Iterator[memoryview]:
-    """Copies nothing."""
+    """Cuts a piece into blocks without a copy."""
     view = memoryview(piece)
     return (view[start : start + BLOCK_BYTES] for start in range(0, len(view), BLOCK_BYTES))
 
 
 async def json_response(pieces: Iterable[Piece]) -> Response:
-    """Written down when this returns."""
+    """The body has been written down when this returns."""
     blocks = await blocks_of(pieces)
     if len(blocks) == 1:
         return Response(blocks[0], media_type="application/json")
@@ -122,5 +122,5 @@ async def json_response(pieces: Iterable[Piece]) -> Response:
 async def _in_turn(blocks: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
     for block in blocks:
         yield block
-        # who reads fast would get all of it in one go
+        # A client that reads fast would get all of it in one go.
         await asyncio.sleep(0)

@@ -1,6 +1,5 @@
-"""API keys: known here by their hashes only, and compared in constant time. And whose is what they make: the key's, or
-that of a group of keys.
-"""
+"""API keys: known here by their hashes only, and compared in constant time. What is made with a key belongs to the key,
+or to its group of keys."""
 
 from __future__ import annotations
 
@@ -12,31 +11,32 @@ from pathlib import Path
 
 from fastapi import Request
 
-# whoever asks where no keys are needed, and what that makes
+# the owner of all requests where no keys are needed
 ANYONE = ""
 
-# it is a part of names in the store
+# A group's name is a part of names in the store.
 _GROUP = re.compile(r"[!-~]{1,64}")
 
 
 class Keys:
     def __init__(self, owners: Mapping[bytes, str] | None = None) -> None:
-        """`owners`: see owners_of. Without any, everyone may do everything."""
+        """`owners` come from owners_of. Without any, everyone may do everything."""
         self._owners = dict(owners or {})
 
     def owner(self, authorization: str | None) -> str | None:
-        """Of what is made with the key in an Authorization header; None: it is not known."""
+        """Returns the owner of what is made with the key in an Authorization header; None for a key that is not
+        known."""
         if not self._owners:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
         given = digest_of(key.strip())
-        # all of them, whichever fits: how long it takes says nothing
+        # All keys are compared, whichever fits: how long that takes says nothing.
         fits = [owner for digest, owner in self._owners.items() if hmac.compare_digest(given, digest)]
         return fits[0] if fits and scheme.lower() == "bearer" else None
 
 
 def owner_of(http: Request) -> str:
-    """Of what is made by a request: AuthLimitsMiddleware has asked for its key."""
+    """Returns the owner of what a request makes: AuthLimitsMiddleware has asked for its key."""
     owner: str = http.state.owner
     return owner
 
@@ -46,8 +46,9 @@ def digest_of(key: str) -> bytes:
 
 
 def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
-    """By the digests of the keys that are given, and of those in the file: one a line, and after it the name of its
-    group, if it is in one; empty lines and those that begin with # don't count. Raises ValueError."""
+    """Maps the digests of keys to owners, for the keys that are given and those in the file. The file has one key a
+    line, and after it the name of its group, if it is in one; empty lines and those that begin with # don't count.
+    Raises ValueError."""
     found: dict[bytes, str] = {}
     for key, group in [*((key, None) for key in keys), *(_read(file) if file is not None else [])]:
         if not key or any(not "!" <= letter <= "~" for letter in key):
@@ -70,6 +71,6 @@ def _read(file: str) -> list[tuple[str, str | None]]:
         raise ValueError(f"api_key_file={file!r}: can't be read: {error}") from error
     words = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
     if not words:
-        # or the server would be open to everyone, by mistake
+        # Otherwise the server would be open to everyone, by mistake.
         raise ValueError(f"api_key_file={file!r}: holds no key")
     return [(key, group[0] if group else None) for key, *group in words]

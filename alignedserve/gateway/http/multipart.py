@@ -12,13 +12,13 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from alignedserve.gateway.http.errors import ApiError
 
-# Of all that is not a file's content, together.
+# All that is not a file's content may have so many bytes together.
 MAX_FIELD_BYTES = 64 << 10
-# Of the header that says the boundary: to read it takes the square of its length.
+# The header that says the boundary may have so many characters: to read it takes the square of its length.
 MAX_TYPE_CHARS = 1024
-# OpenAI's form has four.
+# A form may have so many parts. OpenAI's has four.
 MAX_PARTS = 16
-# What the parser is given at a time: it takes up to 0.5 us a byte where content looks like a boundary.
+# The parser is given so many bytes at a time: it takes up to 0.5 us a byte where content looks like a boundary.
 PIECE_BYTES = 16 << 10
 
 
@@ -36,7 +36,7 @@ class FileStart:
 
 @dataclass(frozen=True)
 class FileData:
-    """Of the file that started last."""
+    """A piece of the file that started last."""
 
     data: bytes
 
@@ -45,7 +45,7 @@ Event = Field | FileStart | FileData
 
 
 async def form_events(http: Request) -> AsyncIterator[Event]:
-    """Raises ApiError when the body is not such a form."""
+    """Yields what comes. Raises ApiError when the body is not such a form."""
     content_type = http.headers.get("content-type", "")
     if len(content_type) > MAX_TYPE_CHARS:
         raise ApiError(400, f"the body must be multipart/form-data, said in {MAX_TYPE_CHARS} characters")
@@ -57,7 +57,7 @@ async def form_events(http: Request) -> AsyncIterator[Event]:
         for begin in range(0, len(data), PIECE_BYTES):
             for event in form.feed(data[begin : begin + PIECE_BYTES]):
                 yield event
-            # others have their turn
+            # Other requests have their turn.
             await asyncio.sleep(0)
     form.end()
 
@@ -68,7 +68,7 @@ class _Form:
         self._header_name = b""
         self._header_value = b""
         self._disposition = b""
-        # of the part that is open: a field's name, or None in a file
+        # the name of the field that is being read; None in a file
         self._name: str | None = None
         self._value = b""
         self._num_field_bytes = 0

@@ -26,7 +26,7 @@ DROPPING_S = 2.0
 
 
 class Share:
-    """Of one body, in the memory of all."""
+    """The part of one body in the memory for all bodies."""
 
     def __init__(self, memory: BodyMemory, holder: str) -> None:
         self._memory = memory
@@ -34,7 +34,7 @@ class Share:
         self.num_bytes = 0
 
     def can_grow(self, num_bytes: int) -> bool:
-        """To so many."""
+        """Whether there is room for it to have `num_bytes`."""
         more = num_bytes - self.num_bytes
         return num_bytes <= SMALL_BYTES or self._memory.has_room(self._holder, more)
 
@@ -45,7 +45,7 @@ class Share:
 
 class BodyMemory:
     def __init__(self, max_bytes: int, max_share: float = 0.5) -> None:
-        """`max_share`: that one holder may have, so that the others get in."""
+        """One holder may have `max_share` of it, so that there is room for others."""
         self._max_bytes = max_bytes
         self._max_of_holder = max_bytes * max_share
         self._num_bytes: Counter[str] = Counter()
@@ -65,7 +65,7 @@ class BodyMemory:
 
     @contextlib.contextmanager
     def share(self, holder: str) -> Iterator[Share]:
-        """It is given back when the block ends."""
+        """Yields the share of one body, which is given back when the block ends."""
         found = Share(self, holder)
         try:
             yield found
@@ -77,28 +77,29 @@ class Reading:
     def __init__(
         self, receive: Receive, headers: Headers, share: Share, max_bytes: int, max_held_bytes: int
     ) -> None:
-        """`max_held_bytes`: of it that are in memory at a time."""
+        """At most `max_held_bytes` of the body are in memory at a time."""
         self._receive = receive
         self._share = share
         self._max_bytes = max_bytes
         self._max_held_bytes = max_held_bytes
-        # the server has refused what is no number
+        # Framing has refused what is no number.
         self._announced = int(headers.get("content-length", "0"))
         self._is_chunked = "transfer-encoding" in headers
         self._is_whole = not self._announced and not self._is_chunked
         self._is_broken = False
         self._num_bytes = 0
-        # for the client; what this server takes its time for is not its fault
+        # seconds that were spent waiting for the client; what this server takes itself does not count
         self._waited_s = 0.0
 
     def refusal(self) -> ApiError | None:
-        """Of what is announced."""
+        """The error for a body that is announced to be too large; None if it may come."""
         if self._announced > self._max_bytes:
             return _too_large(self._max_bytes)
         return None if self._share.can_grow(min(self._announced, self._max_held_bytes)) else _no_room()
 
     async def receive(self) -> Message:
-        """What comes after the body is the end of the connection, which may be long in coming."""
+        """Receives the next piece of the body. What comes after the last one is the end of the connection, which may be
+        long in coming."""
         if self._is_whole:
             return await self._receive()
         message = await self._next()
@@ -129,7 +130,7 @@ class Reading:
         return BodyError(error)
 
     async def drop(self) -> None:
-        """A body that is not wanted, if it is small: the connection can be used again then."""
+        """Reads and drops a body that is not wanted, if it is small: then the connection can be used again."""
         with contextlib.suppress(TimeoutError, BodyError):
             async with asyncio.timeout(DROPPING_S):
                 while not self._is_whole and self._is_small:

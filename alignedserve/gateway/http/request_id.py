@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 HEADER = "X-Request-Id"
 _USABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
-# asked again and again, by machines and by the page
+# Machines and the page ask for these again and again.
 ROUTINE = ("/health", "/metrics", "/v1/cluster", "/v1/batches", "/", "/page/{name}")
 
-# set while a call is answered, by whoever it is that works for it
+# the HTTP call that is being answered in this context
 current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)
 
 
@@ -37,13 +37,13 @@ class HttpCall:
     method: str
     headers: Headers
     begun_s: float = field(default_factory=time.monotonic)
-    # of its route, without what the client filled in
+    # path of its route, without what the client filled in
     path: str = "-"
     status: int = 0
     is_answered: bool = False
-    # what goes on after it (a job that it began) is not part of it
+    # What goes on after the call (a job that it began) is not part of it.
     is_over: bool = False
-    # of its trace, if there is one
+    # context of its trace, if there is one
     trace: Any = None
 
     @property
@@ -51,12 +51,12 @@ class HttpCall:
         return self.path in ROUTINE and self.method in ("GET", "HEAD")
 
 
-# what happens around a call: a trace's span
+# Makes what goes around a call: a trace's span.
 Around = Callable[[HttpCall], AbstractContextManager[object]]
 
 
 class RequestIdMiddleware:
-    """The outermost ASGI application: also what fails before or behind the routes has an id."""
+    """The outermost ASGI application, so that what fails before or behind the routes has an id, too."""
 
     def __init__(self, app: ASGIApp, around: Around = lambda call: nullcontext()) -> None:
         self._app = app
@@ -83,13 +83,13 @@ class RequestIdMiddleware:
                 try:
                     await self._app(scope, receive, send_with_id)
                 except ClientDisconnect:
-                    # in the middle of a body; 499 is what proxies call it in their logs
+                    # The client left in the middle of a body; proxies log that as 499.
                     call.status = 499
                 except BrokenOff as error:
                     logger.warning("broken off: %s", error)
                     raise
                 except Exception:
-                    # here it has the call's id; who is outside would say it again
+                    # It is logged here, where the call's id is known; the server would log it again.
                     logger.exception("failed")
                     if not call.is_answered:
                         raise
@@ -110,6 +110,6 @@ def _id_of(headers: Headers) -> str:
 def _log(call: HttpCall) -> None:
     seconds = round(time.monotonic() - call.begun_s, 4)
     said = {"method": call.method, "path": call.path, "status": call.status, "seconds": seconds}
-    # no news
+    # Routine calls are no news.
     level = logging.DEBUG if call.is_routine else logging.INFO
     logger.log(level, "answered", extra={"fields": said})

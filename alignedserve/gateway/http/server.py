@@ -16,12 +16,12 @@ from alignedserve.gateway.http.framing import MAX_HEAD_BYTES
 from alignedserve.gateway.http.request_id import Around, RequestIdMiddleware
 from alignedserve.gateway.limits import Limits
 
-# Streams that are open when the server stops get so long to say goodbye.
+# Streams that are open when the server stops get so many seconds to end.
 GOODBYE_S = 1
 # A connection waits so long for its next request: longer than clients keep theirs (httpx, and with it OpenAI's: 5 s),
 # or one that is just being closed would be given a request.
 KEEP_ALIVE_S = int(HEAD_S)
-# Connections that wait in the kernel, and how many of them are taken in one turn of the event loop.
+# So many connections may wait in the kernel, and NUM_AT_ONCE of them are taken in one turn of the event loop.
 MAX_WAITING = 2048
 NUM_AT_ONCE = 64
 
@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 backlog=NUM_AT_ONCE,
-                # Framing counts, and says so in OpenAI's words
+                # Framing has a smaller limit, and its error comes in OpenAI's envelope.
                 h11_max_incomplete_event_size=2 * MAX_HEAD_BYTES,
                 timeout_graceful_shutdown=GOODBYE_S,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -48,10 +48,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for each in sockets or []:
-            # asyncio takes the number for both
+            # asyncio takes its `backlog` for both numbers.
             each.listen(MAX_WAITING)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the process's affair, not the server's."""
+        """Leaves signals alone: the process handles them."""
         yield

@@ -28,16 +28,16 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
-# OpenAI's default for completions; chats go on until the model ends them
+# This is OpenAI's default for completions; chats go on until the model ends them.
 COMPLETION_MAX_TOKENS = 16
-# of `cache_salt`: more than any digest or key has
+# `cache_salt` may have so many characters: more than any digest or key has.
 MAX_SALT_CHARS = 256
 
-# the first thing that is wrong is said, and making errors of all of them takes time
+# Only the first error is told, and to make errors of all wrong items takes time.
 FIRST_ERROR: Any = Field(fail_fast=True)
 
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
-# what a template gets from elsewhere, or what would be one
+# A template gets these from elsewhere, or they would replace it.
 _NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
 
 
@@ -45,7 +45,7 @@ def _checked_prompt(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         return check(given)
     except ValidationError:
-        # pydantic would say of each of the kinds why it is not that
+        # pydantic would say for each of the kinds why the prompt is not that.
         raise PydanticCustomError(
             "prompt", "must be a text, token ids, or a list of either, and not empty"
         ) from None
@@ -90,15 +90,15 @@ class _Body(BaseModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
-    # vLLM's: of the prompt's tokens, with so many of the likeliest in their places
+    # vLLM's field: log-probabilities of the prompt's tokens, with so many of the likeliest tokens in their places
     prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     service_tier: ServiceTier | None = None
     slo: Slo | None = None
-    # vLLM's: KV of earlier prompts is reused only where this is the same
+    # vLLM's field: KV of earlier prompts is reused only where this is the same
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
-    # change nothing here
+    # These fields are taken, and change nothing.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -112,12 +112,12 @@ class _Body(BaseModel):
 
     @property
     def called(self) -> dict[str, str]:
-        """What the client calls what has another name further in."""
+        """Maps names of SamplingParams to the ones that the client knows, where they differ."""
         return {}
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """What is raised inside names what is wrong as the client knows it."""
+        """An InvalidRequest that is raised in the block names the parameter as the client knows it."""
         try:
             yield
         except InvalidRequest as error:
@@ -167,7 +167,7 @@ class _Body(BaseModel):
         )
 
 
-# fields that SamplingParams has by the same name and meaning
+# SamplingParams has these fields by the same name and meaning.
 _SAMPLING = (
     "n",
     "temperature",
@@ -209,19 +209,19 @@ class CompletionBody(_Body):
 
     @property
     def is_only_echo(self) -> bool:
-        """The prompt is wanted back, with its log-probabilities perhaps, and nothing more."""
+        """Whether the client wants the prompt back, maybe with its log-probabilities, and nothing more."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
     def _num_prompt_logprobs(self) -> int | None:
-        """What is echoed has log-probabilities like the rest."""
+        """An echoed prompt has log-probabilities like the rest."""
         asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((each for each in asked if each is not None), default=None)
 
     def sampling_params(self) -> SamplingParams:
-        """With n as many choices as are made, see `best_of`."""
+        """`n` becomes the number of choices that are made, which is `best_of` where that is given."""
         self.check()
-        # nothing runs without a token
+        # Nothing runs without a token, not even an echo alone.
         params = self._sampling_params(1 if self.is_only_echo else self.max_tokens, self.logprobs)
         if self.best_of is None or self.best_of == params.n:
             return params
@@ -231,7 +231,7 @@ class CompletionBody(_Body):
             raise InvalidRequest(
                 f"best_of={self.best_of}: more than n={params.n} is not possible with stream=true"
             )
-        # which ones are best is known by their log-probabilities
+        # The best choices are found by their log-probabilities.
         return replace(params, n=self.best_of, logprobs=params.logprobs or 0)
 
 
@@ -243,7 +243,7 @@ class ChatBody(_Body):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
-    # [default: auto where there are tools]
+    # The default is auto where there are tools.
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -258,7 +258,7 @@ class ChatBody(_Body):
 
     @property
     def called_tools(self) -> list[Tool]:
-        """Those that may be called."""
+        """The tools that may be called."""
         return [] if self.tools is None or self.tool_choice == "none" else self.tools
 
     @property
@@ -286,7 +286,7 @@ class ChatBody(_Body):
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Of a chat template, such as Qwen3's enable_thinking. Raises InvalidRequest."""
+    """Returns a chat template's variables, such as Qwen3's enable_thinking. Raises InvalidRequest."""
     for name in _NOT_VARIABLES:
         if given and name in given:
             raise InvalidRequest(f"chat_template_kwargs: {name} is not a variable of a template")
@@ -294,7 +294,7 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _token_id(key: str) -> int:
-    # int() takes more than that: +5, 1_0, other scripts' digits
+    # int() takes more than that: +5, 1_0, other scripts' digits.
     if not re.fullmatch("[0-9]{1,18}", key):
         raise InvalidRequest(f"logit_bias key={key!r}: must be a token id")
     return int(key)

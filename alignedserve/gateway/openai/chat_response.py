@@ -18,10 +18,10 @@ from alignedserve.prompt_logprobs import TokenLogprobs
 
 @dataclass
 class ChatResponseBuilder(ResponseBuilder):
-    # finds tool calls in the text, where there are tools
+    # makes what finds tool calls in the text of a choice; None where there are no tools
     new_reader: Callable[[], Reader] | None = None
     _readers: dict[int, Reader] = field(default_factory=dict)
-    # of each choice, calls made
+    # number of calls that each choice has made
     _num_calls: dict[int, int] = field(default_factory=dict)
 
     id_prefix = "chatcmpl"

@@ -16,12 +16,12 @@ from alignedserve.gateway.openai.token_logprobs import TextOffsets, completion_l
 
 @dataclass
 class CompletionResponseBuilder(ResponseBuilder):
-    # choices of each prompt: those that are made, and those that are given
+    # number of choices that are made of each prompt, and of those that the answer gives
     num_made: int = 1
     num_given: int = 1
-    # of each prompt, what its answers begin with
+    # texts that the choices of each prompt begin with; None where no echo is asked for
     echoes: Sequence[str] | None = None
-    # of each choice
+    # where the texts of each choice's tokens begin
     _offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
     id_prefix = "cmpl"
@@ -42,7 +42,7 @@ class CompletionResponseBuilder(ResponseBuilder):
             "finish_reason": choice.finish_reason,
         }
         members: dict[str, Iterable[Piece]] = {}
-        # which come with the first answer to a prompt
+        # They come with the first choice of a prompt.
         of_prompt = self._choices[number * self.num_made].prompt_logprobs
         if self.num_logprobs is None:
             body["logprobs"] = None
@@ -61,7 +61,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         return object_of(body, {"logprobs": self._all_logprobs(number, first.prompt_logprobs, Columns())})
 
     def _all_logprobs(self, number: int, packed: bytes, own: Columns) -> Iterator[Piece]:
-        """With the echo's."""
+        """Writes a choice's log-probabilities after those of the echo."""
         if self.echoes is not None:
             found = Columns()
             of_prompt = echoed_logprobs(
@@ -79,7 +79,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         yield from own.pieces()
 
     def _echo(self, number: int) -> str:
-        """Of a prompt."""
+        """Returns what the choices of a prompt begin with."""
         return "" if self.echoes is None else self.echoes[number]
 
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
@@ -91,7 +91,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         }
 
     def _logprobs(self, delta: Delta) -> Json:
-        # text appears when its last token does: the offsets of tokens that come together are counted from there
+        # Text appears when its last token does: the offsets of tokens that come together are counted from there.
         offset = len(self._echo(delta.index // self.num_made)) + self._lengths.get(delta.index, 0)
         if delta.index not in self._offsets:
             self._offsets[delta.index] = TextOffsets(self.model.token_bytes)
@@ -101,8 +101,8 @@ class CompletionResponseBuilder(ResponseBuilder):
 
 
 def _best_places(likelihood: Mapping[int, float], num_made: int, num_kept: int) -> dict[int, int]:
-    """Of each prompt's `num_made` choices those that are likeliest, the best first: their numbers, and their new
-    ones."""
+    """Maps the numbers of the choices that are kept to their numbers in the answer: of each prompt's `num_made` choices
+    the likeliest `num_kept`, the best first."""
     places: dict[int, int] = {}
     for first in range(0, max(likelihood) + 1, num_made):
         made = sorted(range(first, first + num_made), key=lambda index: -likelihood[index])

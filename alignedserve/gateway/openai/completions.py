@@ -24,7 +24,7 @@ from alignedserve.gateway.openai.service import Slo, service_of
 
 Result = TypeVar("Result")
 
-# whole, or as a stream
+# An answer comes whole or as a stream.
 ANSWERED: dict[int | str, Any] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
 
@@ -55,7 +55,7 @@ async def _respond(
 ) -> Response:
     try:
         if is_stream:
-            # the status goes out before the body: what is refused is refused now
+            # The status goes out before the body: what is refused is refused now.
             deltas = generation.deltas()
             first = await _unless_gone(http, _first(generation, deltas))
             events = _events(first, deltas, generation, response, includes_usage)
@@ -113,17 +113,17 @@ class _EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # the client may have gone in the middle of it
+            # The client may have gone in the middle of the stream.
             self._close()
 
 
 async def _unless_gone(http: Request, work: Awaitable[Result]) -> Result:
-    """`work`'s result, unless the client hangs up first."""
+    """Returns the result of `work`. Raises ApiError when the client hangs up first."""
     working, watching = asyncio.ensure_future(work), asyncio.ensure_future(_gone(http))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            # nobody reads this; 499 is what proxies call it in their logs
+            # Nobody reads this error; proxies log it as 499.
             raise ApiError(499, "the client has hung up")
         return working.result()
     finally:

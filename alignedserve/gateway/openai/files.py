@@ -21,12 +21,12 @@ from alignedserve.store import FileId, FileRecord, Store, StoreAway, StoreFull
 from alignedserve.store.records import new_file_id
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
-# of a file that is asked to expire, after its creation
+# A file may be asked to expire so many seconds after its creation.
 _MIN_EXPIRES_S, _MAX_EXPIRES_S = 3600, 30 * 86400
-# of a listing, files that are read at a time
+# So many files of a listing are read at a time.
 _STEP = 500
 
-# of the description: the body is read as it comes, not by FastAPI
+# These describe the body, which is read as it comes and not by FastAPI.
 _EXPIRES = {
     "expires_after[anchor]": {"const": "created_at"},
     "expires_after[seconds]": {"type": "integer", "minimum": _MIN_EXPIRES_S, "maximum": _MAX_EXPIRES_S},
@@ -42,7 +42,7 @@ UPLOAD: Json = {"required": True, "content": {"multipart/form-data": {"schema": 
 
 
 def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> APIRouter:
-    """`is_shared`: everyone sees all files, whoever made them."""
+    """With `is_shared`, everyone sees all files, whoever made them."""
     routes = APIRouter()
 
     @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
@@ -88,7 +88,7 @@ def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> A
 
 
 async def _uploaded(http: Request, upload: _Upload) -> FileRecord:
-    """Raises ApiError, and keeps nothing then."""
+    """Reads the form into `upload` and commits it. Raises ApiError, and keeps nothing then."""
     try:
         async for event in form_events(http):
             match event:
@@ -103,7 +103,7 @@ async def _uploaded(http: Request, upload: _Upload) -> FileRecord:
         await upload.drop()
         raise ApiError(413, str(error), param="file", code="storage_full") from None
     except BaseException:
-        # else what was uploaded lapses by itself
+        # While the store is away, what was uploaded lapses by itself.
         with suppress(StoreAway):
             await upload.drop()
         raise
@@ -117,14 +117,14 @@ async def _bodies(store: Store, ids: Sequence[str]) -> list[Json]:
 
 
 def viewer(http: Request, is_shared: bool) -> str | None:
-    """Whose files and batches a request sees; None: everyone's."""
+    """Returns the owner whose files and batches a request sees; None for everyone's."""
     return None if is_shared else owner_of(http)
 
 
 async def find_file(
     store: Store, file_id: str, viewer: str | None, param: str = "file_id", status: int = 404
 ) -> FileRecord:
-    """Raises ApiError: whether there is none, or it is another one's, can't be told apart."""
+    """Raises ApiError, which is the same for a file that is not there and for another owner's."""
     file = await store.file(FileId(file_id)) if _ID.fullmatch(file_id) else None
     if file is None or viewer not in (None, file.owner):
         raise ApiError(status, f"{param}={file_id!r}: there is no such file", param=param)
@@ -146,7 +146,7 @@ def file_body(file: FileRecord) -> Json:
 
 
 def list_response(data: list[Json], has_more: bool) -> Response:
-    """There may be ten thousand: FastAPI would look at each of them, and everyone else would wait."""
+    """Encodes the list itself: there may be ten thousand items, and while FastAPI looked at each, others would wait."""
     body = {
         "object": "list",
         "data": data,
@@ -158,7 +158,7 @@ def list_response(data: list[Json], has_more: bool) -> Response:
 
 
 async def _content(store: Store, file: FileRecord) -> AsyncIterator[bytes]:
-    """Raises BrokenOff: its length was announced."""
+    """Yields the file's chunks. Raises BrokenOff when one can't be had: the length was announced."""
     for number in range(file.num_chunks):
         try:
             chunk = await store.chunk(file.id, number)

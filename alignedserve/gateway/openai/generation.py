@@ -24,7 +24,7 @@ from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
 from alignedserve.types import RequestKey
 
-# Choices that are opened in one turn of the event loop.
+# So many choices are opened in one turn of the event loop.
 NUM_AT_ONCE = 16
 
 
@@ -37,7 +37,7 @@ class Delta:
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: str | None
-    # with its first token, where asked for; packed
+    # the prompt's log-probabilities, packed, which come with the first token where they are asked for
     prompt_logprobs: bytes = b""
 
 
@@ -45,7 +45,7 @@ class Delta:
 class Usage:
     num_prompt_tokens: int
     num_completion_tokens: int = 0
-    # of the prompts', those whose KV was there, of earlier prompts
+    # number of prompt tokens whose KV was there from earlier prompts
     num_cached_tokens: int = 0
 
     @property
@@ -55,7 +55,7 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            # always there, as with OpenAI (vLLM leaves it out unless told not to)
+            # It is always there, as with OpenAI; vLLM leaves it out unless it is told not to.
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
@@ -75,14 +75,14 @@ class Generation:
     service: Service = field(default_factory=Service)
     # the parameter that says what the output has to look like, if one does
     structure_name: str = "structured_outputs"
-    # False: only what is known with the first token is of interest, and not that token
+    # False: the client wants what is known with the first token, and not that token
     gives_output: bool = True
     # prompt_logprobs are asked for once a prompt, and come with its first answer: the prompt is computed in full for
     # them, and what further answers need of it can be shared
     asks_prompt_logprobs_once: bool = False
-    # of the length of each prompt's answers
+    # predicted lengths of each prompt's answers
     predictions: Sequence[Prediction | None] = ()
-    # where prompts get theirs if the call brings none
+    # gives each prompt a seed if the call brings none
     seeds: Random = field(default_factory=Random)
     # see messages.Request
     cache_salt: str = ""
@@ -97,7 +97,7 @@ class Generation:
         wanted = list(self._wanted())
         async with self.islands.opening(self.service.tier) as turn:
             for number, each in enumerate(wanted):
-                # of real time, the first ones wait for nobody
+                # The first choices of a real-time call wait for nobody.
                 if number % NUM_AT_ONCE == 0 and (number or self.service.tier != "rt"):
                     await turn()
                 self._open(*each)
@@ -116,13 +116,13 @@ class Generation:
         self.islands.close_all([choice.key for choice in self._choices])
 
     async def collect(self, add: Callable[[Delta], None]) -> None:
-        """From the start to the end of all choices. Raises ApiError."""
+        """Runs all choices from start to end. Raises ApiError."""
         await self.start()
         async for delta in self.deltas():
             add(delta)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Until all choices have ended. Raises ApiError when one of them can't go on."""
+        """Yields what is new until all choices have ended. Raises ApiError when one of them can't go on."""
         num_unfinished = len(self._choices)
         while num_unfinished:
             index, news = await self._news.get()
@@ -153,7 +153,7 @@ class Generation:
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
 
     def _delta(self, index: int, news: News) -> Delta | None:
-        """None for what comes after a stop string."""
+        """Returns None for what comes after a stop string."""
         if isinstance(news, Rejected):
             raise _rejection(news)
         if news.finish_reason in ("error", "abort"):
@@ -166,14 +166,14 @@ class Generation:
     def _failure(self, reason: str) -> ApiError:
         kind, _, rest = reason.partition(": ")
         if kind.startswith("structured_outputs"):
-            # it could be compiled, and turned out to be too complex on the way
+            # It could be compiled, and turned out to be too complex on the way.
             return ApiError(400, f"{self.structure_name}: {rest}", param=self.structure_name)
         return ApiError(500, f"generation failed: {reason}")
 
     def _take(self, index: int, choice: _Choice, news: NewTokens) -> Delta:
         text, taken, reason = "", 0, news.finish_reason
         if index % self.params.n == 0:
-            # a prompt counts once, however many answers it has
+            # A prompt counts once, however many answers it has.
             self.usage.num_cached_tokens += news.num_reused
         for taken, token_id in enumerate(news.tokens, 1):
             is_last = taken == len(news.tokens)

@@ -19,7 +19,7 @@ class LineAnswers:
         self._request_builder = request_builder
 
     async def ask(self, endpoint: str, body: bytes, expires_at: float, owner: str) -> LineAnswer:
-        """`body`: JSON, an object. `expires_at`: when the job does, by time.time(). `owner`: of the job."""
+        """`body` is a JSON object. The job is that of `owner`, and expires at `expires_at`, by time.time()."""
         deadline_s = time.monotonic() + expires_at - time.time()
         try:
             return await self._answer(endpoint, body, deadline_s, owner)

@@ -26,7 +26,7 @@ from alignedserve.gateway.tools.bodies import readable
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
 
-# of a token id in `Prepared.prompts`: four bytes
+# the type of token ids in `Prepared.prompts`: four bytes each
 _ID: Final = "i"
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
@@ -51,21 +51,21 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     # what the answer shows
     num_logprobs: int | None
     num_prompt_logprobs: int | None
-    # of completions: choices of each prompt that are given, and what each prompt's answers begin with
+    # for completions: number of choices that are given for each prompt, and the texts that they begin with
     num_given: int = 1
     echoes: list[str] | None = None
     gives_output: bool = True
-    # of chats: what reads tool calls out of the text, and the tool where only one can be called
+    # for chats: what reads tool calls out of the text, and the tool where only one can be called
     reader: str | None = None
     tool_name: str = ""
 
 
-# what is answered as it is: /tokenize and /detokenize need no engine
+# Bytes are the answer itself: /tokenize and /detokenize need no engine.
 Result = Prepared | bytes
 
 
 def prepare(endpoint: str, data: bytes, model: ServedModel, limits: Limits) -> Result:
-    """`endpoint`: one of ENDPOINTS. Raises ApiError, and nothing else that a client could bring about."""
+    """`endpoint` is one of ENDPOINTS. Raises ApiError, and nothing else that a client could bring about."""
     body_type, made = ENDPOINTS[endpoint]
     body = _validated(_parsed(data), body_type)
     try:
@@ -75,7 +75,7 @@ def prepare(endpoint: str, data: bytes, model: ServedModel, limits: Limits) -> R
 
 
 def ids_of(packed: bytes) -> list[int]:
-    """Of one of a call's prompts."""
+    """Returns the token ids of one of a call's prompts."""
     ids = array(_ID)
     ids.frombytes(packed)
     return ids.tolist()
@@ -87,13 +87,13 @@ def _parsed(data: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is not valid JSON: {error.msg}, at character {error.pos}") from None
     except (ValueError, RecursionError) as error:
-        # no UTF-8, a number of thousands of digits, nested too deeply
+        # The body is no UTF-8, has a number of thousands of digits, or is nested too deeply.
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
 
 
 def _validated(found: Any, body_type: type[AnyBody]) -> AnyBody:
     if isinstance(found, dict):
-        # pydantic would make an error of each
+        # pydantic would make an error of each unknown name.
         for name in found.keys() - body_type.model_fields.keys():
             raise misshapen({"type": "extra_forbidden"}, [name])
     try:
@@ -171,7 +171,7 @@ def _checked(
     model: ServedModel,
     limits: Limits,
 ) -> SamplingParams:
-    """With no more tokens than there is room for."""
+    """Returns `params` with no more tokens than there is room for."""
     lengths = list(map(len, prompts))
     limits.check_prompts(lengths, params)
     for prompt in prompts:
@@ -180,7 +180,7 @@ def _checked(
 
 
 def _num_kept(body: CompletionBody | ChatBody, params: SamplingParams) -> int | None:
-    """Likeliest tokens whose log-probabilities are kept until the answer is whole."""
+    """The number of likeliest tokens whose log-probabilities are kept until the answer is whole."""
     if body.stream:
         return None
     if isinstance(body, CompletionBody):

@@ -26,9 +26,10 @@ from alignedserve.text.tokenizer_files import TokenizerFiles
 
 # 8 MB of text become 8 million tokens at most, and take some 2 GB on their way.
 MAX_MEMORY_BYTES = 4 << 30
-# Memory that a body took is not all given back: with more than this it ends, and another takes its place.
+# Memory that a body took is not all given back: a process that has had more than this ends, and another takes its
+# place.
 MAX_KEPT_BYTES = 1 << 30
-# Streams go before it.
+# Streams go before bodies.
 NICENESS = 5
 
 
@@ -61,7 +62,7 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """In a frame: its length, this, and then the body, as it came."""
+    """A frame holds the length of this, this, and then the body as it came."""
 
     endpoint: str
     timeout_s: float
@@ -72,7 +73,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @staticmethod
     def taken_from(content: bytes) -> tuple[Asked, bytes]:
-        """And the body."""
+        """Takes this and the body out of a frame."""
         source = io.BytesIO(content)
         head = read_frame(source)
         assert head is not None
@@ -80,13 +81,13 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Exactly one of these."""
+    """Exactly one of these is set."""
 
     prepared: Prepared | None = None
     text: bytes | None = None
     # (status, message, param, code) of an ApiError
     error: tuple[int, str, str | None, str | None] | None = None
-    # our own mistake: the name of the exception
+    # the name of an exception that is our own mistake, and where it was raised
     failure: str | None = None
 
 
@@ -131,7 +132,7 @@ def _told(endpoint: str, body: bytes, model: ServedModel, limits: Limits) -> Tol
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised. What it says may hold what a client sent."""
+    """Returns where the exception was raised. Its message is not told, as it may hold what a client sent."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next

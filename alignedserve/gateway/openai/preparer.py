@@ -21,18 +21,18 @@ from alignedserve.gateway.openai.prepare import Prepared, Result, prepare
 from alignedserve.gateway.openai.prepare_process import Asked, Greeting, TokenizerParts, Told
 from alignedserve.gateway.turns import NoTurn, Turns
 
-# The worst that was found in this, 8 KiB of text to be tokenised, takes 16 ms on a core of 2.5 GHz.
+# The slowest body of this size that was found, 8 KiB of text to be tokenised, takes 16 ms on a core of 2.5 GHz.
 INLINE_BYTES = 8 << 10
 # A document of this size is tokenised in 0.3 s there.
 MEDIUM_BYTES = 256 << 10
 # The largest that is allowed by default, 8 MB of text, takes 6 s.
 TIMEOUT_S = 20.0
-# Whoever gets no turn within this is told to come again.
+# A client whose body gets no turn within this is told to come again.
 TURN_S = 30.0
 
 
 class Lane:
-    """One body after the other, in fair turns."""
+    """A process that prepares one body after the other, in fair turns."""
 
     def __init__(self, greeting: Callable[[], bytes]) -> None:
         self.child = Child(prepare_process.__name__, 2 * TIMEOUT_S, greeting)
@@ -46,17 +46,17 @@ class Preparer:
         self._medium, self._large = (Lane(self._greeting) for _ in range(2))
 
     async def start(self) -> None:
-        """What is asked for first need not wait for a process."""
+        """Starts a process, so that the first body need not wait for it."""
         await self._medium.child.prepare()
 
     async def call(self, endpoint: str, body: Sequence[bytes], owner: str) -> Prepared:
-        """`body`: its pieces. `owner`: who asks, see Keys. Raises ApiError."""
+        """`body` comes in pieces. `owner` is that of the request's key (http/keys.py). Raises ApiError."""
         found = await self._result(endpoint, body, owner)
         assert isinstance(found, Prepared)
         return found
 
     async def answer(self, endpoint: str, body: Sequence[bytes], owner: str) -> bytes:
-        """JSON, of an endpoint that is answered here and now. Raises ApiError."""
+        """Returns the JSON of an endpoint that is answered here and now. Raises ApiError."""
         found = await self._result(endpoint, body, owner)
         assert isinstance(found, bytes)
         return found
@@ -83,7 +83,7 @@ class Preparer:
 
     @cached_property
     def _encoded_greeting(self) -> bytes:
-        """Kept: a large vocabulary takes a second to write down, and streams would wait each time."""
+        """It is kept: a large vocabulary takes a second to write down, and streams would wait each time."""
         model = self._model
         parts = None
         if model.tokenizer:

@@ -24,13 +24,14 @@ from alignedserve.gateway.tools.readers import reader_of
 from alignedserve.lengths.config import NONE, LengthConfig
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# Token ids that are unpacked at a time: in a millisecond.
+# So many token ids are unpacked at a time, which takes a millisecond.
 _STEP_IDS = 1 << 15
 
 
 @dataclass(frozen=True)
 class RequestBuilder:
-    """Raises ApiError and InvalidRequest; what comes out has not been started."""
+    """Builds generations, which have not been started, and what makes answers of them. Raises ApiError and
+    InvalidRequest."""
 
     model: ServedModel
     islands: Islands
@@ -39,11 +40,11 @@ class RequestBuilder:
     limits: Limits = field(default_factory=Limits)
     slo: SloConfig = field(default_factory=SloConfig)
     lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
-    # of requests that bring none
+    # gives a seed to requests that bring none
     seeds: Random = field(default_factory=Random)
 
     async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, ResponseBuilder]:
-        """`owner`: who asks, see Keys."""
+        """`owner` is that of the request's key (http/keys.py)."""
         await check_structure(self.compiler, self.limits, call.params, call.structure_name, owner)
         prompts = [await _unpacked(packed) for packed in call.prompts]
         predictions = await self.lengths.predict(prompts, call.params, service.tier)
@@ -55,7 +56,7 @@ class RequestBuilder:
             service,
             call.structure_name,
             call.gives_output,
-            # a stream may have an answer begin before the first one does
+            # In a stream, another choice may begin before the first one does.
             asks_prompt_logprobs_once=not call.is_stream,
             predictions=predictions,
             seeds=self.seeds,
@@ -100,7 +101,7 @@ async def _unpacked(packed: bytes) -> list[int]:
     step = 4 * _STEP_IDS
     for start in range(0, len(packed), step):
         if start:
-            # streams go on in between
+            # Streams go on in between.
             await asyncio.sleep(0)
         ids += ids_of(packed[start : start + step])
     return ids

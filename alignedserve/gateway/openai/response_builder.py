@@ -23,16 +23,16 @@ from alignedserve.gateway.tools.calls import CollectedCalls
 
 @dataclass
 class CollectedChoice:
-    """A choice, collected."""
+    """What has come of a choice, for an answer that is given whole."""
 
     texts: list[str] = field(default_factory=list)
-    # where tools may be called, instead of texts
+    # content and tool calls: a chat has these instead of texts
     calls: CollectedCalls = field(default_factory=CollectedCalls)
     logprobs: Columns = field(default_factory=Columns)
     finish_reason: str | None = None
-    # packed
+    # the prompt's log-probabilities, packed (prompt_logprobs.py)
     prompt_logprobs: bytes = b""
-    # of its tokens
+    # the number of its tokens, and the sum of their log-probabilities
     num_tokens: int = 0
     sum_logprobs: float = 0.0
 
@@ -45,14 +45,14 @@ class CollectedChoice:
 class ResponseBuilder(ABC):
     model: ServedModel
     created: int
-    # likeliest tokens to be shown with each token; None: no log-probabilities
+    # number of likeliest tokens that are shown with each token; None: no log-probabilities
     num_logprobs: int | None
     service_tier: str = "default"
     id: str = ""
     prompts: Sequence[list[int]] = ()
-    # the same with each of a prompt's tokens
+    # the same for each of a prompt's tokens
     num_prompt_logprobs: int | None = None
-    # of each choice, characters said
+    # number of characters that each choice has so far
     _lengths: dict[int, int] = field(default_factory=dict)
     _choices: dict[int, CollectedChoice] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class ResponseBuilder(ABC):
         self._add_text(choice, delta)
 
     def whole(self, usage: Usage) -> Iterator[Piece]:
-        """When everything has been added."""
+        """Writes the answer down, when everything has been added."""
         choices = sorted(self._given().items())
         body = self._envelope(self.kind) | {"usage": usage.body}
         members = {"choices": array_of(self._whole_choice(index, choice) for index, choice in choices)}
@@ -88,14 +88,14 @@ class ResponseBuilder(ABC):
         choice.texts.append(delta.text)
 
     def _given(self) -> dict[int, CollectedChoice]:
-        """By their numbers in the answer."""
+        """The choices that the answer gives, by their numbers in it."""
         return self._choices
 
     def _further_members(self) -> dict[str, Iterable[Piece]]:
         return {}
 
     def _prompt_logprobs(self, prompt: Sequence[int], packed: bytes) -> dict[str, Iterable[Piece]]:
-        """vLLM's field, where asked for."""
+        """vLLM's field, where the client asks for it."""
         if self.num_prompt_logprobs is None:
             return {}
         positions = prompt_positions(prompt, packed, self.num_prompt_logprobs, self.model.token_text)
@@ -107,14 +107,15 @@ class ResponseBuilder(ABC):
     # ---- in chunks ----
 
     def opening(self, delta: Delta, extra: Json) -> Iterator[Piece] | None:
-        """The chunk that goes before a choice's first, where there is one. `extra`: of each chunk."""
+        """Returns the chunk that goes before a choice's first one, where there is one. `extra` is a part of each
+        chunk."""
         if delta.index in self._lengths:
             return None
         choice = self._opening(delta)
         return choice and object_of(self._envelope(self.chunk_kind) | extra, {"choices": array_of([choice])})
 
     def chunk(self, delta: Delta, extra: Json) -> Json | None:
-        """None for a token without text, unless there is something else to say of it."""
+        """Returns None for a token without text, unless there is something else to say of it."""
         logprobs = None if self.num_logprobs is None else self._logprobs(delta)
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
         if not (delta.text or logprobs or delta.finish_reason):
@@ -146,4 +147,4 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def _logprobs(self, delta: Delta) -> Json:
-        """Lists, which of later deltas are joined to these."""
+        """Returns lists by name, to which those of later deltas are joined."""

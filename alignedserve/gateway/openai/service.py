@@ -15,7 +15,7 @@ ServiceTier = Literal["auto", "default", "priority", "flex"]
 
 TTFT_HEADER = "X-SLO-TTFT-MS"
 TBT_HEADER = "X-SLO-TBT-MS"
-# Nobody waits longer in real time; who can, asks for `flex`.
+# No real-time objective may be longer; a request that can wait asks for `flex`.
 MAX_TTFT_MS = 600_000.0
 MAX_TBT_MS = 60_000.0
 
@@ -46,7 +46,7 @@ class SloConfig:
                     raise ValueError(f"slo_{field}={value}: must be 0 or from 1 to {most_ms:.0f}")
 
     def of(self, name: str) -> tuple[float | None, float | None]:
-        """First token and further ones, in seconds."""
+        """The objectives for the first token and for further ones, in seconds."""
         is_priority = name == "priority"
         ttft_ms = self.priority_ttft_ms if is_priority else self.ttft_ms
         tbt_ms = self.priority_tbt_ms if is_priority else self.tbt_ms
@@ -55,14 +55,14 @@ class SloConfig:
 
 @dataclass(frozen=True)
 class Service:
-    # as the answer says it
+    # the tier, as the answer says it
     name: str = "default"
     # see messages.Request
     tier: str = "rt"
     ttft_s: float | None = None
     tbt_s: float | None = None
     deadline_s: float | None = None
-    # what of these is a default
+    # names of the objectives that are defaults
     slo_defaults: tuple[str, ...] = ()
 
 
@@ -106,7 +106,7 @@ def _seconds(
 
 
 def _number(header: str, given: str) -> float:
-    # float() takes more than that: 1_0, 1e3, other scripts' digits
+    # float() takes more than that: 1_0, 1e3, other scripts' digits.
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", given):
         raise _wrong(header, given, "must be a number of milliseconds")
     return float(given)

@@ -12,21 +12,22 @@ from alignedserve.text.tokenizer import Tokenizer
 
 class TextStream:
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
-        # the stop string that ended it
+        # the stop string that ended the choice
         self.stop_string: str | None = None
         self._text = StopStrings(tokenizer, params) if tokenizer else None
         self._keeps_stop_token = params.include_stop_str_in_output
         self._num_tokens = 0
 
     def append(self, token_id: int, finish_reason: str | None) -> str:
-        """What can be shown now. `finish_reason`: why the engine ended it with this token, if it did."""
+        """Returns what can be shown now. `finish_reason` says why the engine ended the choice with this token, if it
+        did."""
         if self._text is None:
             return ""
         self._num_tokens += 1
         if finish_reason != "stop":
             self.stop_string = self._text.append(token_id, self._num_tokens)
         elif self._keeps_stop_token:
-            # after no tokens no stop string counts
+            # With `num_tokens=0` no stop string counts.
             self._text.append(token_id, num_tokens=0)
         if finish_reason is not None and self.stop_string is None:
             self._text.flush()

@@ -17,10 +17,10 @@ class TokenizeBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    # exactly one of these two
+    # Exactly one of these two is given.
     prompt: str | None = None
     messages: Messages | None = None
-    # [default: true for a prompt; a chat template writes its own]
+    # The default is true for a prompt; a chat template writes its own.
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None

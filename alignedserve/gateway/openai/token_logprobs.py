@@ -9,11 +9,11 @@ from itertools import chain, islice
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.prompt_logprobs import TokenLogprobs, unpack
 
-# of a token
+# gives the text of a token
 TextOf = Callable[[int], str]
 
 
-# Of what can't be, as vLLM says it: JSON has no infinity.
+# This is the log-probability of what is impossible, as with vLLM: JSON has no infinity.
 LEAST_LOGPROB = -9999.0
 
 
@@ -24,7 +24,8 @@ def completion_logprobs(
     offsets: list[int],
     text_of: TextOf,
 ) -> Json:
-    """`found`: of each token; None of a prompt's first. `offsets`: where their texts begin."""
+    """`found` has what is known of each token, which is None for a prompt's first one. Their texts begin at
+    `offsets`."""
     texts = [text_of(token_id) for token_id in token_ids]
     return {
         "tokens": texts,
@@ -44,7 +45,7 @@ def echoed_logprobs(
     bytes_of: Callable[[int], bytes],
     text_of: TextOf,
 ) -> Iterator[Json]:
-    """The same of a prompt, some tokens at a time."""
+    """Yields the same for a prompt, some tokens at a time."""
     offsets = TextOffsets(bytes_of)
     offset, place = 0, 0
     parts: Iterator[list[TokenLogprobs | None]] = chain([[None]], map(list, unpack(packed)))
@@ -65,11 +66,11 @@ class TextOffsets:
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        # of the text of what was appended last
+        # where the text ends of what was appended last
         self.end = 0
 
     def append(self, token_ids: Sequence[int], offset: int) -> list[int]:
-        """`offset`: where the text of the first of them begins."""
+        """Returns where the text of each token begins. That of the first one begins at `offset`."""
         offsets = []
         for token_id in token_ids:
             offsets.append(offset)
@@ -85,7 +86,8 @@ def _likeliest(found: TokenLogprobs, num: int, text_of: TextOf) -> dict[str, flo
 def prompt_positions(
     token_ids: Sequence[int], packed: bytes, num_likeliest: int, text_of: TextOf
 ) -> Iterator[Json | None]:
-    """vLLM's: of each prompt token itself and the likeliest in its place, by id; None of the first."""
+    """Yields vLLM's form for each prompt token: itself and the likeliest ones in its place, by id; None for the first
+    one."""
     yield None
     pairs = zip(token_ids[1:], chain.from_iterable(unpack(packed)), strict=True)
     for token_id, found in pairs:

@@ -15,14 +15,14 @@ from alignedserve.structured_outputs import StructuredOutputsParams
 
 @dataclass(frozen=True)
 class Tooling:
-    # of the template
+    # variables for the chat template
     variables: dict[str, Any] = field(default_factory=dict)
     # what finds calls in the text: a kind of reader (tools/readers.py), and the tool where only one can be called
     reader: str | None = None
     tool_name: str = ""
-    # where the model may call or not, and the client asks for no other format
+    # the grammar where the model may call or not, and the client asks for no other format
     structure: StructuredOutputsParams | None = None
-    # a tag around calls is a token that would be left out of the text
+    # True: a tag around calls is a token that would be left out of the text
     shows_special_tokens: bool = False
 
 

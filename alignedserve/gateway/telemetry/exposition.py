@@ -245,7 +245,7 @@ def _instances(instances: list[tuple[str, Part]]) -> Iterator[Metric]:
 
 
 def _moves(instances: Iterable[tuple[str, Part]]) -> Iterator[Metric]:
-    """Bandwidth is the one's rate over the other's."""
+    """Bandwidth is the rate of the bytes over the rate of the seconds."""
     num_bytes = _counter("kv_transfer_bytes", "KV that was copied.", *INSTANCE_LABELS, "transfer")
     seconds = _counter("kv_transfer_seconds", "Time that copying it took.", *INSTANCE_LABELS, "transfer")
     for island, part in instances:

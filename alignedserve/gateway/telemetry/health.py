@@ -11,7 +11,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.messages import Cluster, Part
 from alignedserve.store import Store
 
-# without one of each, an island answers nothing
+# An island without one of each answers nothing.
 NEEDED = ("kvpool", "prefill", "decode")
 _STORE_REASON = "files and batches answer 503, and batches wait: their store can't be reached, or can't write"
 
@@ -41,7 +41,7 @@ async def health(
 
 
 def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:
-    """`clusters` by the islands' numbers."""
+    """`clusters` maps islands' numbers to what their routers said."""
     processes = [
         _part(part) | {"island": number} for number, cluster in clusters.items() for part in cluster.parts
     ]

@@ -23,7 +23,7 @@ REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-# of a predicted length, relative to the true one
+# differences of predicted and true lengths, relative to the true ones
 RELATIVE_ERROR = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 TOKENS = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2, 5))
 
@@ -32,7 +32,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.sum = 0.0
-        # of each bound those that are not above it, nor below the one before; at the end, those above all
+        # number of values up to each bound and above the one before it; at the end, of those above all bounds
         self._counts = [0] * (len(bounds) + 1)
 
     def observe(self, value: float) -> None:
@@ -73,13 +73,13 @@ class TierMetrics:
 
 class Metrics:
     def __init__(self) -> None:
-        # both from the start: a series that appears with its first value hides that value from `rate`
+        # Both are there from the start: a series that appears with its first value hides that value from `rate`.
         self._tiers = {"rt": TierMetrics(), "be": TierMetrics()}
-        # requests that were submitted again when their router had died
+        # number of requests that were submitted again when their router had died
         self.num_resubmitted = 0
 
     def line_was_late(self) -> None:
-        """Of a batch job: it was not answered by its deadline, and perhaps never begun."""
+        """A line of a batch job was not answered by its deadline, and perhaps never begun."""
         self._tiers["be"].objectives["deadline", False] += 1
 
     def of(self, tier: str) -> TierMetrics:

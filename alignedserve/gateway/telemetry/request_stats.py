@@ -18,15 +18,15 @@ Timeline = Sequence[tuple[str, float]]
 @dataclass(eq=False, slots=True)
 class RequestStats:
     request: Request
-    # what it is part of; None: a line of a batch
+    # the call that it is a part of; None for a line of a batch
     call: HttpCall | None
     _metrics: Metrics
-    # it has ended, and, maybe later, all of its story is known
+    # called when it has ended, and, maybe later, when all of its timeline is known
     _on_end: Callable[[RequestStats], None]
     _on_story: Callable[[RequestStats], None]
-    # of its length; None: there was no time for it, or nobody to make it
+    # what its length was predicted to be; None: there was no time for that, or nobody to do it
     prediction: Prediction | None = None
-    # when it was submitted to the router that tells its story
+    # when it was submitted to the router that tells its timeline
     submitted_s: float = 0.0
     first_s: float | None = None
     last_s: float = 0.0
@@ -34,10 +34,10 @@ class RequestStats:
     # "stop", "length", "abort", "error", "rejected"; None while it goes on
     end_reason: str | None = None
     end_s: float = 0.0
-    # as far as the router has told it: up to the first token, and at the end all of it
+    # what the router has told of it: up to the first token, and at the end all
     timeline: Timeline = ()
     _tier: TierMetrics = field(init=False)
-    # a call's time counts from its first byte on
+    # The time of a call counts from its first byte on.
     begun_s: float = field(init=False)
     _is_late: bool = False
 
@@ -66,8 +66,8 @@ class RequestStats:
             self._is_late = True
 
     def ended(self, reason: str, is_told: bool = True) -> None:
-        """`is_told`: the router has told all of its story; otherwise `told` says when. Safe to repeat; the first time
-        counts."""
+        """With `is_told`, the router has told all of its timeline; otherwise `told` is called when it has. Safe to
+        repeat; the first time counts."""
         if self.end_reason is not None:
             return
         self.end_reason, self.end_s = reason, time.monotonic()
@@ -81,7 +81,7 @@ class RequestStats:
             self._on_story(self)
 
     def told(self, timeline: Timeline | None = None) -> None:
-        """Of one that had ended before: the rest of its story, or that there will be none."""
+        """The request had ended before: this is the rest of its timeline, or there will be none."""
         if timeline is not None:
             self.timeline = timeline
         self._on_story(self)
@@ -113,7 +113,7 @@ class RequestStats:
             tier.prefill_time.observe(max(first_s - self.begun_s - waited_s, 0.0))
 
     def _compare(self) -> None:
-        """With what was predicted, unless that was given."""
+        """Compares its length with the one that was predicted, unless that was given."""
         if self.end_reason not in ("stop", "length") or not self.num_tokens:
             return
         if self.prediction and self.prediction.length and self.prediction.source != "given":
@@ -121,8 +121,8 @@ class RequestStats:
             self._tier.length_error.observe(error)
 
     def _judge(self) -> None:
-        """Whether it kept what was asked for. Nobody's objective is missed by a client that leaves; a batch line that
-        its deadline ends is counted by its job, with those that never began."""
+        """Counts whether its objectives were met. A request whose client leaves misses none; a batch line that its
+        deadline ends is counted by its job, with those that never began."""
         if self.end_reason in ("abort", "rejected"):
             return
         request, met = self.request, self._tier.objectives

@@ -15,13 +15,13 @@ from alignedserve.messages import Request
 
 class Traces(Protocol):
     def around(self, call: HttpCall) -> AbstractContextManager[object]:
-        """The call's span."""
+        """Makes the call's span, which ends with the block."""
 
     def ended(self, stats: RequestStats) -> None:
-        """A request's spans, all at once."""
+        """Makes a request's spans, all at once."""
 
     def close(self) -> None:
-        """What has not left yet leaves now."""
+        """Sends what has not left yet."""
 
 
 class NoTraces:
@@ -39,7 +39,7 @@ class Telemetry:
     def __init__(
         self, traces: Traces | None = None, learn: Callable[[RequestStats], None] = lambda stats: None
     ) -> None:
-        """`learn`: hears of requests that have ended."""
+        """`learn` is called with each request that has ended."""
         self.metrics = Metrics()
         self.traces = traces or NoTraces()
         self._learn = learn

@@ -27,7 +27,7 @@ import alignedserve
 from alignedserve.gateway.http.request_id import HttpCall
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 
-# By the router's states, a request's stages; the last stage is over with the request, and has no state.
+# The router's states are a request's stages; the last stage is over with the request, and has no state.
 STAGES = {
     "queued": "queue",
     "reserving": "queue",
@@ -49,7 +49,7 @@ class OtelTraces:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("alignedserve", alignedserve.__version__)
-        # of time.monotonic() to the epoch
+        # nanoseconds between the epoch and the start of time.monotonic()
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     @contextmanager
@@ -67,7 +67,7 @@ class OtelTraces:
             span.set_attributes(said | {"http.response.status_code": call.status, "request_id": call.id})
             if call.status >= 500 or not call.status:
                 span.set_status(Status(StatusCode.ERROR))
-            # one that never ends is never sent
+            # A span that never ends is never sent.
             if not call.is_routine:
                 span.end()
 
@@ -106,7 +106,7 @@ class OtelTraces:
 
 class OtlpTraces(OtelTraces):
     def __init__(self, endpoint: str) -> None:
-        """`endpoint`: of an OTLP receiver over HTTP, http://127.0.0.1:4318"""
+        """`endpoint` is that of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
         path = "" if endpoint.rstrip("/").endswith("/v1/traces") else "/v1/traces"
         super().__init__(
             BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + path, timeout=EXPORT_TIMEOUT_S))
@@ -114,11 +114,11 @@ class OtlpTraces(OtelTraces):
 
 
 def stages(stats: RequestStats) -> list[tuple[str, float, float]]:
-    """(name, begin, end) each, in seconds of time.monotonic()."""
+    """Returns each stage's name, begin and end, in seconds of time.monotonic()."""
     begins: list[tuple[str, float]] = []
     for state, offset_s in stats.timeline:
         name, begin_s = STAGES.get(state, state), stats.submitted_s + offset_s
-        # what the router did while our word that it is over was on the way is not part of it
+        # What the router did before it heard that the request is over is not part of it.
         is_after = bool(begins) and begin_s >= stats.end_s
         if not is_after and (not begins or begins[-1][0] != name):
             begins.append((name, begin_s))

@@ -57,7 +57,7 @@ ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 def structure_of(
     tools: Sequence[Tool], choice: ToolChoice, one_at_most: bool
 ) -> StructuredOutputsParams | None:
-    """None where the model may say what it likes. Raises InvalidRequest."""
+    """Returns None where the model may say what it likes. Raises InvalidRequest."""
     if isinstance(choice, ChosenTool):
         schemas = {tool.function.name: tool.function.parameters for tool in tools}
         name = choice.function.name
@@ -75,7 +75,7 @@ def structure_of(
 
 def _call_schema(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
     parameters = dict(function.parameters or {"type": "object"})
-    # references are to the whole schema's definitions
+    # References are to the whole schema's definitions.
     own = parameters.pop("$defs", {})
     for name, schema in own.items() if isinstance(own, dict) else ():
         if definitions.setdefault(name, schema) != schema:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-# of a call as templates show it, up to where the arguments begin
+# the beginning of a call as templates show it, up to its arguments
 HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -18,7 +18,7 @@ MAX_HEAD_CHARS = 1024
 
 @dataclass
 class Piece:
-    """`name`: a call begins; None: the last one goes on."""
+    """A piece with a `name` begins a call; one without it goes on with the last call."""
 
     name: str | None
     # JSON, as far as it goes
@@ -27,7 +27,7 @@ class Piece:
 
 @dataclass
 class Read:
-    """What is new."""
+    """What a reader has found that is new."""
 
     content: str = ""
     pieces: list[Piece] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Read:
 
 
 class CollectedCalls:
-    """All of a choice, from what was read of it bit by bit."""
+    """A choice's content and calls, put together from what was read bit by bit."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -61,7 +61,7 @@ class CollectedCalls:
         self._calls: list[tuple[str, list[str]]] = []
 
     def add(self, read: Read) -> int:
-        """The number of calls so far."""
+        """Returns the number of calls so far."""
         self._content.append(read.content)
         for piece in read.pieces:
             if piece.name is not None:
@@ -88,7 +88,7 @@ class Nesting:
         self._is_escaped = False
 
     def end(self, text: str, start: int) -> int | None:
-        """Of `text` from `start` on, where what belongs to it ends; None: it goes on."""
+        """Reads `text` from `start` on, and returns where the object ends; None if it goes on."""
         for place in range(start, len(text)):
             letter = text[place]
             if self._is_string:
@@ -119,7 +119,7 @@ class Nesting:
 
 
 def calls_in(text: str) -> list[tuple[str, str]]:
-    """Names and arguments. None where there is anything else in it."""
+    """Returns names and arguments of the calls in a text that holds nothing else; otherwise, nothing."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

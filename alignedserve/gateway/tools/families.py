@@ -17,17 +17,17 @@ from alignedserve.gateway.tools.readers import HERMES_CLOSE, HERMES_OPEN, Hermes
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
-# Whitespace as text/grammar.py has it for schemas.
+# Whitespace is as text/grammar.py has it for schemas.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Family(ABC):
     reader: ClassVar[type[Reader]]
-    # between a call's name and its arguments
+    # the key that stands between a call's name and its arguments
     key: ClassVar[str]
 
     def structure(self, tools: Sequence[Tool], one_at_most: bool) -> StructuredOutputsParams | None:
-        """None: the text needs no grammar."""
+        """Returns the grammar of the text, or None if it needs none."""
         if not one_at_most and not any(tool.function.strict for tool in tools):
             return None
         rules = [*self._rules(one_at_most), _rule("call", " | ".join(f"call_{n}" for n in range(len(tools))))]
@@ -39,7 +39,7 @@ class Family(ABC):
 
     @abstractmethod
     def _rules(self, one_at_most: bool) -> list[str]:
-        """Of the whole, around `call`."""
+        """Returns the rules of the grammar around `call`."""
 
 
 class HermesFamily(Family):
@@ -47,7 +47,7 @@ class HermesFamily(Family):
     key = "arguments"
 
     def __init__(self, is_special: bool) -> None:
-        """`is_special`: the tag is a token that is no text."""
+        """`is_special` says that the tag is a token which is no text."""
         self._is_special = is_special
 
     def _rules(self, one_at_most: bool) -> list[str]:
@@ -72,8 +72,8 @@ class LlamaFamily(Family):
 
 
 def family_of(template: str, is_special: bool) -> Family:
-    """`template`: the model's, for when there are tools; `is_special`: HERMES_OPEN is a token that is no text. Raises
-    InvalidRequest where it shows no calls."""
+    """`template` is the model's for chats with tools, and `is_special` says that HERMES_OPEN is a token which is no
+    text. Raises InvalidRequest for a template that shows no calls."""
     if HERMES_OPEN in template:
         return HermesFamily(is_special)
     if "ipython" in template or "python_tag" in template:
@@ -89,7 +89,7 @@ def _schema(function: Function) -> str:
     if function.strict and function.parameters:
         asked = function.parameters
     schema = {"type": "object"} | asked | {"x-guidance": _JSON_OPTIONS}
-    # with which a grammar would be one in GBNF; in JSON it is in a string
+    # A grammar with `::=` would be taken for GBNF. In JSON it can only be in a string, where it may be escaped.
     return json.dumps(schema).replace("::=", ":\\u003a=")
 
 

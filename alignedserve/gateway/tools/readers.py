@@ -24,11 +24,11 @@ _BETWEEN_RUN = re.compile(r"[ \n\t\r\[\],;]*")
 
 
 class Reader(ABC):
-    """Of one choice."""
+    """Reads the text of one choice."""
 
-    # what a prepared call names it by
+    # the name by which a prepared call asks for it
     kind: ClassVar[str]
-    # what "stop" is called when calls were made
+    # what the finish reason "stop" becomes when calls were made
     stop_reason = "tool_calls"
 
     @abstractmethod
@@ -40,10 +40,10 @@ class Reader(ABC):
 
 
 class NamedReader(Reader):
-    """All of it is the arguments."""
+    """All of the text is the arguments of one call."""
 
     kind = "named"
-    # as OpenAI does for a call that had to be made
+    # OpenAI says "stop" for a call that had to be made.
     stop_reason = "stop"
 
     def __init__(self, name: str) -> None:
@@ -67,10 +67,10 @@ class _Cursor(Reader):
     kind = "json"
 
     def __init__(self) -> None:
-        # what has come and is not done with: from `_at` on
+        # text that has come; it is not done with from `_at` on
         self._text = ""
         self._at = 0
-        # of the arguments that are being told
+        # finds the end of the arguments that are being told; None outside of arguments
         self._arguments: Nesting | None = None
 
     def feed(self, text: str) -> Read:
@@ -82,15 +82,15 @@ class _Cursor(Reader):
 
     @abstractmethod
     def _step(self, read: Read) -> bool:
-        """False: more text is needed."""
+        """Goes one step. Returns False if more text is needed."""
 
     def _take(self, end: int | None = None) -> str:
-        """The text up to there; None: all there is."""
+        """Takes the text up to `end`, or all there is."""
         start, self._at = self._at, len(self._text) if end is None else end
         return self._text[start : self._at]
 
     def _begin_call(self, read: Read) -> bool:
-        """Whether one begins here."""
+        """Returns whether a call begins here."""
         head = HEAD.match(self._text, self._at, self._at + MAX_HEAD_CHARS)
         if head:
             read.begin(head[1])
@@ -99,11 +99,11 @@ class _Cursor(Reader):
 
     @property
     def _may_begin_call(self) -> bool:
-        """With more text."""
+        """Whether a call might begin here if there were more text."""
         return len(self._text) - self._at < MAX_HEAD_CHARS
 
     def _go_on(self, arguments: Nesting, read: Read) -> bool:
-        """Whether they end here."""
+        """Returns whether the arguments end in this text."""
         end = arguments.end(self._text, self._at)
         read.go_on(self._take(end))
         if end is not None:
@@ -117,10 +117,10 @@ class JsonReader(_Cursor):
     def __init__(self) -> None:
         super().__init__()
         self._is_text = False
-        # it begins as JSON does
+        # True: the text begins as JSON does
         self._is_json = False
         self._has_calls = False
-        # of the object around arguments that are over
+        # finds the end of the object around arguments that are over
         self._around: Nesting | None = None
         # what came before `_text`, and was no call so far
         self._before: list[str] = []
@@ -158,7 +158,7 @@ class JsonReader(_Cursor):
         return self._begin() or self._call(read)
 
     def _begin(self) -> bool:
-        """Whether it has just been found to be text."""
+        """Returns whether what comes has just been found to be text."""
         if self._is_json:
             return False
         rest = self._text[self._at :].lstrip()
@@ -248,7 +248,8 @@ class HermesReader(_Cursor):
         return is_found
 
     def _until(self, tag: str) -> tuple[str, bool]:
-        """The text before the tag, and whether that is there; up to where it may begin, if it is not."""
+        """Takes the text before the tag, and returns it and whether the tag is there. Without a tag, it ends where one
+        may begin."""
         place = self._text.find(tag, self._at)
         if place >= 0:
             before = self._take(place)
@@ -262,13 +263,14 @@ class HermesReader(_Cursor):
 
 
 def _overlap(text: str, start: int, tag: str) -> int:
-    """Letters at the end of `text` that may be the beginning of `tag`."""
+    """Returns how many letters at the end of `text` may be the beginning of `tag`."""
     longest = min(len(text) - start, len(tag) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)
 
 
 def reader_of(kind: str, tool_name: str) -> Callable[[], Reader]:
-    """What makes one for each choice. `tool_name`: of the only tool that can be called, for a named reader."""
+    """Returns what makes a reader for each choice. `tool_name` is the only tool that can be called, for a named
+    reader."""
     readers: dict[str, Callable[[], Reader]] = {
         NamedReader.kind: lambda: NamedReader(tool_name),
         JsonReader.kind: JsonReader,
