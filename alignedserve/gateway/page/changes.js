@@ -5,7 +5,8 @@ const KEPT = 50;
 
 export class Changes {
   constructor() {
-    // maps a key to what was last said of the process, since when it is missed, when it came back, and what it was before
+    // maps a key to what was last said of the process, and what this page knows beside: since when it is missed, when it
+    // came back, and what it was before
     this.byKey = new Map();
     this.events = [];
   }
