@@ -23,7 +23,7 @@ class RequestStats:
     _metrics: Metrics
     # called when it has ended, and, maybe later, when all of its timeline is known
     _on_end: Callable[[RequestStats], None]
-    _on_story: Callable[[RequestStats], None]
+    _on_timeline: Callable[[RequestStats], None]
     # what its length was predicted to be; None: there was no time for that, or nobody to do it
     prediction: Prediction | None = None
     # when it was submitted to the router that tells its timeline
@@ -78,13 +78,13 @@ class RequestStats:
         self._compare()
         self._on_end(self)
         if is_told:
-            self._on_story(self)
+            self._on_timeline(self)
 
     def told(self, timeline: Timeline | None = None) -> None:
         """The request had ended before: this is the rest of its timeline, or there will be none."""
         if timeline is not None:
             self.timeline = timeline
-        self._on_story(self)
+        self._on_timeline(self)
 
     def _first(self, now: float) -> None:
         self.first_s = now
