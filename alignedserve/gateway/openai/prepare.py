@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -21,9 +22,11 @@ from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
 from alignedserve.gateway.openai.service import ServiceTier
 from alignedserve.gateway.openai.token_bodies import DetokenizeBody, TokenizeBody, detokenized, tokenized
-from alignedserve.gateway.openai.tooling import Tooling, tooling_of
-from alignedserve.gateway.tools.bodies import readable
+from alignedserve.gateway.tools.bodies import ChosenTool, readable
+from alignedserve.gateway.tools.families import family_of
+from alignedserve.gateway.tools.readers import HERMES_OPEN, JsonReader, NamedReader
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
 # the type of token ids in `Prepared.prompts`: four bytes each
@@ -58,6 +61,21 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     # for chats: what reads tool calls out of the text, and the tool where only one can be called
     reader: str | None = None
     tool_name: str = ""
+
+
+@dataclass(frozen=True)
+class _Tooling:
+    """What tools mean for a chat: to its template, to how the model is held, and to how its text is read."""
+
+    # variables for the chat template
+    variables: dict[str, Any] = field(default_factory=dict)
+    # what finds calls in the text: a kind of reader (tools/readers.py), and the tool where only one can be called
+    reader: str | None = None
+    tool_name: str = ""
+    # the grammar where the model may call or not, and the client asks for no other format
+    structure: StructuredOutputsParams | None = None
+    # True: a tag around calls is a token that would be left out of the text
+    shows_special_tokens: bool = False
 
 
 # Bytes are the answer itself: /tokenize and /detokenize need no engine.
@@ -122,7 +140,7 @@ def _completion(body: CompletionBody, model: ServedModel, limits: Limits) -> Pre
 
 def _chat(body: ChatBody, model: ServedModel, limits: Limits) -> Prepared:
     with body.naming():
-        tooling = tooling_of(body, model)
+        tooling = _tooling_of(body, model)
         params = _params(body, 1, model, limits, tooling)
         variables = body.template_variables | tooling.variables
         prompts = [model.chat_ids(readable(body.messages), variables)]
@@ -138,14 +156,31 @@ def _chat(body: ChatBody, model: ServedModel, limits: Limits) -> Prepared:
         )
 
 
+def _tooling_of(body: ChatBody, model: ServedModel) -> _Tooling:
+    """Raises ApiError and InvalidRequest where this model makes no calls."""
+    tools = body.called_tools
+    if not tools:
+        return _Tooling()
+    template = model.tool_template
+    variables = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]}
+    if isinstance(body.tool_choice, ChosenTool):
+        return _Tooling(variables, NamedReader.kind, body.tool_choice.function.name)
+    if body.tool_choice == "required":
+        return _Tooling(variables, JsonReader.kind)
+    is_special = model.is_special(HERMES_OPEN)
+    family = family_of(template, is_special)
+    structure = family.structure(tools, body.parallel_tool_calls is False)
+    return _Tooling(variables, family.reader.kind, "", structure, is_special)
+
+
 def _params(
     body: CompletionBody | ChatBody,
     num_prompts: int,
     model: ServedModel,
     limits: Limits,
-    tooling: Tooling | None = None,
+    tooling: _Tooling | None = None,
 ) -> SamplingParams:
-    tooling = tooling or Tooling()
+    tooling = tooling or _Tooling()
     model.check_name(body.model)
     limits.check_counts(body.stop_token_ids, body.logit_bias)
     params = body.sampling_params()
@@ -158,7 +193,7 @@ def _params(
     return params
 
 
-def _structure_name(body: CompletionBody | ChatBody, params: SamplingParams, tooling: Tooling) -> str:
+def _structure_name(body: CompletionBody | ChatBody, params: SamplingParams, tooling: _Tooling) -> str:
     """The parameter that says what the output has to look like."""
     is_of_tools = tooling.structure is not None and params.structured_outputs is tooling.structure
     return "tools" if is_of_tools else body.structure_name
