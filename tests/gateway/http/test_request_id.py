@@ -159,5 +159,5 @@ def test_text_is_for_people(log: io.StringIO) -> None:
     logging.getLogger("alignedserve.router.server").warning(
         "cut off", extra={"fields": {"instance": "decode-0"}}
     )
-    assert written.getvalue().endswith("WARNING router.server [-] cut off instance=decode-0\n")
+    assert written.getvalue().endswith("WARNING alignedserve.router.server [-] cut off instance=decode-0\n")
     assert not log.getvalue(), "set up anew, not twice"
