@@ -44,24 +44,24 @@ def completion_routes(request_builder: RequestBuilder) -> APIRouter:
         call = await request_builder.preparer.call(endpoint, await json_body(http), owner)
         slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
         service = service_of(call.service_tier, slo, http.headers, request_builder.slo)
-        generation, response = await request_builder.build(call, service, owner)
-        return await _respond(http, generation, response, call.is_stream, call.includes_usage)
+        generation, builder = await request_builder.build(call, service, owner)
+        return await _respond(http, generation, builder, call.is_stream, call.includes_usage)
 
     return routes
 
 
 async def _respond(
-    http: Request, generation: Generation, response: ResponseBuilder, is_stream: bool, includes_usage: bool
+    http: Request, generation: Generation, builder: ResponseBuilder, is_stream: bool, includes_usage: bool
 ) -> Response:
     try:
         if is_stream:
             # The status goes out before the body: what is refused is refused now.
             deltas = generation.deltas()
             first = await _unless_gone(http, _first(generation, deltas))
-            events = _events(first, deltas, generation, response, includes_usage)
+            events = _events(first, deltas, generation, builder, includes_usage)
             return _EventStream(events, generation.close)
-        await _unless_gone(http, generation.collect(response.add))
-        return await json_response(response.whole(generation.usage))
+        await _unless_gone(http, generation.collect(builder.add))
+        return await json_response(builder.whole(generation.usage))
     except BaseException:
         generation.close()
         raise
@@ -76,19 +76,19 @@ async def _events(
     first: Delta,
     rest: AsyncIterator[Delta],
     generation: Generation,
-    response: ResponseBuilder,
+    builder: ResponseBuilder,
     includes_usage: bool,
 ) -> AsyncIterator[bytes | memoryview]:
     usage: Json = {"usage": None} if includes_usage else {}
     try:
         async for delta in _with_first(first, rest):
-            if opening := response.opening(delta, usage):
+            if opening := builder.opening(delta, usage):
                 for block in await blocks_of(chain([b"data: "], opening, [b"\n\n"])):
                     yield block
-            if chunk := response.chunk(delta, usage):
+            if chunk := builder.chunk(delta, usage):
                 yield _event(chunk)
         if includes_usage:
-            yield _event(response.usage_chunk(generation.usage))
+            yield _event(builder.usage_chunk(generation.usage))
     except ApiError as error:
         yield _event(error.body)
     yield b"data: [DONE]\n\n"

@@ -34,10 +34,10 @@ class LineAnswers:
         if call.is_stream:
             raise InvalidRequest("stream=True: not possible in a batch")
         service = Service("flex", "be", deadline_s=deadline_s)
-        generation, response = await self._request_builder.build(call, service, owner)
+        generation, builder = await self._request_builder.build(call, service, owner)
         try:
-            await generation.collect(response.add)
-            blocks = await blocks_of(response.whole(generation.usage))
+            await generation.collect(builder.add)
+            blocks = await blocks_of(builder.whole(generation.usage))
             return LineAnswer(200, msgspec.Raw(b"".join(blocks)), generation.usage.body)
         finally:
             generation.close()
