@@ -17,10 +17,10 @@ from starlette.routing import Match
 
 from alignedserve.cli.main import cli
 from alignedserve.gateway.app import create_app
-from alignedserve.gateway.batches import batch_routes
-from alignedserve.gateway.bodies import ChatBody, CompletionBody
-from alignedserve.gateway.exposition import metrics_route
-from alignedserve.gateway.files import file_routes
+from alignedserve.gateway.openai.batches import batch_routes
+from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
+from alignedserve.gateway.openai.files import file_routes
+from alignedserve.gateway.telemetry.exposition import metrics_route
 from tests.deploy.test_grafana import exposed
 
 ROOT = Path(__file__).parents[1]

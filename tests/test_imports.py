@@ -95,6 +95,28 @@ MAY_IMPORT = {
     | STATE_MACHINES
     | {"alignedserve.cost_presets", "alignedserve.router", "alignedserve.kvpool"},
 }
+# What of the gateway each of its folders, and each file beside them, may import: only what is listed above it, so that
+# there is no cycle.
+GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
+    "limits": set(),
+    "pacing": set(),
+    "page": set(),
+    "tools": set(),
+    "turns": set(),
+    "http": {"limits"},
+    "grammars": {"http", "limits", "turns"},
+    "model": {"http"},
+    "telemetry": {"http"},
+    "island": {"http", "pacing", "telemetry"},
+    "islands": {"island", "telemetry"},
+    "lengths": {"model", "telemetry"},
+    "openai": {"grammars", "http", "island", "islands", "lengths", "limits", "model", "tools", "turns"},
+    "app": {"http", "openai", "page", "telemetry"},
+    "process": {
+        *("app", "grammars", "http", "islands", "lengths", "limits", "model", "openai", "telemetry"),
+    },
+    "actor": {"process"},
+}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -145,6 +167,22 @@ def test_imports_point_one_way(folder: str) -> None:
         ours = {name for name in imports_of(path) if name.split(".")[0] in OURS}
         foreign = {name for name in ours if not is_within(name, {itself} | MAY_IMPORT[folder])}
         assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+def test_the_gateways_folders_have_no_cycle() -> None:
+    root, package = ROOT / "alignedserve/gateway", "alignedserve.gateway"
+    found: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        importer = path.relative_to(root).with_suffix("").parts[0]
+        names = {name for name in imports_of(path) if is_within(name, {package})}
+        assert package not in names, f"{path.relative_to(ROOT)} does not say which folder it imports"
+        found.setdefault(importer, set()).update(name.split(".")[2] for name in names)
+    assert found.pop("__init__") == set()
+    assert {importer: names - {importer} for importer, names in found.items()} == GATEWAY_MAY_IMPORT
+    above: set[str] = set()
+    for importer, names in GATEWAY_MAY_IMPORT.items():
+        assert names <= above, f"{importer} may import what is below it: {names - above}"
+        above.add(importer)
 
 
 def test_only_the_command_line_imports_the_launcher() -> None:

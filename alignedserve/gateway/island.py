@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from alignedserve.gateway.errors import unavailable
+from alignedserve.gateway.http.errors import unavailable
 from alignedserve.gateway.pacing import Pacing
-from alignedserve.gateway.watch import Watch
+from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.messages import (
     AnyMessage,
     AskCluster,
@@ -42,7 +42,7 @@ RESUBMIT_S = 0.25
 PATIENCE_S = 60.0
 CLUSTER_TIMEOUT_S = 2.0
 
-# Reasons to reject what won't be taken later either.
+# A request that is rejected for one of these reasons won't be taken later either.
 NEVER = ("too_long", "slo")
 
 News = NewTokens | Rejected
@@ -54,7 +54,7 @@ class Open:
 
     request: Request
     tell: Callable[[News], None]
-    watch: Watch
+    stats: RequestStats
     delivered: list[int] = field(default_factory=list)
     num_submitted: int = 0
 
@@ -68,21 +68,22 @@ class Island:
         on_lost: Callable[[Island], None] = lambda island: None,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_lost`: its router is gone; what is open may be taken elsewhere. `on_drain`: see Drain."""
+        """`on_lost` is called when the router is gone: what is open may be taken elsewhere. `on_drain` is called for a
+        Drain."""
         hello = Hello("gateway", me, new_epoch(), os.getpid(), dict(fingerprint), InstanceLimits())
         self._link = RouterConnection(address, lambda: hello, self)
         self._pacing = Pacing(self._link.send, self._later)
-        # pulsed when there may be room for best effort, or none any more
+        # This event is pulsed when `has_room` may have changed.
         self._changed = asyncio.Event()
         self._on_lost = on_lost
         self._on_drain = on_drain
         self._open: dict[RequestKey, Open] = {}
-        # closed here, and the router has yet to tell how far they came
-        self._leaving: dict[RequestKey, Watch] = {}
+        # These requests were closed here, and the router has yet to tell how far they came.
+        self._leaving: dict[RequestKey, RequestStats] = {}
         self._asked: dict[int, asyncio.Future[Cluster]] = {}
         self._tickets = itertools.count(1)
         self._giving_up: asyncio.TimerHandle | None = None
-        # its router has been away for too long
+        # The router has been away for more than PATIENCE_S.
         self.is_given_up = False
 
     @property
@@ -98,15 +99,15 @@ class Island:
 
     @property
     def has_room(self) -> bool:
-        """Best effort may be opened: it leaves soon, or fails."""
+        """Whether a best-effort request may be opened: it leaves soon, or fails."""
         return self.is_given_up or (self.is_up and self._pacing.has_room)
 
     async def until_changed(self) -> None:
-        """That is, until `has_room` may be another."""
+        """Returns when `has_room` may have changed."""
         await self._changed.wait()
 
     async def run(self) -> None:
-        """Until the router says so."""
+        """Runs until the router tells the gateway to stop."""
         self._start_giving_up()
         try:
             await self._link.run()
@@ -116,12 +117,12 @@ class Island:
     def stop(self) -> None:
         self._link.stop()
 
-    def open(self, request: Request, tell: Callable[[News], None], watch: Watch) -> None:
-        """`tell` hears its tokens, each once and in order, until it ends or is closed. Raises ApiError at once when
-        there is no router."""
+    def open(self, request: Request, tell: Callable[[News], None], stats: RequestStats) -> None:
+        """`tell` is called with the tokens of the request, each once and in order, until it ends or is closed. Raises
+        ApiError when the router was given up."""
         if self.is_given_up:
             raise unavailable("the router is down")
-        self.adopt(Open(request, tell, watch))
+        self.adopt(Open(request, tell, stats))
 
     def adopt(self, entry: Open) -> None:
         self._open[entry.request.key] = entry
@@ -133,17 +134,17 @@ class Island:
             self._submit_in_turn(entry)
 
     def take_all(self) -> list[Open]:
-        """They are somebody else's now."""
+        """Hands over all open requests: this island forgets them."""
         taken, self._open = list(self._open.values()), {}
         return taken
 
     def close(self, key: RequestKey, reason: str) -> None:
-        """Nobody waits for it any more. Safe to repeat."""
+        """Ends a request that nobody waits for any more. Safe to repeat."""
         if entry := self._open.pop(key, None):
             is_known = self.is_up and self._pacing.abort(key)
-            entry.watch.ended(reason, is_told=not is_known)
+            entry.stats.ended(reason, is_told=not is_known)
             if is_known:
-                self._leaving[key] = entry.watch
+                self._leaving[key] = entry.stats
 
     async def cluster(self) -> Cluster:
         """Raises ApiError when the router does not answer."""
@@ -182,9 +183,9 @@ class Island:
                 now = time.monotonic()
                 for key, timeline in timelines.items():
                     if key in self._open:
-                        self._open[key].watch.timeline = timeline
-                    elif watch := self._leaving.pop(key, None):
-                        watch.told(timeline)
+                        self._open[key].stats.timeline = timeline
+                    elif stats := self._leaving.pop(key, None):
+                        stats.told(timeline)
                 for news in all_news:
                     self._news(news, now)
             case Rejected():
@@ -202,11 +203,11 @@ class Island:
         self._pacing.submit(entry.request.key, functools.partial(self._submit, entry))
 
     def _submit(self, entry: Open) -> None:
-        entry.watch.submitted(is_again=entry.num_submitted > 0)
+        entry.stats.submitted(is_again=entry.num_submitted > 0)
         entry.num_submitted += 1
-        watch = entry.watch
-        waited_s = time.monotonic() - watch.begun_s
-        self._link.send(Submit(entry.request, list(entry.delivered), watch.predicted_len, waited_s))
+        stats = entry.stats
+        waited_s = time.monotonic() - stats.begun_s
+        self._link.send(Submit(entry.request, list(entry.delivered), stats.predicted_len, waited_s))
 
     def _news(self, news: NewTokens, now: float) -> None:
         entry = self._open.get(news.key)
@@ -228,15 +229,15 @@ class Island:
             )
         if news.tokens:
             entry.delivered += news.tokens
-            entry.watch.tokens(len(news.tokens), now)
+            entry.stats.tokens(len(news.tokens), now)
         if news.finish_reason:
             del self._open[news.key]
-            entry.watch.ended(news.finish_reason)
+            entry.stats.ended(news.finish_reason)
         entry.tell(news)
 
     def _rejected(self, rejected: Rejected) -> None:
-        if watch := self._leaving.pop(rejected.key, None):
-            watch.told()
+        if stats := self._leaving.pop(rejected.key, None):
+            stats.told()
         entry = self._open.get(rejected.key)
         if entry is None:
             return
@@ -244,7 +245,7 @@ class Island:
             asyncio.get_running_loop().call_later(RESUBMIT_S, self._submit_again, entry)
             return
         del self._open[rejected.key]
-        entry.watch.ended("rejected")
+        entry.stats.ended("rejected")
         entry.tell(rejected)
 
     def _submit_again(self, entry: Open) -> None:
@@ -254,10 +255,10 @@ class Island:
     # ---- a router that stays away ----
 
     def _let_go(self) -> None:
-        """The router that knew how far they came is gone."""
+        """Forgets the closed requests: the router that knew how far they came is gone."""
         leaving, self._leaving = self._leaving, {}
-        for watch in leaving.values():
-            watch.told()
+        for stats in leaving.values():
+            stats.told()
 
     def _start_giving_up(self) -> None:
         loop = asyncio.get_running_loop()
@@ -269,7 +270,7 @@ class Island:
             self._giving_up.cancel()
         self._pulse()
         for entry in self.take_all():
-            entry.watch.ended("error")
+            entry.stats.ended("error")
             entry.tell(
                 NewTokens(entry.request.key, len(entry.delivered), [], finish_reason="error", error=reason)
             )

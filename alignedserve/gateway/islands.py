@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from alignedserve.gateway.island import Island, News
-from alignedserve.gateway.telemetry import Telemetry
+from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.messages import Cluster, Request
 from alignedserve.types import InstanceId, RequestKey
 from alignedserve.wire import RouterAddress
 
-# Requests, in a turn of the event loop.
+# So many requests are closed in one turn of the event loop.
 NUM_CLOSED_AT_ONCE = 32
 
 
@@ -27,15 +27,15 @@ class Islands:
         telemetry: Telemetry,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_drain`: the launcher says that nothing new is to be taken."""
+        """`on_drain` is called when the launcher says that nothing new is to be taken."""
         self._telemetry = telemetry
         self._islands = [Island(router, me, fingerprint, self._rescue, on_drain) for router in routers]
-        # held by the best-effort call that opens its requests
+        # The best-effort call which opens its requests holds this.
         self._best_effort = asyncio.Lock()
         self._closing: deque[RequestKey] = deque()
 
     async def run(self) -> None:
-        """Until all routers have said so."""
+        """Runs until all routers have told the gateway to stop."""
         await asyncio.gather(*(island.run() for island in self._islands))
 
     @property
@@ -48,8 +48,9 @@ class Islands:
 
     @contextlib.asynccontextmanager
     async def opening(self, tier: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """While a call opens its requests: what it awaits before each few of them. Others have their turn then. Best
-        effort goes on when the router has taken what was opened before, one call after the other."""
+        """Yields what a call awaits before it opens the next few of its requests, so that other calls have their turn.
+        Best-effort calls open theirs one after the other, and go on when the router has taken what was opened
+        before."""
         if tier == "rt":
             yield lambda: asyncio.sleep(0)
             return
@@ -64,16 +65,18 @@ class Islands:
     def open(
         self, request: Request, tell: Callable[[News], None], prediction: Prediction | None = None
     ) -> None:
-        """See Island.open. `prediction`: of its length."""
+        """Opens the request at the island with the fewest open ones (Island.open). `prediction` is that of its
+        length."""
         self._best(self._islands).open(request, tell, self._telemetry.opened(request, prediction))
 
     def close(self, key: RequestKey, reason: str = "abort") -> None:
-        """Nobody waits for it any more: the client has gone, or (`stop`) has all it wants. Safe to repeat."""
+        """Ends a request that nobody waits for any more: the client has gone, or (`stop`) has all it wants. Safe to
+        repeat."""
         for island in self._islands:
             island.close(key, reason)
 
     def close_all(self, keys: Sequence[RequestKey]) -> None:
-        """The same, some at a time, so that nobody else waits for thousands."""
+        """Closes requests some at a time, so that other requests do not wait while thousands are closed."""
         if not self._closing and len(keys) <= NUM_CLOSED_AT_ONCE:
             for key in keys:
                 self.close(key)
@@ -89,7 +92,7 @@ class Islands:
             asyncio.get_running_loop().call_soon(self._close_some)
 
     async def cluster(self) -> dict[int, Cluster]:
-        """Of each island that answers, by its number. Raises ApiError when none does."""
+        """Maps the number of each island that answers to what its router said. Raises ApiError when none answers."""
         answers = await asyncio.gather(
             *(island.cluster() for island in self._islands), return_exceptions=True
         )
@@ -108,10 +111,3 @@ class Islands:
     @staticmethod
     def _best(islands: Sequence[Island]) -> Island:
         return min(islands, key=lambda island: (not island.is_up, island.is_given_up, island.num_open))
-
-
-def requests_of(clusters: Iterable[Cluster]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for cluster in clusters:
-        total.update(cluster.requests)
-    return dict(total)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.watch import Watch
+from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.lengths.encoder import make_encoder
 from alignedserve.lengths.prediction import Prediction
@@ -29,27 +29,28 @@ logger = logging.getLogger(__name__)
 
 # A call waits so long for all of its predictions.
 PATIENCE_S = {"rt": 0.02, "be": 1.0}
-# Answers that are with the thread to be learned. Of more than these, as a call with many choices has them, one at a
-# time is, and then the thread rests: predictions go before, and the event loop needs the interpreter too.
+# So many answers may be with the thread to be learned. When more end, as those of a call with many choices do, they are
+# learned one at a time, and the thread rests in between: predictions go first, and the event loop needs the interpreter
+# too.
 MAX_LEARNING = 8
 LEARNING_REST_S = 0.01
-# More do not wait to be learned.
+# So many answers may wait to be learned; more are not learned.
 MAX_UNLEARNED = 1024
 RETRY_S = 1.0
-# At the end; what is learned after the last save is no great loss.
+# The last save may take so long: what it would add to the one before is no great loss.
 LAST_SAVE_S = 2.0
 
 Result = TypeVar("Result")
-# what was predicted, tokens that it had, and why it ended
+# what was predicted, the number of tokens that the answer had, and why it ended
 Answer = tuple[Prediction, int, str]
 
 
 class Lengths:
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
-        # makes one that knows nothing
+        # makes a predictor that has learned nothing; None: nothing is predicted
         self._new: Callable[[], Predictor] | None = None
-        # while it runs
+        # None while the gateway does not run, and while a saved state is loaded
         self._predictor: Predictor | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lengths")
         self._best_effort = asyncio.Semaphore(1)
@@ -58,7 +59,7 @@ class Lengths:
         self._num_unsaved = 0
 
     def prepare(self, model: ServedModel) -> None:
-        """May take seconds. Raises ValueError for an encoder that can't be. Safe to repeat."""
+        """Makes the encoder, which may take seconds. Raises ValueError if it can't be made. Safe to repeat."""
         if self._config.kind == NONE or self._new is not None:
             return
         decode = model.tokenizer.decode if model.tokenizer else None
@@ -67,7 +68,8 @@ class Lengths:
 
     @contextlib.asynccontextmanager
     async def running(self, name: str, store: Store | None) -> AsyncIterator[None]:
-        """`name`: of the model. Without a store, it all begins anew each time."""
+        """Predicts and learns while the block runs. `name` is the model's. Without a store, learning begins anew each
+        time."""
         if self._new is None:
             yield
             return
@@ -87,7 +89,7 @@ class Lengths:
     async def predict(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, tier: str
     ) -> list[Prediction | None]:
-        """None for what takes too long, and where nothing is predicted."""
+        """Returns one prediction for each prompt: None for what takes too long, and where nothing is predicted."""
         found: list[Prediction | None] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S[tier]):
@@ -103,15 +105,15 @@ class Lengths:
             try:
                 return await self._in_thread(self._predictor.predict, prompt, params, tier)
             except Exception:
-                # nobody's answer depends on it
+                # No answer depends on a prediction.
                 logger.exception("a length was not predicted")
                 return None
 
-    def ended(self, watch: Watch) -> None:
-        """Its answer is learned, some time later."""
-        if self._predictor is None or watch.prediction is None:
+    def ended(self, stats: RequestStats) -> None:
+        """The request has ended: the length of its answer is learned some time later."""
+        if self._predictor is None or stats.prediction is None:
             return
-        answer = watch.prediction, watch.num_tokens, watch.end_reason or ""
+        answer = stats.prediction, stats.num_tokens, stats.end_reason or ""
         if not teaches(*answer):
             return
         if not self._unlearned and len(self._learning) < MAX_LEARNING:
@@ -146,7 +148,7 @@ class Lengths:
     # ---- what outlives the gateway ----
 
     async def _keep(self, store: Store, name: str, new: Callable[[], Predictor]) -> None:
-        """Nothing is saved before it is known what was: it would be lost."""
+        """Restores what was saved, then saves from time to time: what is saved before that is read would replace it."""
         while not await self._restored(store, name, new):
             await asyncio.sleep(RETRY_S)
         try:
@@ -168,7 +170,8 @@ class Lengths:
         return True
 
     async def _loaded(self, saved: bytes, new: Callable[[], Predictor]) -> bool:
-        """It takes seconds, if much was learned; nobody waits behind it."""
+        """Returns False for a state that can't be used. Loading takes seconds if much was learned, and nothing is
+        predicted meanwhile, so that no request waits for it."""
         before, self._predictor = self._predictor, None
         try:
             self._predictor = await self._in_thread(load, saved, new)

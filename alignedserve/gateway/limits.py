@@ -12,9 +12,10 @@ from alignedserve.sampling_params import MAX_LOGPROBS, SamplingParams
 from alignedserve.store import StoreLimits
 from alignedserve.types import InvalidRequest
 
-# for those who say nothing: the memory may be another container's
+# The default for max_stored_bytes is never more than this: the machine's memory may be another container's.
 _MAX_STORED_BYTES = 4 << 30
-# Those of a whole answer are kept until it is whole, some eighty bytes each: forty megabytes. In a stream they are not.
+# An answer may have so many log-probabilities unless it is streamed: they are kept until it is whole, some eighty bytes
+# each, which is forty megabytes.
 MAX_OUTPUT_LOGPROBS = 1 << 19
 
 
@@ -66,7 +67,7 @@ class Limits:
             )
 
     def check_counts(self, stop_token_ids: Sized | None, logit_bias: Sized | None) -> None:
-        """Before each of them is looked at. Raises InvalidRequest that names the limit."""
+        """Counts token ids before each of them is looked at. Raises InvalidRequest that names the limit."""
         for name, ids in (("stop_token_ids", stop_token_ids), ("logit_bias", logit_bias)):
             if ids and len(ids) > self.max_token_ids:
                 raise InvalidRequest(f"{name}: {len(ids)} tokens; at most {self.max_token_ids} are allowed")
@@ -103,7 +104,7 @@ class Limits:
             )
 
     def check_prompts(self, lengths: Sequence[int], params: SamplingParams) -> None:
-        """`lengths`: in tokens, of all prompts of a call."""
+        """`lengths` are those of a call's prompts, in tokens. Raises InvalidRequest that names the limit."""
         longest, num_tokens = max(lengths), params.n * sum(lengths)
         if self.max_prompt_tokens is not None and longest > self.max_prompt_tokens:
             raise InvalidRequest(f"prompt: {longest} tokens; at most {self.max_prompt_tokens} are allowed")
@@ -123,8 +124,9 @@ class Limits:
     def with_room_for_logprobs(
         self, lengths: Sequence[int], params: SamplingParams, num_kept: int | None, max_model_len: int
     ) -> SamplingParams:
-        """`num_kept`: likeliest tokens whose log-probabilities are kept until the answer is whole. A call that says
-        nothing of max_tokens gets what there is room for; raises InvalidRequest for one that asks for more."""
+        """`num_kept` is the number of likeliest tokens whose log-probabilities are kept until the answer is whole. A
+        call without max_tokens gets as many tokens as there is room for. Raises InvalidRequest for one that asks for
+        more."""
         if num_kept is None:
             return params
         rooms = (max_model_len - length for length in lengths)

@@ -13,7 +13,7 @@ import alignedserve
 from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import choose_max_model_len, vocabulary_of
 from alignedserve.engine.validate import Vocabulary, check_ids, check_request
-from alignedserve.gateway.errors import ApiError
+from alignedserve.gateway.http.errors import ApiError
 from alignedserve.models.locate import locate_model
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.tokenizer import Tokenizer
@@ -23,11 +23,11 @@ from alignedserve.types import InvalidRequest
 @dataclass(frozen=True)
 class ServedModel:
     name: str
-    # None: token ids come and go, and there is no text
+    # None: prompts and answers are token ids, and there is no text
     tokenizer: Tokenizer | None
     vocabulary: Vocabulary
     max_model_len: int
-    # those in a chat's messages become tokens, too
+    # Special tokens in a chat's messages become tokens, too.
     parses_special_tokens: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -55,7 +55,7 @@ class ServedModel:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def warm_up(self) -> None:
-        """What takes long with a large vocabulary is found out now."""
+        """Builds the tables that take long with a large vocabulary."""
         if self.tokenizer:
             _ = self.tokenizer.detokenizer_tables, self._longest_token
 
@@ -75,7 +75,7 @@ class ServedModel:
         tokenizer = self._need_tokenizer("messages")
         parses = self.parses_special_tokens
         try:
-            # a variable of this name would be a TypeError
+            # a template variable with the name of one of these parameters is a TypeError
             chat = tokenizer.render_chat(messages, parses_special_tokens=parses, **variables)
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
@@ -90,14 +90,14 @@ class ServedModel:
         return template
 
     def is_special(self, text: str) -> bool:
-        """It is a token that text leaves out."""
+        """Whether `text` is a token that the text of an answer leaves out."""
         if self.tokenizer is None:
             return False
         token_id = self.tokenizer.backend.token_to_id(text)
         return token_id is not None and token_id in self.tokenizer.special_ids
 
     def text_of(self, name: str, token_ids: Sequence[int]) -> str:
-        """`name`: of the parameter that holds them."""
+        """Returns the text of `token_ids`, which came in the parameter `name`."""
         check_ids(name, token_ids, self.vocabulary)
         return self._need_tokenizer(name).decode(token_ids, skip_special_tokens=False)
 

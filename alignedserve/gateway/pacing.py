@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from alignedserve.messages import Abort, Echo, Message
 from alignedserve.types import RequestKey
 
-# Messages that the router may have before it. Each takes it some tenths of a millisecond.
+# The router may have so many messages before it. Each takes it some tenths of a millisecond.
 MAX_AHEAD = 16
-# The rest, in times of what the router took for the lot before.
+# A rest lasts so many times as long as the router took for the lot before it.
 REST = 3.0
-# Submissions that may wait here: enough for the next ones to be there when they may leave.
+# So many submissions may wait here: enough for the next lot to be there when it may leave.
 MAX_WAITING = 2 * MAX_AHEAD
 
-# sends a request
+# Sends one request.
 Submit = Callable[[], None]
-# calls back after so many seconds, if there is still a connection
+# Calls the function back after so many seconds, if there is still a connection.
 Later = Callable[[float, Callable[[], None]], object]
 
 
@@ -37,7 +37,8 @@ class Pacing:
     # aborts leave first: they make room
     _aborts: dict[RequestKey, None] = field(default_factory=dict)
     _submits: dict[RequestKey, Submit] = field(default_factory=dict)
-    # sent since the router was last asked to answer; the answer that is waited for, or whose rest it is, and since when
+    # number of messages since the last Echo; the ticket of the Echo that is waited for, or whose rest it is; when that
+    # was sent
     _num_ahead: int = 0
     _awaited: int | None = None
     _asked_s: float = 0.0
@@ -48,12 +49,12 @@ class Pacing:
         return len(self._submits) < MAX_WAITING
 
     def submit(self, key: RequestKey, submit: Submit) -> None:
-        """Calls it when it is its turn, now or later."""
+        """Calls `submit` when it is the request's turn, now or later."""
         self._submits[key] = submit
         self._go_on()
 
     def abort(self, key: RequestKey) -> bool:
-        """False: the router has not been asked for it yet, and never will be."""
+        """Returns False for a request that has not been submitted yet: now it never will be."""
         if self._submits.pop(key, None):
             return False
         self._aborts[key] = None
@@ -61,7 +62,7 @@ class Pacing:
         return True
 
     def answered(self, echo: Echo) -> None:
-        """By the router, which has taken what was sent before."""
+        """The router has taken what was sent before this Echo."""
         if echo.ticket == self._awaited:
             rest_s = REST * (self.clock() - self._asked_s)
             self.later(rest_s, functools.partial(self._rested, echo.ticket))
@@ -72,7 +73,7 @@ class Pacing:
             self._go_on()
 
     def forget(self) -> None:
-        """The connection is gone, and what was to be sent on it."""
+        """Drops what was to be sent: the connection is gone."""
         self._aborts.clear()
         self._submits.clear()
         self._awaited, self._num_ahead = None, 0

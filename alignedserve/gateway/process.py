@@ -16,24 +16,24 @@ from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.app import create_app
-from alignedserve.gateway.batches import batch_routes
-from alignedserve.gateway.callers import Callers, callers_of
-from alignedserve.gateway.compiler import Compiler
-from alignedserve.gateway.connections import allow_descriptors
-from alignedserve.gateway.doors import Doors
-from alignedserve.gateway.exposition import metrics_route
-from alignedserve.gateway.files import file_routes
-from alignedserve.gateway.intake import Intake
+from alignedserve.gateway.grammars.compiler import Compiler
+from alignedserve.gateway.http.callers import Callers, callers_of
+from alignedserve.gateway.http.connections import allow_descriptors
+from alignedserve.gateway.http.drain_state import DrainState
+from alignedserve.gateway.http.keys import Keys
+from alignedserve.gateway.http.server import MAX_WAITING, Server
 from alignedserve.gateway.islands import Islands
-from alignedserve.gateway.keys import Keys
 from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.lines import LineAnswers
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.preparer import Preparer
-from alignedserve.gateway.server import MAX_WAITING, Server
-from alignedserve.gateway.service import SloConfig
-from alignedserve.gateway.telemetry import Telemetry, Traces
+from alignedserve.gateway.openai.batches import batch_routes
+from alignedserve.gateway.openai.files import file_routes
+from alignedserve.gateway.openai.lines import LineAnswers
+from alignedserve.gateway.openai.preparer import Preparer
+from alignedserve.gateway.openai.request_builder import RequestBuilder
+from alignedserve.gateway.openai.service import SloConfig
+from alignedserve.gateway.telemetry.exposition import metrics_route
+from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.logs import LogConfig
 from alignedserve.steady import collect_when_idle, settle
@@ -46,31 +46,31 @@ from alignedserve.wire import RouterAddress, stop_on_sigterm
 @dataclass(frozen=True)
 class GatewayConfig:
     instance_id: InstanceId
-    # of each island
+    # the address of each island's router
     routers: tuple[RouterAddress, ...]
     host: str
     port: int
     engine: EngineConfig
     served_model_name: str
-    # what has to be the same everywhere
+    # what has to be the same in all processes of the cluster
     fingerprint: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    # by the digests of API keys, see keys.py; none: open to everyone
+    # maps digests of API keys to owners (http/keys.py); without any, the server is open to everyone
     key_owners: Mapping[bytes, str] = field(default_factory=dict)
     # everyone sees all files and batches, whoever made them
     shared_files: bool = False
-    # whose pages may call it from a browser; "*": anyone's
+    # origins whose pages may call the server from a browser; "*" allows any
     allowed_origins: tuple[str, ...] = ()
-    # names that it is known by, besides its addresses; "*": any
+    # hosts by which the server is known, besides its addresses; "*" allows any
     allowed_hosts: tuple[str, ...] = ()
-    # requests that run when the server is told to stop get so long to finish
+    # seconds that running requests get to finish when the server is told to stop
     shutdown_timeout_s: float = 30.0
-    # where files and batch jobs are kept; without it there are none
+    # the store that keeps files and batch jobs; without one there are none
     store_url: str = ""
     batches: BatchConfig = field(default_factory=BatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
     lengths: LengthConfig = field(default_factory=LengthConfig)
-    # where traces go; None: nowhere
+    # the receiver that traces go to; None turns them off
     otlp_endpoint: str | None = None
     slo: SloConfig = field(default_factory=SloConfig)
 
@@ -83,14 +83,14 @@ class GatewayProcess:
         self._islands = Islands(
             config.routers, config.instance_id, config.fingerprint, self.telemetry, self.drain
         )
-        self.doors = Doors()
-        # of batch jobs, and its task
+        self.drain_state = DrainState()
+        # what runs batch jobs, and its task
         self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
         self._draining: asyncio.Task[None] | None = None
 
     def run(self) -> None:
-        """Until the router tells it to stop. Raises ValueError for a model that can't be, OSError for a port that is
-        taken, and RefusedByRouter."""
+        """Runs until the router tells it to stop. Raises ValueError for a model that can't be loaded, OSError for a
+        port that is taken, and RefusedByRouter."""
         self._config.log.start(self._config.instance_id)
         model = ServedModel.load(self._config.served_model_name, self._config.engine)
         self._lengths.prepare(model)
@@ -100,24 +100,29 @@ class GatewayProcess:
             asyncio.run(self.serve(model, sock, is_prepared=True))
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
-        """`is_prepared`: the first one who wants a grammar does not wait for what the second one need not."""
+        """With `is_prepared`, child processes are started first, so that the first grammar or large body does not wait
+        for them."""
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
         preparer = Preparer(model, limits)
-        intake = Intake(model, self._islands, compiler, preparer, limits, slo, self._lengths, seeds)
+        request_builder = RequestBuilder(
+            model, self._islands, compiler, preparer, limits, slo, self._lengths, seeds
+        )
         async with (
             contextlib.aclosing(compiler),
             contextlib.aclosing(preparer),
             self._store() as store,
             self._lengths.running(model.name, store),
-            self._batches(intake, store) as routers,
+            self._batches(request_builder, store) as routers,
         ):
             if is_prepared:
                 await asyncio.gather(compiler.prepare(), preparer.start())
-            routers.append(metrics_route(self.telemetry.metrics, self._islands, self._count_jobs))
+            routers.append(metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs))
             keys, origins = Keys(self._config.key_owners), self._config.allowed_origins
-            app = create_app(intake, self.doors, keys, routers, origins, store, self._callers(sock))
+            app = create_app(
+                request_builder, self.drain_state, keys, routers, origins, store, self._callers(sock)
+            )
             await self._serve(app, sock)
 
     def _callers(self, sock: socket.socket) -> Callers:
@@ -138,16 +143,18 @@ class GatewayProcess:
             await store.close()
 
     @contextlib.asynccontextmanager
-    async def _batches(self, intake: Intake, store: Store | None) -> AsyncIterator[list[APIRouter]]:
-        """They run meanwhile."""
+    async def _batches(
+        self, request_builder: RequestBuilder, store: Store | None
+    ) -> AsyncIterator[list[APIRouter]]:
+        """Runs batch jobs while the block runs, and yields the routes for files and batches."""
         if store is None:
             yield []
             return
         name = f"{self._config.instance_id}-{os.getpid()}"
         runner = BatchRunner(
             store,
-            LineAnswers(intake).ask,
-            intake.model.name,
+            LineAnswers(request_builder).ask,
+            request_builder.model.name,
             name,
             self._config.batches,
             self.telemetry.metrics.line_was_late,
@@ -170,7 +177,7 @@ class GatewayProcess:
         serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._islands.run())
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
-        # whichever ends takes the other with it
+        # When one of them ends, the other one is stopped.
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
         self.stop()
         server.should_exit = True
@@ -178,13 +185,13 @@ class GatewayProcess:
         if self._draining:
             self._draining.cancel()
         await asyncio.gather(serving, linked)
-        # it waits for the receiver, which may be away
+        # To close them waits for the receiver, which may be away.
         await asyncio.to_thread(self.telemetry.traces.close)
 
     def drain(self) -> None:
         """Takes no new requests, begins no line of a batch job, and stops when what runs has finished, or its time is
         up. Safe to repeat."""
-        self.doors.close()
+        self.drain_state.begin()
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
@@ -195,15 +202,15 @@ class GatewayProcess:
                     runner, running = self._runner
                     runner.stop(self._config.shutdown_timeout_s)
                     await asyncio.wait({running})
-                await self.doors.until_empty()
+                await self.drain_state.until_idle()
         self.stop()
 
     def _signalled(self) -> None:
-        """Whoever asks twice does not want to wait."""
-        self.stop() if self.doors.are_closed else self.drain()
+        """A second signal says that its sender does not want to wait."""
+        self.stop() if self.drain_state.is_draining else self.drain()
 
     def stop(self) -> None:
-        """In the event loop's thread. Safe to repeat."""
+        """Must be called in the event loop's thread. Safe to repeat."""
         self._islands.stop()
 
 
@@ -211,14 +218,14 @@ def _traces(config: GatewayConfig) -> Traces | None:
     if config.otlp_endpoint is None:
         return None
     try:
-        from alignedserve.gateway.traces import OtlpTraces
+        from alignedserve.gateway.telemetry.traces import OtlpTraces
     except ImportError as error:
         raise ValueError(f"otlp_endpoint: needs the extra alignedserve[otel] ({error})") from None
     return OtlpTraces(config.otlp_endpoint)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises OSError, which names the address, when it can't be had."""
+    """Raises OSError, which names the address, when it can't be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=MAX_WAITING)

@@ -9,26 +9,26 @@ from contextlib import asynccontextmanager
 
 # What an owner has used counts half after so long.
 HALF_LIFE_S = 30.0
-# and is forgotten when it is less than this
+# It is forgotten when it is less than this.
 FORGOTTEN_S = 0.001
 
 
 class NoTurn(Exception):
-    """Others are at it all the time."""
+    """Others had all the turns for as long as the owner would wait."""
 
 
 class Turns:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._is_taken = False
-        # in the order in which they came
+        # owners that wait, in the order in which they came
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
-        # seconds, and as of when
+        # seconds that each owner has used, and when they were last counted
         self._used: dict[str, tuple[float, float]] = {}
 
     @asynccontextmanager
     async def turn(self, owner: str, patience_s: float) -> AsyncIterator[None]:
-        """Raises NoTurn."""
+        """Waits for the owner's turn for `patience_s` at most, and holds it until the block ends. Raises NoTurn."""
         if self._is_taken:
             await self._wait(owner, patience_s)
         self._is_taken = True

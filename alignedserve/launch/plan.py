@@ -10,10 +10,10 @@ from typing import Any
 from alignedserve.batch.config import BatchConfig
 from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
-from alignedserve.gateway.keys import owners_of
+from alignedserve.gateway.http.keys import owners_of
 from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.openai.service import SloConfig
 from alignedserve.gateway.process import GatewayConfig
-from alignedserve.gateway.service import SloConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.process import PoolProcessConfig

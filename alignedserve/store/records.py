@@ -37,7 +37,7 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     num_chunks: int
     created_at: int
     expires_at: int | None = None
-    # whose it is (gateway/keys.py); "": where no keys are needed
+    # whose it is (gateway/http/keys.py); "": where no keys are needed
     owner: str = ""
 
 

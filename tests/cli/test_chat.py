@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from alignedserve.gateway.keys import owners_of
+from alignedserve.gateway.http.keys import owners_of
 from alignedserve.launch.ports import free_port
 from alignedserve.messages import Rejected, Submit
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from alignedserve.gateway.island import Island, News
-from alignedserve.gateway.telemetry import Telemetry
+from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.messages import AnyMessage, Cluster, NewTokens, Request, Tokens
 from alignedserve.prompt_logprobs import TokenLogprobs, unpack
 from alignedserve.types import InstanceId

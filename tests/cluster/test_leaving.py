@@ -282,7 +282,7 @@ def test_its_trace_ends_with_the_stage_that_it_was_left_in(
     houses: Callable[..., Processes], state: str
 ) -> None:
     pytest.importorskip("opentelemetry.sdk")
-    from tests.gateway.test_traces import receiving
+    from tests.gateway.telemetry.test_traces import receiving
 
     present = {"queued": (), "prefilling": PREFILLS[:1], "pooled": PREFILLS[:1]}
 

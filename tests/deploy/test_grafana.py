@@ -10,10 +10,10 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from alignedserve.gateway.exposition import HISTOGRAMS, INSTANCE_COUNTERS
+from alignedserve.gateway.telemetry.exposition import HISTOGRAMS, INSTANCE_COUNTERS
 from tests.gateway.observed import observed
 from tests.gateway.served import play
-from tests.gateway.test_metrics import KnowingRouter
+from tests.gateway.telemetry.test_metrics import KnowingRouter
 
 DASHBOARD = Path(__file__).parent.parent.parent / "deploy/grafana/alignedserve.json"
 METRIC = re.compile(r"alignedserve:\w+")

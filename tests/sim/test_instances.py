@@ -163,7 +163,7 @@ class Script(SimTransfers):
 
     def deliver(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
-            if outcome.what != "lend":
+            if outcome.what != "send":
                 self.completions.post(self._open[outcome.what, outcome.keys].pop(0), outcome)
 
 

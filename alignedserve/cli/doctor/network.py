@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, note, ok, warn
-from alignedserve.gateway.keys import owners_of
+from alignedserve.gateway.http.keys import owners_of
 from alignedserve.launch.config import is_loopback
 from alignedserve.launch.ports import check_address
 

@@ -9,7 +9,7 @@ export const forgetKey = () => sessionStorage.removeItem(NAME);
 
 export class Unauthorized extends Error {}
 
-// It answers, and not with what was asked for.
+// The server answers, and not with what was asked for.
 export class Refused extends Error {
   constructor(status, message) {
     super(message);
@@ -26,14 +26,14 @@ export async function post(path, body, signal) {
   return checked(await ask(path, { method: "POST", body: JSON.stringify(body), headers, signal }));
 }
 
-// Says why, also when it is 503.
+// Returns the body of a 503, too: it says why.
 export async function getHealth() {
   const response = await ask("/health", { signal: AbortSignal.timeout(TIMEOUT_MS) });
   const body = await response.json();
   return { ...body, serverTime: Date.parse(response.headers.get("date")) || Date.now() };
 }
 
-// While no router answers there is no cluster: null.
+// Returns null while no router answers: then there is no cluster.
 export async function getCluster() {
   try {
     return await (await get("/v1/cluster")).json();

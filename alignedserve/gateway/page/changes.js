@@ -1,16 +1,17 @@
-// What became of processes from one look to the next. Of an island whose router answers, each process is named that is
-// there or is missed; of another one nothing is known.
+// What became of processes from one look to the next. A router that answers names each process of its island that is
+// there or is missed; nothing is known of an island whose router does not answer.
 
 const KEPT = 50;
 
 export class Changes {
   constructor() {
-    // key -> as last named, and what this page knows beside: since when it is missed, when it came back, and as what before
+    // maps a key to what was last said of the process, and what this page knows beside: since when it is missed, when it
+    // came back, and what it was before
     this.byKey = new Map();
     this.events = [];
   }
 
-  // `processes`: null while no router answers. All that were ever seen.
+  // Returns all processes that were ever seen. `processes` is null while no router answers.
   look(processes, nowMs) {
     const named = new Map((processes ?? []).map((process) => [keyOf(process), process]));
     const heard = new Set([...named.values()].map((process) => process.island));

@@ -44,7 +44,7 @@ function pointsOf(rates, top) {
   return rates.map((point) => `${x(point).toFixed(2)},${y(point).toFixed(2)}`).join(" ");
 }
 
-// To a round number, ten at least: the scale does not change with every reading.
+// Rounds up to a round number, ten at least: the scale does not change with every reading.
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 10)));
   return [1, 2, 4, 6, 10].map((digit) => digit * power).find((bound) => bound >= value);

@@ -74,7 +74,7 @@ export class Chat {
   }
 
   end(messages, answer) {
-    // unless it was started anew meanwhile
+    // The conversation may have been started anew meanwhile.
     if (this.messages === messages) this.messages.push({ role: "assistant", content: answer.text });
     this.stopper = null;
     byId("send").hidden = false;

@@ -12,7 +12,7 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Of how much of it is filled: `share` from 0 to 1, or null where there is nothing to fill.
+// A bar that shows how much of something is filled: `share` is from 0 to 1, or null where there is nothing to fill.
 export class Bar {
   constructor(label) {
     this.fill = element("span", { className: "fill" });

@@ -12,7 +12,7 @@ export const count = (value, noun) => `${whole.format(value)} ${noun}${value ===
 
 export function percent(share) {
   if (share === null) return NONE;
-  // what is not all of it is not rounded up to all
+  // A share below 1 is not rounded up to 100 %.
   return `${one.format(Math.floor(share * 1000) / 10)} %`;
 }
 

@@ -24,7 +24,7 @@ const jobs = new Jobs();
 const poll = new Poll(look);
 const keyForm = new KeyForm(() => poll.now());
 let waitMs = EVERY_MS;
-// of /v1/models; null: not known, or the server was away since
+// The model that /v1/models names; null: it is not known, or the server was away since.
 let model = null;
 
 async function look() {

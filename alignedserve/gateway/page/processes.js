@@ -5,7 +5,7 @@ import { Bar, Rows, byId, element, setText } from "./dom.js";
 import { NONE, age, clock, number, percent } from "./format.js";
 
 const ROLES = ["gateway", "router", "kvpool", "prefill", "decode"];
-// as the metrics count them
+// These states are the ones that the metrics count.
 const RUNNING = ["prefilling", "running", "making room"];
 const GONE = ["leaving"];
 const WITH_REQUESTS = ["prefill", "decode"];
@@ -32,7 +32,7 @@ export class Processes {
     byId("processes").append(table, events, this.quiet);
   }
 
-  // `cluster`: null while no router answers
+  // `cluster` is null while no router answers.
   show(cluster, serverTimeMs) {
     const nowMs = Date.now();
     const found = this.changes.look(cluster && cluster.processes, nowMs);

@@ -4,7 +4,7 @@ const OBJECTIVES = ["ttft", "tbt", "deadline"];
 
 export const NOTHING = { asked: 0, found: 0, evictions: 0, recoveries: 0 };
 
-// `before`: the reading before it, for what nobody can say while no router answers.
+// `before` is the reading before it: it tells what nobody can say while no router answers.
 export function readingOf(samples, atMs, before) {
   const moved = movedIn(samples) ?? before?.moved ?? NOTHING;
   return { atMs, rt: tierOf(samples, "rt"), be: tierOf(samples, "be"), moved };
@@ -37,14 +37,14 @@ export function tokensPerSecond(older, newer, tier) {
   return seconds > 0 ? (newer[tier].tokens - older[tier].tokens) / seconds : 0;
 }
 
-// Of the requests in between that had this objective; null: there were none.
+// Returns the share of requests in between that met this objective; null if none had it.
 export function shareKept(older, newer, tier, slo) {
   const kept = newer[tier].kept[slo] - older[tier].kept[slo];
   const missed = newer[tier].missed[slo] - older[tier].missed[slo];
   return kept + missed > 0 ? kept / (kept + missed) : null;
 }
 
-// What routers count begins anew with them.
+// The counts of a router begin anew when it does.
 export const grown = (older, newer) => Math.max(newer - older, 0);
 
 export function shareFound(older, newer) {
@@ -52,7 +52,7 @@ export function shareFound(older, newer) {
   return asked > 0 ? Math.min(grown(older.found, newer.found) / asked, 1) : null;
 }
 
-// Estimated as Prometheus does it, within the bucket; null: nothing was observed in between.
+// Estimates a quantile within its bucket, as Prometheus does; null if nothing was observed in between.
 export function quantile(q, older, newer) {
   const counts = newer.map(([bound, count], index) => [bound, count - (older[index]?.[1] ?? 0)]);
   const total = counts.at(-1)?.[1] ?? 0;

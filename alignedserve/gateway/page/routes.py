@@ -19,7 +19,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing from elsewhere, nothing inline, nothing sent elsewhere.
+# The page takes nothing from elsewhere and nothing inline, and sends nothing elsewhere.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -54,7 +54,7 @@ def read_files() -> dict[str, PageFile]:
 
 
 def add_page(app: FastAPI) -> set[Callable[..., Any]]:
-    """Its endpoints."""
+    """Adds the page's routes, and returns their endpoints."""
     files = read_files()
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)

@@ -18,20 +18,20 @@ export class Samples {
     this.byName.get(name).push({ labels, value });
   }
 
-  // Those whose labels have these values; names are without the prefix that all have.
+  // Returns the samples whose labels have these values. `name` is without the prefix that all have.
   find(name, labels = {}) {
     const wanted = Object.entries(labels);
     const named = this.byName.get(PREFIX + name) ?? [];
     return named.filter((sample) => wanted.every(([label, value]) => sample.labels[label] === value));
   }
 
-  // null: there is none
+  // Returns null if there is no such sample.
   sum(name, labels) {
     const found = this.find(name, labels);
     return found.length ? found.reduce((total, sample) => total + sample.value, 0) : null;
   }
 
-  // Of a histogram: [bound, number of values up to it], by rising bounds.
+  // Returns a histogram's [bound, number of values up to it], by rising bounds.
   buckets(name, labels) {
     return this.find(`${name}_bucket`, labels).map((sample) => [toNumber(sample.labels.le), sample.value]);
   }

@@ -9,7 +9,7 @@ const TIERS = { rt: "real time", be: "best effort" };
 const RATE_S = 5;
 const WINDOW_S = 60;
 
-// what it is called, by what name tests and styles know it, and what is said of a tier
+// Each figure has a title, the name by which tests and styles know it, and what it says of a tier.
 const FIGURES = [
   ["tokens per second", "rate", (tier, history) => rateOf(tier, history)],
   ["running", "running", (tier, history) => number(history.latest[tier].running)],

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from alignedserve.gateway.metrics import FIRST_TOKEN_S, Histogram
+from alignedserve.gateway.telemetry.metrics import FIRST_TOKEN_S, Histogram
 from tests.gateway.page.browser import Browser
 from tests.gateway.page.hosted import Hosted, hosted
 

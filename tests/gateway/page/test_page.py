@@ -7,10 +7,10 @@ from typing import Any
 
 from selenium.webdriver.common.keys import Keys
 
+from tests.gateway.http.test_access import KEYED
 from tests.gateway.page.browser import Browser
 from tests.gateway.page.hosted import hosted
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of, part
-from tests.gateway.test_access import KEYED
 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script><b>bold</b>"
 

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from alignedserve.gateway.page.routes import FOLDER, TYPES
+from tests.gateway.http.test_access import KEYED
 from tests.gateway.served import play, served
-from tests.gateway.test_access import KEYED
 
 FILES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
 

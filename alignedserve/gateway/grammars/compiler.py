@@ -1,0 +1,145 @@
+"""Schemas, regexes and grammars, tried in a process of their own (text/grammar_process.py): one that takes too long, or
+too much memory, ends. Instances compile them again; what is refused here never gets there.
+
+There are two lanes. In the first each may take a little of the processor's time, which is enough for ordinary ones.
+What takes longer begins anew in the second, and may take all of the time that it has: ordinary ones don't wait for
+that. In both, the owner goes next that has used the lane least of late: an API key's holder, if there are keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from alignedserve.engine.validate import Vocabulary
+from alignedserve.gateway.grammars.compiler_process import CompilerProcess, ProcessEnded
+from alignedserve.gateway.turns import NoTurn, Turns
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.types import InvalidRequest
+
+__all__ = ["Compiler", "NoTurn"]
+
+# So many answers are kept: a hash and a line of text each.
+MAX_KEPT = 4096
+# A grammar may take so many seconds of the processor's time in the first lane. Schemas with some hundred properties
+# take less.
+SHORT_S = 0.05
+# So many seconds may pass for each second of the processor's time: others may have the processor.
+CLOCK_FACTOR = 4
+# A request waits no longer than this for its turn, when others' grammars take their whole time one after the other.
+TURN_S = 10.0
+# What took too long is not tried again for so long: on a machine with less to do it might not.
+SLOW_KEPT_S = 300.0
+# signals that end a child whose time is up
+_TOO_SLOW = ("SIGALRM", "SIGPROF")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Found:
+    # what is wrong with it; None: nothing
+    problem: str | None = None
+    # True: it took too long, and nothing else is known of it
+    is_slow: bool = False
+    # the time from which it is tried again
+    until_s: float = float("inf")
+
+
+class Compiler:
+    def __init__(self, tokenizer: Tokenizer | None, vocabulary: Vocabulary) -> None:
+        has_grammars = tokenizer is not None and vocabulary.eos_token_ids
+        self._process = CompilerProcess(tokenizer, vocabulary) if tokenizer and has_grammars else None
+        self._short = Turns()
+        self._long = Turns()
+        self._kept: OrderedDict[bytes, _Found] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[_Found]] = {}
+
+    async def prepare(self) -> None:
+        """Starts the process, so that the first grammar need not wait for it."""
+        try:
+            if self._process is not None:
+                await self._process.started()
+        except ProcessEnded as error:
+            logger.warning("grammars: the vocabulary could not be taken in, %s", error)
+
+    async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
+        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn. `timeout_s` counts the
+        processor's time. Requests without an `owner` count as one owner's."""
+        key = hashlib.sha256(f"{wanted.kind} {wanted.text}".encode()).digest()
+        found = self._kept.get(key)
+        if found is None or found.until_s < time.monotonic():
+            # It goes on when this request is cancelled: others may wait for it, too.
+            found = await asyncio.shield(self._ask(key, wanted, timeout_s, owner))
+            self._keep(key, found)
+        self._kept.move_to_end(key)
+        if found.is_slow:
+            raise TimeoutError
+        if found.problem is not None:
+            raise InvalidRequest(found.problem)
+
+    async def aclose(self) -> None:
+        asking = list(self._asking.values())
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        if self._process is not None:
+            await self._process.aclose()
+
+    def _keep(self, key: bytes, found: _Found) -> None:
+        self._kept[key] = found
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+
+    def _ask(
+        self, key: bytes, wanted: StructuredOutputsParams, timeout_s: float, owner: str
+    ) -> asyncio.Task[_Found]:
+        if key not in self._asking:
+            self._asking[key] = asyncio.create_task(self._find(wanted, timeout_s, owner))
+            self._asking[key].add_done_callback(lambda asking: self._over(key, asking))
+        return self._asking[key]
+
+    def _over(self, key: bytes, asking: asyncio.Task[_Found]) -> None:
+        del self._asking[key]
+        if not asking.cancelled():
+            # A request that waits gets the exception. To look at it here keeps asyncio from a warning where none waits.
+            asking.exception()
+
+    async def _find(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str) -> _Found:
+        if self._process is None:
+            return _Found(
+                "structured_outputs: needs a tokenizer and an end of sequence, and this model has not both"
+            )
+        # The start of the process is nobody's turn.
+        await self.prepare()
+        async with self._short.turn(owner, TURN_S):
+            found = await self._compiled(self._process, wanted, min(SHORT_S, timeout_s))
+        if not found.is_slow:
+            return found
+        async with self._long.turn(owner, TURN_S):
+            return await self._compiled(self._process, wanted, timeout_s)
+
+    async def _compiled(
+        self, process: CompilerProcess, wanted: StructuredOutputsParams, cpu_s: float
+    ) -> _Found:
+        later_s = time.monotonic() + SLOW_KEPT_S
+        try:
+            answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
+        except ProcessEnded:
+            try:
+                # Whatever ended it, it was not this grammar: its children do the work.
+                answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
+            except ProcessEnded:
+                return _Found(
+                    "structured_outputs: not possible with this model's vocabulary", until_s=later_s
+                )
+        if "ended" not in answer:
+            return _Found(answer["problem"])
+        if answer["ended"] in _TOO_SLOW:
+            return _Found(is_slow=True, until_s=later_s)
+        return _Found(f"structured_outputs.{wanted.kind}: too large to be compiled")

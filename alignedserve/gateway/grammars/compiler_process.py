@@ -1,0 +1,130 @@
+"""The process that compiles grammars (text/grammar_process.py), as the gateway has it in hand. It starts when it is
+needed, and again when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from itertools import count
+from typing import Any
+
+from alignedserve.child import ENDED, hear, start, tell
+from alignedserve.engine.validate import Vocabulary
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.text import grammar_process
+from alignedserve.text.tokenizer import Tokenizer
+
+
+class ProcessEnded(Exception):
+    """The process ended before it answered. The message says how."""
+
+
+class CompilerProcess:
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._starting: asyncio.Task[_Running] | None = None
+        self._is_closed = False
+
+    async def started(self) -> _Running:
+        """Raises ProcessEnded where the vocabulary can't be taken in."""
+        if self._is_closed:
+            raise ProcessEnded("it is closed")
+        if self._starting is None or _is_over(self._starting):
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def compile(
+        self, wanted: StructuredOutputsParams, timeout_s: float, cpu_s: float
+    ) -> dict[str, Any]:
+        """Returns what the `problem` is, which may be None, or how the compilation `ended`. Raises ProcessEnded."""
+        asked = {"kind": wanted.kind, "value": getattr(wanted, wanted.kind)}
+        running = await self.started()
+        return await running.ask(asked | {"timeout_s": timeout_s, "cpu_s": cpu_s})
+
+    async def aclose(self) -> None:
+        """Ends the process. Nothing is compiled afterwards."""
+        self._is_closed = True
+        if self._starting is not None:
+            with contextlib.suppress(ProcessEnded):
+                await (await self._starting).aclose()
+
+    async def _start(self) -> _Running:
+        process = await start(grammar_process.__name__, grammar_process.ENVIRONMENT)
+        try:
+            await _tell(process, self._vocabulary_frame())
+            await _heard(process)
+        except ENDED as error:
+            raise ProcessEnded(f"status {await process.wait()}") from error
+        return _Running(process)
+
+    def _vocabulary_frame(self) -> dict[str, Any]:
+        return {
+            "tokenizer": self._tokenizer.backend.to_str(),
+            "size": self._vocabulary.size,
+            "eos_token_ids": sorted(self._vocabulary.eos_token_ids),
+        }
+
+
+class _Running:
+    """A process that has taken in its vocabulary."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.has_ended = False
+        self._numbers = count()
+        # answers that are waited for, by number
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    async def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if self.has_ended:
+            raise ProcessEnded("before it was asked")
+        number = next(self._numbers)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            with contextlib.suppress(ConnectionError):
+                # `_read` hears of it, too.
+                await _tell(self.process, asked | {"number": number})
+            return await answer
+        finally:
+            del self._asked[number]
+
+    async def aclose(self) -> None:
+        """Ends the process and its children, which may be in the middle of something."""
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        await self._reading
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                answer = await _heard(self.process)
+                asked = self._asked.get(answer["number"])
+                if asked is not None and not asked.done():
+                    asked.set_result(answer)
+        except ENDED:
+            self.has_ended = True
+            # To kill it once more could take its status from what waits for it.
+            status = await self.process.wait()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(ProcessEnded(f"status {status}"))
+
+
+def _is_over(starting: asyncio.Task[_Running]) -> bool:
+    return starting.done() and (starting.exception() is not None or starting.result().has_ended)
+
+
+async def _tell(process: asyncio.subprocess.Process, value: dict[str, Any]) -> None:
+    await tell(process, json.dumps(value).encode())
+
+
+async def _heard(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(await hear(process))
+    return answer

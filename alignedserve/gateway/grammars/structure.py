@@ -1,0 +1,39 @@
+"""What the output has to look like is compiled before a request goes on its way, and within a time."""
+
+from __future__ import annotations
+
+from alignedserve.gateway.grammars.compiler import Compiler, NoTurn
+from alignedserve.gateway.http.errors import ApiError, unavailable
+from alignedserve.gateway.limits import Limits
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import InvalidRequest
+
+
+def check_size(limits: Limits, params: SamplingParams, name: str) -> None:
+    """The schema or grammar came in the parameter `name`. Raises ApiError."""
+    num_bytes = len(params.structured_outputs.text) if params.structured_outputs else 0
+    if num_bytes > limits.max_grammar_bytes:
+        raise _refused(name, f"{num_bytes} bytes; at most {limits.max_grammar_bytes} are allowed")
+
+
+async def check_structure(
+    compiler: Compiler, limits: Limits, params: SamplingParams, name: str, owner: str
+) -> None:
+    """The schema or grammar came in the parameter `name`. `owner` is that of the request's key. Raises ApiError that
+    says what is wrong with it."""
+    wanted = params.structured_outputs
+    if wanted is None:
+        return
+    try:
+        await compiler.check(wanted, limits.grammar_timeout_s, owner)
+    except NoTurn:
+        raise unavailable(f"{name}: others' schemas and grammars are being compiled") from None
+    except TimeoutError:
+        raise _refused(name, f"not compiled within {limits.grammar_timeout_s:g} s") from None
+    except InvalidRequest as error:
+        # The client knows it by another name.
+        raise _refused(name, str(error).partition(": ")[2]) from error
+
+
+def _refused(name: str, reason: str) -> ApiError:
+    return ApiError(400, f"{name}: {reason}", param=name)

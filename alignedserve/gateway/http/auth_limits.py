@@ -1,0 +1,116 @@
+"""What every request goes through before any of it is read: whose it is, whether there is room, how long it may be.
+
+Where no keys are needed, any page that a user looks at may make the browser send requests: see callers.py.
+A client without a key gets nothing but `/health` and the page's files, which hold no data: no other route, no route
+that isn't there, no OPTIONS, no docs.
+What browsers ask before a call (CORS, see gateway/app.py) does not come so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.routing import Match, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from alignedserve.batch.config import CHUNK_BYTES
+from alignedserve.gateway.http.callers import ANY_CALLER, LOOKING, Callers
+from alignedserve.gateway.http.drain_state import DrainState
+from alignedserve.gateway.http.errors import ApiError, unavailable
+from alignedserve.gateway.http.keys import ANYONE, Keys
+from alignedserve.gateway.http.reading import BodyMemory, Reading
+from alignedserve.gateway.limits import Limits
+
+# The body of an upload may have so many bytes besides its file: it has parts, with headers of their own.
+MULTIPART_BYTES = 64 << 10
+# Load balancers ask for this under names of their own, so its Host is not checked. It holds no data, and changes
+# nothing.
+PROBED = "/health"
+
+
+class AuthLimitsMiddleware:
+    def __init__(
+        self,
+        app: ASGIApp,
+        router: Router,
+        public: Collection[Callable[..., Any]],
+        keys: Keys,
+        limits: Limits,
+        drain_state: DrainState,
+        callers: Callers = ANY_CALLER,
+    ) -> None:
+        """`public` are the endpoints that need no key."""
+        self._app = app
+        self._router = router
+        self._public = public
+        self._keys = keys
+        self._limits = limits
+        self._drain_state = drain_state
+        self._callers = callers
+        # Where no keys are needed, all clients are one owner, which may have all of the memory.
+        needs_keys = keys.owner(None) is None
+        self._memory = BodyMemory(limits.max_total_body_bytes, 0.5 if needs_keys else 1.0)
+        # Bytes of a body, by path, and those of them that are in memory at a time: files go on to the store in chunks.
+        self._max_bytes: Mapping[str, tuple[int, int]] = {
+            "/v1/files": (limits.max_file_bytes + MULTIPART_BYTES, CHUNK_BYTES)
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            # there are no web sockets here
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        owner = self._keys.owner(headers.get("authorization"))
+        max_bytes = self._max_bytes.get(scope["path"], (self._limits.max_body_bytes,) * 2)
+        with self._memory.share(owner or ANYONE) as share:
+            reading = Reading(receive, headers, share, *max_bytes)
+            send = reading.answering(send)
+            refusal = self._refusal(scope, headers, owner) or reading.refusal()
+            if refusal:
+                await reading.drop()
+                await refusal.response()(scope, receive, send)
+                return
+            scope.setdefault("state", {})["owner"] = owner or ANYONE
+            with self._drain_state.counted(owner or ANYONE):
+                await self._app(scope, reading.receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers, owner: str | None) -> ApiError | None:
+        if scope["path"] != PROBED and (refusal := self._callers.refusal(scope["method"], headers)):
+            return refusal
+        if owner is None and not self._is_public(scope):
+            return _unauthorized("authorization" in headers)
+        if self._drain_state.is_draining and scope["method"] not in LOOKING:
+            return unavailable("this server is stopping")
+        if owner is not None and self._drain_state.num_open(owner) >= self._limits.max_requests_per_key:
+            return _too_many(self._limits.max_requests_per_key)
+        return None
+
+    def _is_public(self, scope: Scope) -> bool:
+        for route in self._router.routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                return found.get("endpoint") in self._public
+        return False
+
+
+def _unauthorized(has_key: bool) -> ApiError:
+    what = "the API key is not known here" if has_key else "no API key was given"
+    error = ApiError(401, f"{what}: send the header Authorization: Bearer KEY", code="invalid_api_key")
+    error.headers["WWW-Authenticate"] = "Bearer"
+    return error
+
+
+def _too_many(limit: int) -> ApiError:
+    message = (
+        f"{limit} requests are under way, and at most {limit} may be: of one API key, or of all clients together "
+        "where no keys are needed"
+    )
+    return ApiError(429, message, code="rate_limit_exceeded", retry=True)

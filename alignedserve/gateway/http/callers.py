@@ -1,0 +1,117 @@
+"""Which web pages may make a browser ask, by the headers that a page can't choose: Host, Origin and Sec-Fetch-Site.
+
+A server that listens on this machine, or within a network, and needs no key is reached by whoever can make a browser
+send something: any page. Two things keep them out.
+
+- A page can have its own name lead to this machine (DNS rebinding), and is then of the same origin as this server to
+  the browser. But the browser says the name: it must be one that this server is known by. An address that somebody
+  typed is no name that leads elsewhere.
+- A page can send a form, or a file, anywhere without reading what comes back. The browser says which page it was: what
+  changes anything must come from this server's own page, or from an allowed origin.
+
+With API keys neither is looked at, unless hosts are named: a page does not have the key, and no browser adds it by
+itself. Whatever is no browser can say what it likes, and needs no page to be asked by.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from starlette.datastructures import Headers
+
+from alignedserve.gateway.http.errors import ApiError
+
+# These methods ask for no work: they are answered while the server stops, too.
+LOOKING = ("GET", "HEAD", "OPTIONS")
+ANY = "*"
+# a host, with or without a port
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{0,5})?")
+
+
+@dataclass(frozen=True)
+class Callers:
+    """By default any host may be asked for, and pages of any origin may change something."""
+
+    names: frozenset[str] = frozenset((ANY,))
+    takes_loopback: bool = False
+    takes_addresses: bool = False
+    # None: pages of any origin may change something
+    origins: frozenset[str] | None = None
+
+    def refusal(self, method: str, headers: Headers) -> ApiError | None:
+        host = headers.get("host")
+        # A client that sends no Host is no browser.
+        if host is not None and not self._knows(host):
+            return ApiError(403, f"Host {host!r}: {_HOST_HELP}", code="host_not_allowed")
+        if method in LOOKING or self.origins is None or ANY in self.origins:
+            return None
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        if origin in self.origins or site == "same-origin":
+            return None
+        is_foreign = not _is_of(origin, host) if origin is not None else site == "same-site"
+        if is_foreign or site == "cross-site":
+            return ApiError(403, f"Origin {origin!r}: {_ORIGIN_HELP}", code="origin_not_allowed")
+        return None
+
+    def _knows(self, host: str) -> bool:
+        if ANY in self.names:
+            return True
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = plain(found[1])
+        if name in self.names:
+            return True
+        if name == "localhost":
+            return self.takes_loopback
+        address = _address(name)
+        if address is None:
+            return False
+        return self.takes_addresses or (self.takes_loopback and address.is_loopback)
+
+
+# All callers are taken where keys are needed, and in tests of what comes behind.
+ANY_CALLER = Callers()
+_HOST_HELP = "this server is not known by that name; --allowed-hosts makes it known, when it is started"
+_ORIGIN_HELP = (
+    "its pages may not change anything here; --allowed-origins lets them, when the server is started"
+)
+
+
+def callers_of(
+    listened_on: Collection[str], hosts: Collection[str], origins: Collection[str], needs_keys: bool
+) -> Callers:
+    """`listened_on` holds the name or address that the operator gave, and the address that it stands for."""
+    if needs_keys and not hosts:
+        return ANY_CALLER
+    names = {plain(host) for host in (*listened_on, *hosts) if host}
+    addresses = [address for host in listened_on if (address := _address(plain(host)))]
+    is_everywhere = any(address.is_unspecified for address in addresses)
+    is_here = any(address.is_loopback for address in addresses)
+    if not is_here:
+        names.add(socket.gethostname().lower())
+    return Callers(
+        frozenset(names), is_here or is_everywhere, is_everywhere, None if needs_keys else frozenset(origins)
+    )
+
+
+def plain(host: str) -> str:
+    """The form in which hosts are compared."""
+    name = host.lower().removeprefix("[").removesuffix("]").removesuffix(".")
+    return str(_address(name) or name)
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
+
+
+def _is_of(origin: str, host: str | None) -> bool:
+    """Whether the page comes from this host. A proxy in front may speak TLS or not."""
+    return host is not None and origin.lower().partition("://")[2] == host.lower()

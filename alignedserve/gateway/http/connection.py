@@ -1,0 +1,280 @@
+"""One HTTP connection: uvicorn's, behind `Framing`, and with an end to everything that a client may keep waiting for.
+
+The protocol is h11 always, also where something else is installed that uvicorn would prefer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from alignedserve.gateway.http.connections import READ_BYTES, Connections, Doing
+from alignedserve.gateway.http.errors import ApiError, BrokenOff, unavailable
+from alignedserve.gateway.http.framing import BadRequest, Framing
+
+logger = logging.getLogger(__name__)
+
+# A request's head comes within this, once it is begun or the connection stands.
+HEAD_S = 20.0
+# A client that takes nothing of an answer for so long has gone, or might as well have.
+HEARD_S = 60.0
+# What was written last before a connection is closed leaves within this.
+CLOSE_S = 60.0
+# A client that still sends when its connection is closed would not hear why: its system throws away what it has not
+# read. So it is told that nothing more will be said, and what it sends is thrown away, so much of it and so long.
+LINGER_S = 2.0
+LINGER_BYTES = 16 << 20
+# If no more than this is left of a body that nobody wants, the connection is kept.
+MAX_UNREAD_BYTES = 64 << 10
+
+
+class _Transport:
+    """A transport that is written to only while it is open. asyncio drops the rest too, but with a warning for each
+    piece, and there may be hundreds of them before it tells that the client has gone."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._timer: asyncio.TimerHandle | None = None
+        # uvicorn has more of a body than it wants for now.
+        self._is_paused = False
+        # Other connections are read first.
+        self._awaits_turn = False
+
+    @property
+    def is_lingering(self) -> bool:
+        return self._timer is not None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self.is_lingering or self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():
+            self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        if not self._awaits_turn:
+            self._transport.resume_reading()
+
+    def await_turn(self) -> None:
+        self._awaits_turn = True
+        self._transport.pause_reading()
+
+    def read_on(self) -> None:
+        self._awaits_turn = False
+        if not self._is_paused:
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._connection.is_still_told:
+            self.linger()
+        elif not self.is_lingering:
+            self._transport.close()
+
+    def linger(self) -> None:
+        if self.is_closing():
+            return
+        # A client that reads its answer slowly has the time that it would have if the connection stayed open.
+        after_s = CLOSE_S if self._transport.get_write_buffer_size() else LINGER_S
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._transport.abort)
+        try:
+            self._transport.write_eof()
+        except OSError:
+            # the client has gone
+            self._transport.abort()
+        else:
+            self._transport.resume_reading()
+
+    def forget(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+
+class Connection(H11Protocol, asyncio.BufferedProtocol):
+    """A client that sends no request, or does not read its answer, loses the connection: uvicorn would wait for
+    ever."""
+
+    _unheard: asyncio.TimerHandle | None = None
+    transport: Any
+
+    def __init__(self, connections: Connections, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._crowd = connections
+        self._framing = Framing()
+        # bytes that have arrived and have not been read yet
+        self._arrived = bytearray()
+        self._num_dropped = 0
+        self._app, self.app = self.app, self._answer
+
+    # ---- beginning and end ----
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_Transport(transport, self))  # type: ignore[arg-type]
+        self._idle_since_s = self.loop.time()
+        self._watch()
+        if not self._crowd.begin(self):
+            # It is closed at once: a connection that is not counted must not stay.
+            transport.write(_written(unavailable("all connections that there may be are in use")))
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self.transport.forget()
+        self._heard()
+        self._crowd.reads.leave(self.transport)
+        self._crowd.end(self)
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def shutdown(self) -> None:
+        if not self.transport.is_lingering:
+            super().shutdown()
+        if self.transport.is_lingering:
+            self.abort()
+
+    # ---- requests ----
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._crowd.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.transport.is_closing():
+            self._drop(nbytes)
+        else:
+            self.data_received(bytes(self._crowd.read_buffer[:nbytes]))
+            if nbytes == READ_BYTES and not self.transport.is_closing():
+                self.transport.await_turn()
+                self._crowd.reads.wait(self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._arrived += data
+        self._read()
+
+    @property
+    def is_still_told(self) -> bool:
+        """The client is in the middle of a request, or has begun another one."""
+        return not self._framing.is_between or bool(self._arrived)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _read(self) -> None:
+        """Reads one request at most, until it is answered."""
+        try:
+            while not self.transport.is_closing():
+                if self._framing.is_between and self._is_answering:
+                    if self._arrived:
+                        # The next request waits where it is, and what comes after it waits in the socket.
+                        self.flow.pause_reading()
+                    break
+                piece = self._framing.take(self._arrived)
+                if not piece:
+                    break
+                self.conn.receive_data(piece)
+                self.handle_events()
+        except BadRequest as error:
+            self._refuse(ApiError(error.status, str(error)))
+        self._note()
+
+    def _drop(self, num_bytes: int) -> None:
+        self._num_dropped += num_bytes
+        if self._num_dropped > LINGER_BYTES:
+            self.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers with the error; nothing more is read."""
+        logger.debug("refused: %s", error)
+        if self._is_answering:
+            is_begun = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if is_begun:
+                self.abort()
+                return
+        self.transport.write(_written(error))
+        self.transport.linger()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what h11 does not take."""
+        self._refuse(ApiError(400, msg))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A client that offers another protocol gets this one, and that is no news."""
+
+    # ---- answers ----
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = self.cycle
+        try:
+            await self._app(scope, receive, send)
+        except BrokenOff:
+            cycle.disconnected = True
+            self.abort()
+
+    def on_response_complete(self) -> None:
+        self._idle_since_s = self.loop.time()
+        super().on_response_complete()
+        self._note()
+        num_left = self._framing.num_left
+        if num_left is None or num_left > MAX_UNREAD_BYTES:
+            self.transport.close()
+        elif self._arrived:
+            # each request that waited has a turn of the event loop of its own
+            self.loop.call_soon(self._read)
+
+    def pause_writing(self) -> None:
+        self._unheard = self.loop.call_later(HEARD_S, self.transport.abort)
+        super().pause_writing()
+        self._note()
+
+    def resume_writing(self) -> None:
+        self._heard()
+        super().resume_writing()
+        self._note()
+
+    def _heard(self) -> None:
+        if self._unheard:
+            self._unheard.cancel()
+
+    def _note(self) -> None:
+        is_stalled = not self._framing.is_between or self.flow.write_paused
+        is_idle = not self._is_answering or self.transport.is_closing()
+        doing = Doing.IDLE if is_idle else Doing.STALLED if is_stalled else Doing.ANSWERING
+        self._crowd.note(self, doing)
+
+    def _watch(self) -> None:
+        if self.transport.is_closing():
+            # The connection waits for its client to read what is left.
+            self._timer = self.loop.call_later(CLOSE_S, self.transport.abort)
+            return
+        left_s = HEAD_S if self._is_answering else self._idle_since_s + HEAD_S - self.loop.time()
+        if left_s <= 0:
+            self.transport.close()
+        self._timer = self.loop.call_later(max(left_s, 0.0), self._watch)
+
+
+def _written(error: ApiError) -> bytes:
+    """The error as an answer, after which the connection is closed."""
+    body = msgspec.json.encode(error.body)
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in (headers | error.headers).items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,0 +1,75 @@
+"""The OpenAPI description: every operation says that its errors come in OpenAI's envelope, and which there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+_REFERENCE = "#/components/schemas/{model}"
+
+ERRORS = {
+    "400": "What is wrong is named in `param` and in the message",
+    "401": "No API key, or none that is known here",
+    "404": "There is no such thing",
+    "413": "The body is too large",
+    "429": "Too many requests are under way, of this API key or, where none is needed, of all clients together",
+    "500": "Our fault",
+    "503": "Not now; see Retry-After",
+}
+_TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+_FIELDS = {
+    "message": {"type": "string"},
+    "type": {"type": "string"},
+    "param": _TEXT_OR_NULL,
+    "code": _TEXT_OR_NULL,
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "object", "required": list(_FIELDS), "properties": _FIELDS}},
+}
+
+
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Describes the body of an operation that reads it itself."""
+    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> Callable[[], dict[str, Any]]:
+    """Returns what replaces `app.openapi`. `bodies` are those that `request_body` names."""
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        found = plain()
+        schemas = found.setdefault("components", {}).setdefault("schemas", {})
+        if "Error" not in schemas:
+            schemas["Error"] = _ERROR
+            schemas |= _schemas(bodies)
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+            for path in found["paths"].values():
+                for operation in path.values():
+                    operation["responses"] = _responses(operation["responses"])
+        return found
+
+    return described
+
+
+def _schemas(bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    _, found = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
+    return cast(dict[str, Any], found["$defs"])
+
+
+def _responses(plain: dict[str, Any]) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    errors = {
+        status: {"description": text, "content": {"application/json": {"schema": schema}}}
+        for status, text in ERRORS.items()
+    }
+    # A route knows better what its own answers are like.
+    return errors | {status: answer for status, answer in plain.items() if status != "422"}

@@ -1,0 +1,156 @@
+"""OpenAI's error envelope: {"error": {"message", "type", "param", "code"}}, whatever went wrong and wherever."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from alignedserve.store import StoreAway
+from alignedserve.types import InvalidRequest, shortened
+
+RETRY_AFTER_S = 1
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+# A message repeats what a client sent, and has so many characters at most.
+MAX_MESSAGE_CHARS = 1000
+
+
+class ApiError(Exception):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry: bool = False,
+    ) -> None:
+        """With `retry`, the client is told that the same request may well be answered a moment later."""
+        super().__init__(message)
+        self.status = status
+        self.message = _sayable(message)
+        self.param = None if param is None else _sayable(param)
+        self.code = code
+        self.headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+class BodyError(HTTPException):
+    """An error that is found while a body is read: FastAPI would call any other one a body that can't be parsed."""
+
+    def __init__(self, found: ApiError) -> None:
+        super().__init__(found.status, str(found))
+        self.found = found
+
+
+class BrokenOff(Exception):
+    """The rest of an answer whose beginning is on its way can't be had: the connection is closed, so that the client
+    sees it."""
+
+
+def _sayable(text: str) -> str:
+    """What a client sent and is told of may be long, and hold half of a surrogate pair."""
+    plain = shortened(text, MAX_MESSAGE_CHARS).encode("utf-8", "backslashreplace").decode()
+    return shortened(plain, MAX_MESSAGE_CHARS)
+
+
+def unavailable(message: str) -> ApiError:
+    return ApiError(503, message, code="overloaded", retry=True)
+
+
+def invalid(error: ValueError) -> ApiError:
+    """Our messages begin with the name of what is wrong: "top_p=2: must be ..."."""
+    name = re.match(r"[a-z_]+(?=[=:\[ .])", str(error))
+    return ApiError(400, str(error), param=name[0] if name else None)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(InvalidRequest, _invalid_request)
+    app.add_exception_handler(StoreAway, _store_away)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _api_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _invalid_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, InvalidRequest)
+    return invalid(error).response()
+
+
+async def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if isinstance(first.get("input"), bytes):
+        message = "the body must be JSON, and come with the header Content-Type: application/json"
+        return ApiError(400, message).response()
+    # The location begins with where the value was looked for: "body", "query", ...
+    return misshapen(first, first["loc"][1:]).response()
+
+
+def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiError:
+    """`first` is the first of pydantic's errors, and `location` is the place that it is about."""
+    path = [str(part) for part in location]
+    name = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        message = f"{name}: unknown, or not supported by this server"
+    elif first["type"] == "json_invalid":
+        # The location is a place in the text.
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return ApiError(400, f"the body is not valid JSON: {reason}, at character {path[-1]}")
+    else:
+        message = f"{name or 'the body'}: {first['msg']}"
+    return ApiError(400, message, param=path[0] if path else None)
+
+
+async def _store_away(_: Request, error: Exception) -> JSONResponse:
+    # The reason is for the operator only: it names places on this machine.
+    return unavailable("files and batches: the store can't be reached now").response()
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if isinstance(error, BodyError):
+        return error.found.response()
+    phrase = HTTPStatus(error.status_code).phrase
+    place = f"{request.method} {request.url.path}: {phrase.lower()}"
+    found = ApiError(error.status_code, place if error.detail == phrase else error.detail)
+    found.headers |= error.headers or {}
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # The route that refused it knows its own methods only.
+        found.headers["Allow"] = ", ".join(_methods(request))
+    return found.response()
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that there are for the request's path."""
+    routes = request.app.router.routes
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    return [
+        method
+        for method, scope in scopes.items()
+        if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
+
+
+async def _unexpected(_: Request, error: Exception) -> JSONResponse:
+    # The server logs the error with its traceback.
+    return ApiError(500, f"internal error: {type(error).__name__}").response()

@@ -1,0 +1,76 @@
+"""API keys: known here by their hashes only, and compared in constant time. What is made with a key belongs to the key,
+or to its group of keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from fastapi import Request
+
+# the owner of all requests where no keys are needed
+ANYONE = ""
+
+# A group's name is a part of names in the store.
+_GROUP = re.compile(r"[!-~]{1,64}")
+
+
+class Keys:
+    def __init__(self, owners: Mapping[bytes, str] | None = None) -> None:
+        """`owners` come from owners_of. Without any, everyone may do everything."""
+        self._owners = dict(owners or {})
+
+    def owner(self, authorization: str | None) -> str | None:
+        """Returns the owner of what is made with the key in an Authorization header; None for a key that is not
+        known."""
+        if not self._owners:
+            return ANYONE
+        scheme, _, key = (authorization or "").partition(" ")
+        given = digest_of(key.strip())
+        # All keys are compared, whichever fits: how long that takes says nothing.
+        fits = [owner for digest, owner in self._owners.items() if hmac.compare_digest(given, digest)]
+        return fits[0] if fits and scheme.lower() == "bearer" else None
+
+
+def owner_of(http: Request) -> str:
+    """Returns the owner of what a request makes: AuthLimitsMiddleware has asked for its key."""
+    owner: str = http.state.owner
+    return owner
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
+    """Maps the digests of keys to owners, for the keys that are given and those in the file. The file has one key a
+    line, and after it the name of its group, if it is in one; empty lines and those that begin with # don't count.
+    Raises ValueError."""
+    found: dict[bytes, str] = {}
+    for key, group in [*((key, None) for key in keys), *(_read(file) if file is not None else [])]:
+        if not key or any(not "!" <= letter <= "~" for letter in key):
+            raise ValueError("api_key: a key must be of printable ASCII letters, without spaces")
+        if group is not None and not _GROUP.fullmatch(group):
+            raise ValueError(
+                "api_key_file: after a key there may be the name of its group: 1 to 64 ASCII letters"
+            )
+        digest = digest_of(key)
+        owner = f"key:{digest.hex()[:16]}" if group is None else f"group:{group}"
+        if found.setdefault(digest, owner) != owner:
+            raise ValueError("api_key_file: a key is in two groups, or once in one and once in none")
+    return found
+
+
+def _read(file: str) -> list[tuple[str, str | None]]:
+    try:
+        lines = [line.strip() for line in Path(file).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"api_key_file={file!r}: can't be read: {error}") from error
+    words = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
+    if not words:
+        # Otherwise the server would be open to everyone, by mistake.
+        raise ValueError(f"api_key_file={file!r}: holds no key")
+    return [(key, group[0] if group else None) for key, *group in words]

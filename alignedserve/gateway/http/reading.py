@@ -1,0 +1,162 @@
+"""A request's body while it is read: how long it may be, how slow, and how much memory all bodies take together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message, Receive, Send
+
+from alignedserve.gateway.http.errors import ApiError, BodyError, unavailable
+
+# A body is waited for no longer than this without a byte of it,
+IDLE_S = 10.0
+# and in all no longer than this, and a second more for each so many bytes of it: 8 MiB in 9 minutes.
+GRACE_S = 30.0
+MIN_BYTES_PER_S = 16 << 10
+# So much of each body is taken whatever the others hold.
+SMALL_BYTES = 64 << 10
+# A small body that is not wanted is read and dropped, to keep the connection, within this.
+DROPPING_S = 2.0
+
+
+class Share:
+    """The part of one body in the memory for all bodies."""
+
+    def __init__(self, memory: BodyMemory, holder: str) -> None:
+        self._memory = memory
+        self._holder = holder
+        self.num_bytes = 0
+
+    def can_grow(self, num_bytes: int) -> bool:
+        """Whether there is room for it to have `num_bytes`."""
+        more = num_bytes - self.num_bytes
+        return num_bytes <= SMALL_BYTES or self._memory.has_room(self._holder, more)
+
+    def grow(self, num_bytes: int) -> None:
+        self._memory.add(self._holder, num_bytes - self.num_bytes)
+        self.num_bytes = num_bytes
+
+
+class BodyMemory:
+    def __init__(self, max_bytes: int, max_share: float = 0.5) -> None:
+        """One holder may have `max_share` of it, so that there is room for others."""
+        self._max_bytes = max_bytes
+        self._max_of_holder = max_bytes * max_share
+        self._num_bytes: Counter[str] = Counter()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes.total()
+
+    def has_room(self, holder: str, num_bytes: int) -> bool:
+        of_holder = self._num_bytes[holder] + num_bytes
+        return of_holder <= self._max_of_holder and self.num_bytes + num_bytes <= self._max_bytes
+
+    def add(self, holder: str, num_bytes: int) -> None:
+        self._num_bytes[holder] += num_bytes
+        if not self._num_bytes[holder]:
+            del self._num_bytes[holder]
+
+    @contextlib.contextmanager
+    def share(self, holder: str) -> Iterator[Share]:
+        """Yields the share of one body, which is given back when the block ends."""
+        found = Share(self, holder)
+        try:
+            yield found
+        finally:
+            self.add(holder, -found.num_bytes)
+
+
+class Reading:
+    def __init__(
+        self, receive: Receive, headers: Headers, share: Share, max_bytes: int, max_held_bytes: int
+    ) -> None:
+        """At most `max_held_bytes` of the body are in memory at a time."""
+        self._receive = receive
+        self._share = share
+        self._max_bytes = max_bytes
+        self._max_held_bytes = max_held_bytes
+        # Framing has refused what is no number.
+        self._announced = int(headers.get("content-length", "0"))
+        self._is_chunked = "transfer-encoding" in headers
+        self._is_whole = not self._announced and not self._is_chunked
+        self._is_broken = False
+        self._num_bytes = 0
+        # seconds that were spent waiting for the client; what this server takes itself does not count
+        self._waited_s = 0.0
+
+    def refusal(self) -> ApiError | None:
+        """The error for a body that is announced to be too large; None if it may come."""
+        if self._announced > self._max_bytes:
+            return _too_large(self._max_bytes)
+        return None if self._share.can_grow(min(self._announced, self._max_held_bytes)) else _no_room()
+
+    async def receive(self) -> Message:
+        """Receives the next piece of the body. What comes after the last one is the end of the connection, which may be
+        long in coming."""
+        if self._is_whole:
+            return await self._receive()
+        message = await self._next()
+        self._is_whole = not message.get("more_body", False)
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._max_bytes:
+            raise self._broken(_too_large(self._max_bytes))
+        num_held = min(self._num_bytes, self._max_held_bytes)
+        if not self._share.can_grow(num_held):
+            raise self._broken(_no_room())
+        self._share.grow(num_held)
+        return message
+
+    async def _next(self) -> Message:
+        left_s = GRACE_S + self._num_bytes / MIN_BYTES_PER_S - self._waited_s
+        begun_s = time.monotonic()
+        try:
+            async with asyncio.timeout(min(left_s, IDLE_S)):
+                return await self._receive()
+        except TimeoutError:
+            message = f"the body comes too slowly: {self._num_bytes} bytes so far"
+            raise self._broken(ApiError(408, message)) from None
+        finally:
+            self._waited_s += time.monotonic() - begun_s
+
+    def _broken(self, error: ApiError) -> BodyError:
+        self._is_broken = True
+        return BodyError(error)
+
+    async def drop(self) -> None:
+        """Reads and drops a body that is not wanted, if it is small: then the connection can be used again."""
+        with contextlib.suppress(TimeoutError, BodyError):
+            async with asyncio.timeout(DROPPING_S):
+                while not self._is_whole and self._is_small:
+                    await self.receive()
+        self._is_broken = not self._is_whole
+
+    @property
+    def _is_small(self) -> bool:
+        return not self._is_chunked and self._announced <= SMALL_BYTES
+
+    def answering(self, send: Send) -> Send:
+        """An answer ahead of its body's end is the connection's last one: the rest would have to be read first."""
+
+        async def sending(message: Message) -> None:
+            is_last = not self._is_whole and (self._is_broken or not self._is_small)
+            if message["type"] == "http.response.start" and is_last:
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        return sending
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    phrase = HTTPStatus(413).phrase.lower()
+    return ApiError(413, f"{phrase}: the body may have at most {max_bytes} bytes", code="body_too_large")
+
+
+def _no_room() -> ApiError:
+    return unavailable("the bodies of other requests take all the memory there is for them")

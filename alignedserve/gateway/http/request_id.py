@@ -1,0 +1,115 @@
+"""Each HTTP call has an id: the client's, where it sends a usable one, else a new one. It goes out with the answer, and
+into every line that is logged on the way."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from alignedserve.gateway.http.errors import BrokenOff
+from alignedserve.logs import request_id
+
+logger = logging.getLogger(__name__)
+
+HEADER = "X-Request-Id"
+_USABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
+# Machines and the page ask for these again and again.
+ROUTINE = ("/health", "/metrics", "/v1/cluster", "/v1/batches", "/", "/page/{name}")
+
+# the HTTP call that is being answered in this context
+current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)
+
+
+@dataclass(eq=False)
+class HttpCall:
+    id: str
+    method: str
+    headers: Headers
+    begun_s: float = field(default_factory=time.monotonic)
+    # path of its route, without what the client filled in
+    path: str = "-"
+    status: int = 0
+    is_answered: bool = False
+    # What goes on after the call (a job that it began) is not part of it.
+    is_over: bool = False
+    # context of its trace, if there is one
+    trace: Any = None
+
+    @property
+    def is_routine(self) -> bool:
+        return self.path in ROUTINE and self.method in ("GET", "HEAD")
+
+
+# Makes what goes around a call: a trace's span.
+Around = Callable[[HttpCall], AbstractContextManager[object]]
+
+
+class RequestIdMiddleware:
+    """The outermost ASGI application, so that what fails before or behind the routes has an id, too."""
+
+    def __init__(self, app: ASGIApp, around: Around = lambda call: nullcontext()) -> None:
+        self._app = app
+        self._around = around
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        call = HttpCall(_id_of(headers), scope["method"], headers)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                call.is_answered = not message.get("more_body", False)
+            elif message["type"] == "http.response.start":
+                call.status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = call.id
+            await send(message)
+
+        id_token, call_token = request_id.set(call.id), current_call.set(call)
+        try:
+            with self._around(call):
+                try:
+                    await self._app(scope, receive, send_with_id)
+                except ClientDisconnect:
+                    # The client left in the middle of a body; proxies log that as 499.
+                    call.status = 499
+                except BrokenOff as error:
+                    logger.warning("broken off: %s", error)
+                    raise
+                except Exception:
+                    # It is logged here, where the call's id is known; the server would log it again.
+                    logger.exception("failed")
+                    if not call.is_answered:
+                        raise
+                finally:
+                    call.path = getattr(scope.get("route"), "path", "-")
+            _log(call)
+        finally:
+            call.is_over = True
+            current_call.reset(call_token)
+            request_id.reset(id_token)
+
+
+def _id_of(headers: Headers) -> str:
+    given = headers.get(HEADER, "")
+    return given if _USABLE.fullmatch(given) else secrets.token_hex(16)
+
+
+def _log(call: HttpCall) -> None:
+    seconds = round(time.monotonic() - call.begun_s, 4)
+    said = {"method": call.method, "path": call.path, "status": call.status, "seconds": seconds}
+    # Routine calls are no news.
+    level = logging.DEBUG if call.is_routine else logging.INFO
+    logger.log(level, "answered", extra={"fields": said})

@@ -1,0 +1,155 @@
+"""/v1/batches, as OpenAI has it."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from alignedserve.batch.config import ENDPOINTS
+from alignedserve.batch.job import parse_window
+from alignedserve.batch.job_run import cancel_job
+from alignedserve.batch.runner import BatchRunner
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.openai.files import find_file, list_response, viewer
+from alignedserve.store import JobId, JobRecord, Store, StoreFull, Tally, TooManyJobs
+from alignedserve.store.records import new_job_id
+
+_ID = re.compile(r"batch_[0-9a-f]{24}")
+
+Key = Annotated[str, Field(max_length=64)]
+Value = Annotated[str, Field(max_length=512)]
+
+
+class BatchBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+
+
+def batch_routes(store: Store, runner: BatchRunner, is_shared: bool = False) -> APIRouter:
+    """With `is_shared`, everyone sees all batches, whoever made them."""
+    routes = APIRouter()
+
+    @routes.post("/v1/batches")
+    async def create(body: BatchBody, http: Request) -> Json:
+        job = await _new_job(store, body, owner_of(http), viewer(http, is_shared))
+        try:
+            is_added = await store.add_job(job)
+        except TooManyJobs as error:
+            raise ApiError(429, str(error), code="too_many_batches") from None
+        except StoreFull as error:
+            raise ApiError(413, str(error), code="storage_full") from None
+        if not is_added:
+            raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
+        runner.wake()
+        return batch_body(job, Tally())
+
+    @routes.get("/v1/batches")
+    async def list_batches(
+        http: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
+    ) -> Response:
+        page = await store.list_jobs(viewer(http, is_shared), after and JobId(after), limit)  # type: ignore[arg-type]
+        if page is None:
+            raise ApiError(400, f"after={after!r}: there is no such batch", param="after")
+        found = [await store.job(JobId(each)) for each in page.ids]
+        bodies = [batch_body(job, await store.tally(job.id)) for job in found if job]
+        return list_response(bodies, page.has_more)
+
+    @routes.get("/v1/batches/{batch_id}")
+    async def one_batch(batch_id: str, http: Request) -> Json:
+        job = await _find_job(store, batch_id, viewer(http, is_shared))
+        return batch_body(job, await store.tally(job.id))
+
+    @routes.post("/v1/batches/{batch_id}/cancel")
+    async def cancel(batch_id: str, http: Request) -> Json:
+        job = await cancel_job(store, await _find_job(store, batch_id, viewer(http, is_shared)))
+        if job.status not in ("cancelling", "cancelled"):
+            raise ApiError(400, f"Cannot cancel a batch with status '{job.status}'.", param="batch_id")
+        runner.cancel(job.id)
+        return batch_body(job, await store.tally(job.id))
+
+    return routes
+
+
+async def _new_job(store: Store, body: BatchBody, owner: str, viewer: str | None) -> JobRecord:
+    if body.endpoint not in ENDPOINTS:
+        message = f"endpoint={body.endpoint!r}: must be one of {', '.join(ENDPOINTS)}"
+        raise ApiError(400, message, param="endpoint")
+    try:
+        window_s = parse_window(body.completion_window)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="completion_window") from None
+    file = await find_file(store, body.input_file_id, viewer, "input_file_id", status=400)
+    if file.purpose != "batch":
+        message = f"input_file_id={file.id!r}: its purpose is {file.purpose!r}, and must be 'batch'"
+        raise ApiError(400, message, param="input_file_id")
+    now = int(time.time())
+    return JobRecord(
+        id=new_job_id(),
+        endpoint=body.endpoint,
+        input_file_id=file.id,
+        completion_window=body.completion_window,
+        created_at=now,
+        expires_at=now + window_s,
+        metadata=body.metadata,
+        owner=owner,
+    )
+
+
+async def _find_job(store: Store, batch_id: str, viewer: str | None) -> JobRecord:
+    """Raises ApiError, which is the same for a batch that is not there and for another owner's."""
+    job = await store.job(JobId(batch_id)) if _ID.fullmatch(batch_id) else None
+    if job is None or viewer not in (None, job.owner):
+        raise ApiError(404, f"batch_id={batch_id!r}: there is no such batch", param="batch_id")
+    return job
+
+
+def batch_body(job: JobRecord, tally: Tally) -> Json:
+    problems = [
+        {"code": each.code, "line": each.line, "message": each.message, "param": each.param}
+        for each in job.problems
+    ]
+    return {
+        "id": job.id,
+        "object": "batch",
+        "endpoint": job.endpoint,
+        "model": job.model,
+        "errors": {"object": "list", "data": problems} if problems else None,
+        "input_file_id": job.input_file_id,
+        "completion_window": job.completion_window,
+        "status": job.status,
+        "output_file_id": job.output_file_id,
+        "error_file_id": job.error_file_id,
+        "created_at": job.created_at,
+        "in_progress_at": job.in_progress_at,
+        "expires_at": job.expires_at,
+        "finalizing_at": job.finalizing_at,
+        "completed_at": job.completed_at,
+        "failed_at": job.failed_at,
+        "expired_at": job.expired_at,
+        "cancelling_at": job.cancelling_at,
+        "cancelled_at": job.cancelled_at,
+        "request_counts": {
+            "total": job.num_lines,
+            "completed": tally.num_completed,
+            "failed": tally.num_failed,
+        },
+        "usage": {
+            "input_tokens": tally.num_input_tokens,
+            "input_tokens_details": {"cached_tokens": tally.num_cached_tokens},
+            "output_tokens": tally.num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": tally.num_input_tokens + tally.num_output_tokens,
+        },
+        "metadata": job.metadata,
+    }

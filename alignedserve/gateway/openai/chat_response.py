@@ -1,0 +1,116 @@
+"""What chats have of their own: a role, tool calls read out of the text, a list of tokens' log-probabilities."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from alignedserve.gateway.http.json_pieces import Json, Piece, object_of
+from alignedserve.gateway.openai.generation import Delta
+from alignedserve.gateway.openai.response_builder import CollectedChoice, ResponseBuilder
+from alignedserve.gateway.openai.token_logprobs import finite
+from alignedserve.gateway.tools.calls import Piece as CallPiece
+from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools.readers import Reader
+from alignedserve.prompt_logprobs import TokenLogprobs
+
+
+@dataclass
+class ChatResponseBuilder(ResponseBuilder):
+    # makes what finds tool calls in the text of a choice; None where there are no tools
+    new_reader: Callable[[], Reader] | None = None
+    _readers: dict[int, Reader] = field(default_factory=dict)
+    # number of calls that each choice has made
+    _num_calls: dict[int, int] = field(default_factory=dict)
+
+    id_prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def _add_text(self, choice: CollectedChoice, delta: Delta) -> None:
+        read = self._read(delta.index, delta.text, delta.finish_reason)
+        self._num_calls[delta.index] = choice.calls.add(read)
+
+    def _further_members(self) -> dict[str, Iterable[Piece]]:
+        packed = (choice.prompt_logprobs for choice in self._choices.values())
+        return self._prompt_logprobs(self.prompts[0], next(filter(None, packed), b""))
+
+    def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
+        calls = [_call_body(name, arguments) for name, arguments in choice.calls.calls]
+        content = choice.calls.content
+        message = {
+            "role": "assistant",
+            "content": None if calls and not content else content,
+            "refusal": None,
+        }
+        body: Json = {
+            "index": index,
+            "message": message | ({"tool_calls": calls} if calls else {}),
+            "finish_reason": self._reason(index, choice.finish_reason),
+        }
+        if self.num_logprobs is None:
+            return object_of(body | {"logprobs": None}, {})
+        return object_of(body, {"logprobs": choice.logprobs.pieces()})
+
+    def _opening(self, first: Delta) -> Iterator[Piece] | None:
+        role = {"role": "assistant", "content": ""}
+        return object_of({"index": first.index, "delta": role, "logprobs": None, "finish_reason": None}, {})
+
+    def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
+        read = self._read(delta.index, delta.text, delta.finish_reason)
+        new: Json = {"content": read.content} if read.content or logprobs else {}
+        if read.pieces:
+            new["tool_calls"] = self._piece_bodies(delta.index, read.pieces)
+        return {
+            "index": delta.index,
+            "delta": new,
+            "logprobs": logprobs,
+            "finish_reason": self._reason(delta.index, delta.finish_reason),
+        }
+
+    def _read(self, index: int, text: str, finish_reason: str | None) -> Read:
+        if self.new_reader is None:
+            return Read(text)
+        if index not in self._readers:
+            self._readers[index] = self.new_reader()
+        read = self._readers[index].feed(text)
+        if finish_reason is not None:
+            read.add(self._readers[index].end())
+        return read
+
+    def _piece_bodies(self, index: int, pieces: Sequence[CallPiece]) -> list[Json]:
+        bodies = []
+        for piece in pieces:
+            is_new = piece.name is not None
+            self._num_calls[index] = self._num_calls.get(index, 0) + is_new
+            arguments = {"function": {"arguments": piece.arguments}}
+            body = _call_body(piece.name, piece.arguments) if is_new else arguments
+            bodies.append({"index": self._num_calls[index] - 1} | body)
+        return bodies
+
+    def _reason(self, index: int, finish_reason: str | None) -> str | None:
+        if finish_reason == "stop" and self._num_calls.get(index):
+            return self._readers[index].stop_reason
+        return finish_reason
+
+    def _logprobs(self, delta: Delta) -> Json:
+        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
+        return {"content": [self._token(token_id, found) for token_id, found in pairs]}
+
+    def _token(self, token_id: int, found: TokenLogprobs) -> Json:
+        logprob, _, top = found
+        likeliest = sorted(top.items(), key=lambda item: -item[1])
+        return self._named(token_id, logprob) | {"top_logprobs": [self._named(*item) for item in likeliest]}
+
+    def _named(self, token_id: int, logprob: float) -> Json:
+        text, its_bytes = self.model.token_text(token_id), self.model.token_bytes(token_id)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(its_bytes)}
+
+
+def _call_body(name: str | None, arguments: str) -> Json:
+    return {
+        "id": f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }

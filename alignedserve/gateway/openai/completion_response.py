@@ -1,0 +1,111 @@
+"""What completions have of their own: echoed prompts, log-probabilities with offsets, and `best_of`.
+
+For `best_of` more choices are made than are asked for, and the likeliest are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, object_of
+from alignedserve.gateway.openai.generation import Delta
+from alignedserve.gateway.openai.response_builder import CollectedChoice, ResponseBuilder
+from alignedserve.gateway.openai.token_logprobs import TextOffsets, completion_logprobs, echoed_logprobs
+
+
+@dataclass
+class CompletionResponseBuilder(ResponseBuilder):
+    # number of choices that are made of each prompt, and of those that the answer gives
+    num_made: int = 1
+    num_given: int = 1
+    # texts that the choices of each prompt begin with; None where no echo is asked for
+    echoes: Sequence[str] | None = None
+    # where the texts of each choice's tokens begin
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
+
+    id_prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
+
+    def _given(self) -> dict[int, CollectedChoice]:
+        if self.num_given == self.num_made:
+            return self._choices
+        likelihood = {index: choice.likelihood for index, choice in self._choices.items()}
+        places = _best_places(likelihood, self.num_made, self.num_given)
+        return {place: self._choices[index] for index, place in places.items()}
+
+    def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
+        number = index // self.num_given
+        body: Json = {
+            "index": index,
+            "text": self._echo(number) + "".join(choice.texts),
+            "finish_reason": choice.finish_reason,
+        }
+        members: dict[str, Iterable[Piece]] = {}
+        # They come with the first choice of a prompt.
+        of_prompt = self._choices[number * self.num_made].prompt_logprobs
+        if self.num_logprobs is None:
+            body["logprobs"] = None
+        else:
+            members["logprobs"] = self._all_logprobs(number, of_prompt, choice.logprobs)
+        members |= self._prompt_logprobs(self.prompts[number], of_prompt)
+        return object_of(body, members)
+
+    def _opening(self, first: Delta) -> Iterator[Piece] | None:
+        if self.echoes is None:
+            return None
+        number = first.index // self.num_made
+        body: Json = {"index": first.index, "text": self._echo(number), "finish_reason": None}
+        if self.num_logprobs is None:
+            return object_of(body | {"logprobs": None}, {})
+        return object_of(body, {"logprobs": self._all_logprobs(number, first.prompt_logprobs, Columns())})
+
+    def _all_logprobs(self, number: int, packed: bytes, own: Columns) -> Iterator[Piece]:
+        """Writes a choice's log-probabilities after those of the echo."""
+        if self.echoes is not None:
+            found = Columns()
+            of_prompt = echoed_logprobs(
+                self.prompts[number],
+                packed,
+                self.num_logprobs or 0,
+                self.model.token_bytes,
+                self.model.token_text,
+            )
+            for some in of_prompt:
+                found.add(some)
+                yield b""
+            found.extend(own)
+            own = found
+        yield from own.pieces()
+
+    def _echo(self, number: int) -> str:
+        """Returns what the choices of a prompt begin with."""
+        return "" if self.echoes is None else self.echoes[number]
+
+    def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
+        return {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _logprobs(self, delta: Delta) -> Json:
+        # Text appears when its last token does: the offsets of tokens that come together are counted from there.
+        offset = len(self._echo(delta.index // self.num_made)) + self._lengths.get(delta.index, 0)
+        if delta.index not in self._offsets:
+            self._offsets[delta.index] = TextOffsets(self.model.token_bytes)
+        offsets = self._offsets[delta.index].append(delta.token_ids, offset)
+        num = self.num_logprobs or 0
+        return completion_logprobs(delta.token_ids, delta.logprobs, num, offsets, self.model.token_text)
+
+
+def _best_places(likelihood: Mapping[int, float], num_made: int, num_kept: int) -> dict[int, int]:
+    """Maps the numbers of the choices that are kept to their numbers in the answer: of each prompt's `num_made` choices
+    the likeliest `num_kept`, the best first."""
+    places: dict[int, int] = {}
+    for first in range(0, max(likelihood) + 1, num_made):
+        made = sorted(range(first, first + num_made), key=lambda index: -likelihood[index])
+        new_first = first // num_made * num_kept
+        places |= {index: new_first + rank for rank, index in enumerate(made[:num_kept])}
+    return places

@@ -1,0 +1,258 @@
+"""/v1/files, as OpenAI has it, for the two purposes there are here."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from alignedserve.batch.config import CHUNK_BYTES
+from alignedserve.gateway.http.errors import ApiError, BrokenOff
+from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.http.multipart import Field, FileData, FileStart, form_events
+from alignedserve.store import FileId, FileRecord, Store, StoreAway, StoreFull
+from alignedserve.store.records import new_file_id
+
+_ID = re.compile(r"file-[0-9a-f]{24}")
+# A file may be asked to expire so many seconds after its creation.
+_MIN_EXPIRES_S, _MAX_EXPIRES_S = 3600, 30 * 86400
+# So many files of a listing are read at a time.
+_STEP = 500
+
+# These describe the body, which is read as it comes and not by FastAPI.
+_EXPIRES = {
+    "expires_after[anchor]": {"const": "created_at"},
+    "expires_after[seconds]": {"type": "integer", "minimum": _MIN_EXPIRES_S, "maximum": _MAX_EXPIRES_S},
+}
+_UPLOAD_FORM: Json = {
+    "type": "object",
+    "required": ["purpose", "file"],
+    "properties": {"purpose": {"const": "batch"}, "file": {"type": "string", "format": "binary"}} | _EXPIRES,
+    "dependentRequired": {name: list(_EXPIRES) for name in _EXPIRES},
+    "additionalProperties": False,
+}
+UPLOAD: Json = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD_FORM}}}
+
+
+def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> APIRouter:
+    """With `is_shared`, everyone sees all files, whoever made them."""
+    routes = APIRouter()
+
+    @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
+    async def upload(http: Request) -> Json:
+        return file_body(await _uploaded(http, _Upload(store, owner_of(http), max_file_bytes)))
+
+    @routes.get("/v1/files")
+    async def list_files(
+        http: Request,
+        purpose: str | None = None,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        if purpose not in (None, "batch", "batch_output"):
+            return list_response([], has_more=False)
+        page = await store.list_files(viewer(http, is_shared), purpose, after and FileId(after), limit, order)  # type: ignore[arg-type]
+        if page is None:
+            raise ApiError(400, f"after={after!r}: there is no such file", param="after")
+        return list_response(await _bodies(store, page.ids), page.has_more)
+
+    @routes.get("/v1/files/{file_id}")
+    async def one_file(file_id: str, http: Request) -> Json:
+        return file_body(await find_file(store, file_id, viewer(http, is_shared)))
+
+    @routes.get("/v1/files/{file_id}/content")
+    async def content(file_id: str, http: Request) -> Response:
+        file = await find_file(store, file_id, viewer(http, is_shared))
+        return StreamingResponse(
+            _content(store, file),
+            media_type="application/octet-stream",
+            headers={"Content-Length": str(file.num_bytes)},
+        )
+
+    @routes.delete("/v1/files/{file_id}")
+    async def delete(file_id: str, http: Request) -> Json:
+        file = await find_file(store, file_id, viewer(http, is_shared))
+        if await store.delete_file(file.id) == "in_use":
+            raise ApiError(400, f"file {file_id} is the input of a batch that is not over", param="file_id")
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    return routes
+
+
+async def _uploaded(http: Request, upload: _Upload) -> FileRecord:
+    """Reads the form into `upload` and commits it. Raises ApiError, and keeps nothing then."""
+    try:
+        async for event in form_events(http):
+            match event:
+                case Field(name, value):
+                    upload.field(name, value)
+                case FileStart(name, filename):
+                    upload.begin(name, filename)
+                case FileData(data):
+                    await upload.add(data)
+        return await upload.commit()
+    except StoreFull as error:
+        await upload.drop()
+        raise ApiError(413, str(error), param="file", code="storage_full") from None
+    except BaseException:
+        # While the store is away, what was uploaded lapses by itself.
+        with suppress(StoreAway):
+            await upload.drop()
+        raise
+
+
+async def _bodies(store: Store, ids: Sequence[str]) -> list[Json]:
+    found: list[Json] = []
+    for start in range(0, len(ids), _STEP):
+        found += map(file_body, await store.files([FileId(each) for each in ids[start : start + _STEP]]))
+    return found
+
+
+def viewer(http: Request, is_shared: bool) -> str | None:
+    """Returns the owner whose files and batches a request sees; None for everyone's."""
+    return None if is_shared else owner_of(http)
+
+
+async def find_file(
+    store: Store, file_id: str, viewer: str | None, param: str = "file_id", status: int = 404
+) -> FileRecord:
+    """Raises ApiError, which is the same for a file that is not there and for another owner's."""
+    file = await store.file(FileId(file_id)) if _ID.fullmatch(file_id) else None
+    if file is None or viewer not in (None, file.owner):
+        raise ApiError(status, f"{param}={file_id!r}: there is no such file", param=param)
+    return file
+
+
+def file_body(file: FileRecord) -> Json:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def list_response(data: list[Json], has_more: bool) -> Response:
+    """Encodes the list itself: there may be ten thousand items, and while FastAPI looked at each, others would wait."""
+    body = {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+async def _content(store: Store, file: FileRecord) -> AsyncIterator[bytes]:
+    """Yields the file's chunks. Raises BrokenOff when one can't be had: the length was announced."""
+    for number in range(file.num_chunks):
+        try:
+            chunk = await store.chunk(file.id, number)
+        except StoreAway as error:
+            raise BrokenOff(f"the store of files can't be reached: {error}") from None
+        if chunk is None:
+            raise BrokenOff("the file was deleted meanwhile")
+        yield chunk
+
+
+class _Upload:
+    """What has come of a file so far: whole chunks are in the store, the rest waits here."""
+
+    def __init__(self, store: Store, owner: str, max_bytes: int) -> None:
+        self._store = store
+        self._owner = owner
+        self._max_bytes = max_bytes
+        self._id = new_file_id()
+        self._fields: dict[str, str] = {}
+        self._filename: str | None = None
+        self._buffer = bytearray()
+        self._num_bytes = 0
+        self._num_chunks = 0
+
+    def field(self, name: str, value: str) -> None:
+        if name == "file":
+            raise ApiError(400, "file: comes without a filename, and must have one", param="file")
+        if name not in ("purpose", "expires_after[anchor]", "expires_after[seconds]"):
+            raise ApiError(400, f"{name}: unknown, or not supported by this server", param=name)
+        if name == "purpose" and value != "batch":
+            raise ApiError(400, f"purpose={value!r}: must be 'batch'", param="purpose")
+        self._fields[name] = value
+
+    def begin(self, name: str, filename: str) -> None:
+        if name != "file":
+            raise ApiError(400, f"{name}: unknown, or not supported by this server", param=name)
+        if self._filename is not None:
+            raise ApiError(400, "file: there must be one", param="file")
+        self._filename = filename
+
+    async def add(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        if self._num_bytes > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        self._buffer += data
+        while len(self._buffer) >= CHUNK_BYTES:
+            await self._put(CHUNK_BYTES)
+
+    async def commit(self) -> FileRecord:
+        if "purpose" not in self._fields:
+            raise ApiError(400, "purpose: is missing", param="purpose")
+        if self._filename is None:
+            raise ApiError(400, "file: is missing", param="file")
+        if self._buffer:
+            await self._put(len(self._buffer))
+        now = int(time.time())
+        file = FileRecord(
+            self._id,
+            self._filename,
+            "batch",
+            self._num_bytes,
+            self._num_chunks,
+            now,
+            self._expires_at(now),
+            self._owner,
+        )
+        await self._store.commit_file(file)
+        return file
+
+    async def drop(self) -> None:
+        await self._store.drop_chunks(self._id)
+
+    async def _put(self, size: int) -> None:
+        await self._store.put_chunk(self._id, self._owner, self._num_chunks, bytes(self._buffer[:size]))
+        del self._buffer[:size]
+        self._num_chunks += 1
+
+    def _expires_at(self, now: int) -> int | None:
+        anchor = self._fields.get("expires_after[anchor]")
+        seconds = self._fields.get("expires_after[seconds]")
+        if anchor is None and seconds is None:
+            return None
+        if anchor != "created_at":
+            message = f"expires_after[anchor]={anchor!r}: must be 'created_at'"
+            raise ApiError(400, message, param="expires_after")
+        after_s = (
+            int(seconds) if seconds and seconds.isascii() and seconds.isdigit() and len(seconds) < 9 else 0
+        )
+        if not _MIN_EXPIRES_S <= after_s <= _MAX_EXPIRES_S:
+            message = f"expires_after[seconds]={seconds!r}: must be from {_MIN_EXPIRES_S} to {_MAX_EXPIRES_S}"
+            raise ApiError(400, message, param="expires_after")
+        return now + after_s
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    message = f"file: larger than {max_bytes} bytes, the most that a file may have"
+    return ApiError(413, message, param="file", code="file_too_large")

@@ -1,0 +1,200 @@
+"""One API call: its prompts times n choices, each a request of its own to the router, and what comes back of them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from alignedserve.gateway.http.errors import ApiError, unavailable
+from alignedserve.gateway.island import News
+from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.openai.service import Service
+from alignedserve.gateway.openai.text_stream import TextStream
+from alignedserve.lengths.prediction import Prediction
+from alignedserve.logs import request_id
+from alignedserve.messages import NewTokens, Rejected, Request
+from alignedserve.prompt_logprobs import TokenLogprobs
+from alignedserve.sampling_params import MAX_SEED, SamplingParams
+from alignedserve.seeds import child_seed
+from alignedserve.types import RequestKey
+
+# So many choices are opened in one turn of the event loop.
+NUM_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new of a choice. Its first token may have no text yet, and its last one none at all."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: str | None
+    # the prompt's log-probabilities, packed, which come with the first token where they are asked for
+    prompt_logprobs: bytes = b""
+
+
+@dataclass
+class Usage:
+    num_prompt_tokens: int
+    num_completion_tokens: int = 0
+    # number of prompt tokens whose KV was there from earlier prompts
+    num_cached_tokens: int = 0
+
+    @property
+    def body(self) -> dict[str, Any]:
+        prompt, completion = self.num_prompt_tokens, self.num_completion_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            # It is always there, as with OpenAI; vLLM leaves it out unless it is told not to.
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+@dataclass(eq=False)
+class _Choice:
+    key: RequestKey
+    text: TextStream
+
+
+@dataclass(eq=False)
+class Generation:
+    islands: Islands
+    model: ServedModel
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    service: Service = field(default_factory=Service)
+    # the parameter that says what the output has to look like, if one does
+    structure_name: str = "structured_outputs"
+    # False: the client wants what is known with the first token, and not that token
+    gives_output: bool = True
+    # prompt_logprobs are asked for once a prompt, and come with its first answer: the prompt is computed in full for
+    # them, and what further answers need of it can be shared
+    asks_prompt_logprobs_once: bool = False
+    # predicted lengths of each prompt's answers
+    predictions: Sequence[Prediction | None] = ()
+    # gives each prompt a seed if the call brings none
+    seeds: Random = field(default_factory=Random)
+    # see messages.Request
+    cache_salt: str = ""
+    _choices: list[_Choice] = field(default_factory=list)
+    _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self.usage = Usage(sum(map(len, self.prompts)))
+
+    async def start(self) -> None:
+        """Raises ApiError when there is no router."""
+        wanted = list(self._wanted())
+        async with self.islands.opening(self.service.tier) as turn:
+            for number, each in enumerate(wanted):
+                # The first choices of a real-time call wait for nobody.
+                if number % NUM_AT_ONCE == 0 and (number or self.service.tier != "rt"):
+                    await turn()
+                self._open(*each)
+
+    def _wanted(self) -> Iterator[tuple[list[int], SamplingParams, int, Prediction | None]]:
+        first = replace(self.params, n=1)
+        further = replace(first, prompt_logprobs=None) if self.asks_prompt_logprobs_once else first
+        predictions = self.predictions or [None] * len(self.prompts)
+        for prompt, prediction in zip(self.prompts, predictions, strict=True):
+            seed = self.seeds.randint(0, MAX_SEED) if self.params.seed is None else self.params.seed
+            for n in range(self.params.n):
+                yield prompt, further if n else first, child_seed(seed, n), prediction
+
+    def close(self) -> None:
+        """Aborts what has not ended. Safe to repeat."""
+        self.islands.close_all([choice.key for choice in self._choices])
+
+    async def collect(self, add: Callable[[Delta], None]) -> None:
+        """Runs all choices from start to end. Raises ApiError."""
+        await self.start()
+        async for delta in self.deltas():
+            add(delta)
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Yields what is new until all choices have ended. Raises ApiError when one of them can't go on."""
+        num_unfinished = len(self._choices)
+        while num_unfinished:
+            index, news = await self._news.get()
+            delta = self._delta(index, news)
+            if delta is not None:
+                num_unfinished -= delta.finish_reason is not None
+                yield delta
+
+    def _open(
+        self, prompt: list[int], params: SamplingParams, seed: int, prediction: Prediction | None
+    ) -> None:
+        index = len(self._choices)
+        request = Request(
+            key=_new_key(),
+            prompt=prompt,
+            params=params,
+            seed=seed,
+            arrival_s=time.monotonic(),
+            ttft_s=self.service.ttft_s,
+            tbt_s=self.service.tbt_s,
+            tier=self.service.tier,
+            deadline_s=self.service.deadline_s,
+            request_id=request_id.get() or "",
+            slo_defaults=list(self.service.slo_defaults),
+            cache_salt=self.cache_salt,
+        )
+        self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
+        self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
+
+    def _delta(self, index: int, news: News) -> Delta | None:
+        """Returns None for what comes after a stop string."""
+        if isinstance(news, Rejected):
+            raise _rejection(news)
+        if news.finish_reason in ("error", "abort"):
+            raise self._failure(news.error or news.finish_reason)
+        choice = self._choices[index]
+        if choice.text.stop_string is not None:
+            return None
+        return self._take(index, choice, news)
+
+    def _failure(self, reason: str) -> ApiError:
+        kind, _, rest = reason.partition(": ")
+        if kind.startswith("structured_outputs"):
+            # It could be compiled, and turned out to be too complex on the way.
+            return ApiError(400, f"{self.structure_name}: {rest}", param=self.structure_name)
+        return ApiError(500, f"generation failed: {reason}")
+
+    def _take(self, index: int, choice: _Choice, news: NewTokens) -> Delta:
+        text, taken, reason = "", 0, news.finish_reason
+        if index % self.params.n == 0:
+            # A prompt counts once, however many answers it has.
+            self.usage.num_cached_tokens += news.num_reused
+        for taken, token_id in enumerate(news.tokens, 1):
+            is_last = taken == len(news.tokens)
+            text += choice.text.append(token_id, news.finish_reason if is_last else None)
+            if choice.text.stop_string is not None:
+                reason = "stop"
+                self.islands.close(choice.key, reason)
+                break
+        if not self.gives_output:
+            return Delta(index, "", [], [], "length", news.prompt_logprobs)
+        self.usage.num_completion_tokens += taken
+        return Delta(index, text, news.tokens[:taken], news.logprobs[:taken], reason, news.prompt_logprobs)
+
+
+def _rejection(rejected: Rejected) -> ApiError:
+    if rejected.reason == "too_long":
+        return ApiError(400, rejected.message, param="prompt", code="context_length_exceeded")
+    if rejected.reason == "slo":
+        return ApiError(400, rejected.message, param="slo", code="slo_unattainable")
+    return unavailable(rejected.message)
+
+
+def _new_key() -> RequestKey:
+    return RequestKey(1 + secrets.randbelow(2**63 - 1))

@@ -1,0 +1,43 @@
+"""A line of a batch job, answered as its endpoint would answer it, but as best effort and never in a stream."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from alignedserve.batch.results import Answer as LineAnswer
+from alignedserve.gateway.http.errors import ApiError, invalid
+from alignedserve.gateway.http.json_pieces import blocks_of
+from alignedserve.gateway.openai.request_builder import RequestBuilder
+from alignedserve.gateway.openai.service import Service
+from alignedserve.types import InvalidRequest
+
+
+class LineAnswers:
+    def __init__(self, request_builder: RequestBuilder) -> None:
+        self._request_builder = request_builder
+
+    async def ask(self, endpoint: str, body: bytes, expires_at: float, owner: str) -> LineAnswer:
+        """`body` is a JSON object. The job is that of `owner`, and expires at `expires_at`, by time.time()."""
+        deadline_s = time.monotonic() + expires_at - time.time()
+        try:
+            return await self._answer(endpoint, body, deadline_s, owner)
+        except InvalidRequest as error:
+            failure = invalid(error)
+        except ApiError as error:
+            failure = error
+        return LineAnswer(failure.status, failure.body)
+
+    async def _answer(self, endpoint: str, body: bytes, deadline_s: float, owner: str) -> LineAnswer:
+        call = await self._request_builder.preparer.call(endpoint, [body], owner)
+        if call.is_stream:
+            raise InvalidRequest("stream=True: not possible in a batch")
+        service = Service("flex", "be", deadline_s=deadline_s)
+        generation, builder = await self._request_builder.build(call, service, owner)
+        try:
+            await generation.collect(builder.add)
+            blocks = await blocks_of(builder.whole(generation.usage))
+            return LineAnswer(200, msgspec.Raw(b"".join(blocks)), generation.usage.body)
+        finally:
+            generation.close()

@@ -1,0 +1,143 @@
+"""A process that prepares large bodies for the gateway (prepare.py), within a time and an amount of memory.
+
+It is told of the model first, then one body after the other (child.py). SIGALRM ends it when a body takes too long,
+whatever it is doing; where memory runs out it says so, or a library ends it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import signal
+import sys
+
+import msgspec
+from tokenizers import Tokenizer as Backend
+
+from alignedserve.child import frame, read_frame, write_frame
+from alignedserve.engine.validate import Vocabulary
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.openai.prepare import Prepared, prepare
+from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.text.tokenizer_files import TokenizerFiles
+
+# 8 MB of text become 8 million tokens at most, and take some 2 GB on their way.
+MAX_MEMORY_BYTES = 4 << 30
+# Memory that a body took is not all given back: a process that has had more than this ends, and another takes its
+# place.
+MAX_KEPT_BYTES = 1 << 30
+# Streams go before bodies.
+NICENESS = 5
+
+
+class TokenizerParts(msgspec.Struct, frozen=True):
+    backend: str
+    special_tokens: dict[str, str]
+    chat_templates: dict[str, str]
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """What has to be known of the model."""
+
+    name: str
+    max_model_len: int
+    vocabulary_size: int
+    eos_token_ids: list[int]
+    tokenizer: TokenizerParts | None
+    parses_special_tokens: bool
+    limits: Limits
+
+    def model(self) -> ServedModel:
+        vocabulary = Vocabulary(self.vocabulary_size, frozenset(self.eos_token_ids))
+        tokenizer = None
+        if parts := self.tokenizer:
+            backend = Backend.from_str(parts.backend)
+            files = TokenizerFiles(backend, parts.special_tokens, parts.chat_templates)
+            tokenizer = Tokenizer(files, self.name)
+        parses = self.parses_special_tokens
+        return ServedModel(self.name, tokenizer, vocabulary, self.max_model_len, parses)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A frame holds the length of this, this, and then the body as it came."""
+
+    endpoint: str
+    timeout_s: float
+
+    @property
+    def head(self) -> bytes:
+        return frame(msgspec.msgpack.encode(self))
+
+    @staticmethod
+    def taken_from(content: bytes) -> tuple[Asked, bytes]:
+        """Takes this and the body out of a frame."""
+        source = io.BytesIO(content)
+        head = read_frame(source)
+        assert head is not None
+        return msgspec.msgpack.decode(head, type=Asked), source.read()
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Exactly one of these is set."""
+
+    prepared: Prepared | None = None
+    text: bytes | None = None
+    # (status, message, param, code) of an ApiError
+    error: tuple[int, str, str | None, str | None] | None = None
+    # the name of an exception that is our own mistake, and where it was raised
+    failure: str | None = None
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    source, answers = sys.stdin.buffer, sys.stdout.buffer
+    if (greeting := read_frame(source)) is None:
+        return
+    told = msgspec.msgpack.decode(greeting, type=Greeting)
+    model = told.model()
+    model.warm_up()
+    write_frame(answers, b"")
+    while (content := read_frame(source)) is not None:
+        write_frame(answers, _answer(content, model, told.limits))
+        del content
+        if 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MAX_KEPT_BYTES:
+            return
+
+
+def _answer(content: bytes, model: ServedModel, limits: Limits) -> bytes:
+    asked, body = Asked.taken_from(content)
+    signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
+    try:
+        return msgspec.msgpack.encode(_told(asked.endpoint, body, model, limits))
+    except MemoryError:
+        return msgspec.msgpack.encode(Told(error=(400, "the body takes too much memory to read", None, None)))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _told(endpoint: str, body: bytes, model: ServedModel, limits: Limits) -> Told:
+    try:
+        made = prepare(endpoint, body, model, limits)
+    except ApiError as error:
+        return Told(error=(error.status, error.message, error.param, error.code))
+    except MemoryError:
+        raise
+    except Exception as error:
+        return Told(failure=f"{type(error).__name__} at {_place(error)}")
+    return Told(text=made) if isinstance(made, bytes) else Told(prepared=made)
+
+
+def _place(error: BaseException) -> str:
+    """Returns where the exception was raised. Its message is not told, as it may hold what a client sent."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Which class of service a call is in, and how soon its tokens are due: `service_tier`, `slo`, and the SLO headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from alignedserve.gateway.http.errors import ApiError
+
+ServiceTier = Literal["auto", "default", "priority", "flex"]
+
+TTFT_HEADER = "X-SLO-TTFT-MS"
+TBT_HEADER = "X-SLO-TBT-MS"
+# No real-time objective may be longer; a request that can wait asks for `flex`.
+MAX_TTFT_MS = 600_000.0
+MAX_TBT_MS = 60_000.0
+
+
+class Slo(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    # the first token is due so long after the request came
+    ttft_ms: float | None = None
+    # each further one so long after the one before
+    tbt_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class SloConfig:
+    """Objectives of real-time requests that name none, by tier; 0: there is none."""
+
+    ttft_ms: float = 1000.0
+    tbt_ms: float = 100.0
+    priority_ttft_ms: float = 500.0
+    priority_tbt_ms: float = 50.0
+
+    def __post_init__(self) -> None:
+        for name, most_ms in (("ttft_ms", MAX_TTFT_MS), ("tbt_ms", MAX_TBT_MS)):
+            for field in (name, f"priority_{name}"):
+                value = getattr(self, field)
+                if value != 0 and not 1 <= value <= most_ms:
+                    raise ValueError(f"slo_{field}={value}: must be 0 or from 1 to {most_ms:.0f}")
+
+    def of(self, name: str) -> tuple[float | None, float | None]:
+        """The objectives for the first token and for further ones, in seconds."""
+        is_priority = name == "priority"
+        ttft_ms = self.priority_ttft_ms if is_priority else self.ttft_ms
+        tbt_ms = self.priority_tbt_ms if is_priority else self.tbt_ms
+        return ttft_ms / 1000 or None, tbt_ms / 1000 or None
+
+
+@dataclass(frozen=True)
+class Service:
+    # the tier, as the answer says it
+    name: str = "default"
+    # see messages.Request
+    tier: str = "rt"
+    ttft_s: float | None = None
+    tbt_s: float | None = None
+    deadline_s: float | None = None
+    # names of the objectives that are defaults
+    slo_defaults: tuple[str, ...] = ()
+
+
+def service_of(
+    asked: ServiceTier | None, slo: Slo | None, headers: Mapping[str, str], defaults: SloConfig
+) -> Service:
+    """The body goes before the headers. Raises ApiError that names what is wrong."""
+    slo = slo or Slo()
+    ttft_s = _seconds("slo.ttft_ms", slo.ttft_ms, TTFT_HEADER, headers, MAX_TTFT_MS)
+    tbt_s = _seconds("slo.tbt_ms", slo.tbt_ms, TBT_HEADER, headers, MAX_TBT_MS)
+    if asked != "flex":
+        return _real_time("priority" if asked == "priority" else "default", ttft_s, tbt_s, defaults)
+    if ttft_s is not None or tbt_s is not None:
+        raise ApiError(400, "slo: only for real-time traffic, and service_tier='flex' is not", param="slo")
+    return Service("flex", "be")
+
+
+def _real_time(name: str, ttft_s: float | None, tbt_s: float | None, defaults: SloConfig) -> Service:
+    default_ttft_s, default_tbt_s = defaults.of(name)
+    given = {"ttft_s": ttft_s, "tbt_s": tbt_s}
+    return Service(
+        name,
+        "rt",
+        default_ttft_s if ttft_s is None else ttft_s,
+        default_tbt_s if tbt_s is None else tbt_s,
+        slo_defaults=tuple(field for field, value in given.items() if value is None),
+    )
+
+
+def _seconds(
+    name: str, value: float | None, header: str, headers: Mapping[str, str], most_ms: float
+) -> float | None:
+    if value is None:
+        given = headers.get(header.lower())
+        if given is None:
+            return None
+        name, value = header, _number(header, given)
+    if not 1 <= value <= most_ms:  # NaN fails every comparison
+        raise _wrong(name, value, f"must be a number of milliseconds from 1 to {most_ms:.0f}")
+    return value / 1000
+
+
+def _number(header: str, given: str) -> float:
+    # float() takes more than that: 1_0, 1e3, other scripts' digits.
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", given):
+        raise _wrong(header, given, "must be a number of milliseconds")
+    return float(given)
+
+
+def _wrong(name: str, value: object, allowed: str) -> ApiError:
+    return ApiError(400, f"{name}={value!r}: {allowed}", param=name.split(".")[0])

@@ -1,0 +1,76 @@
+"""`/tokenize` and `/detokenize`, as vLLM's server has them: their bodies, and their answers as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.openai.bodies import Messages, template_variables
+
+
+class TokenizeBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    # Exactly one of these two is given.
+    prompt: str | None = None
+    messages: Messages | None = None
+    # The default is true for a prompt; a chat template writes its own.
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+
+
+class TokenizeAnswer(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(BaseModel):
+    prompt: str
+
+
+def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> bytes:
+    model.check_name(body.model)
+    tokens = _tokens(model, body)
+    strings = list(map(model.token_text, tokens)) if body.return_token_strs else None
+    return msgspec.json.encode(
+        {
+            "count": len(tokens),
+            "max_model_len": model.max_model_len,
+            "tokens": tokens,
+            "token_strs": strings,
+        }
+    )
+
+
+def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> bytes:
+    model.check_name(body.model)
+    return msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)})
+
+
+def _tokens(model: ServedModel, body: TokenizeBody) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "prompt: exactly one of prompt and messages must be given", param="prompt")
+    if body.prompt is not None:
+        return model.prompt_ids(body.prompt, body.add_special_tokens is not False)
+    variables = {
+        "add_generation_prompt": body.add_generation_prompt,
+        **template_variables(body.chat_template_kwargs),
+    }
+    return model.chat_ids(body.messages or [], variables, bool(body.add_special_tokens))

@@ -1,0 +1,105 @@
+"""Log-probabilities as answers show them: in the lists of OpenAI's completions, and in vLLM's of a prompt."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+
+from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.prompt_logprobs import TokenLogprobs, unpack
+
+# gives the text of a token
+TextOf = Callable[[int], str]
+
+
+# This is the log-probability of what is impossible, as with vLLM: JSON has no infinity.
+LEAST_LOGPROB = -9999.0
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    found: Sequence[TokenLogprobs | None],
+    num_likeliest: int,
+    offsets: list[int],
+    text_of: TextOf,
+) -> Json:
+    """`found` has what is known of each token, which is None for a prompt's first one. Their texts begin at
+    `offsets`."""
+    texts = [text_of(token_id) for token_id in token_ids]
+    return {
+        "tokens": texts,
+        "token_logprobs": [each and finite(each[0]) for each in found],
+        "top_logprobs": [
+            each and _likeliest(each, num_likeliest, text_of) | {text: finite(each[0])}
+            for text, each in zip(texts, found, strict=True)
+        ],
+        "text_offset": offsets,
+    }
+
+
+def echoed_logprobs(
+    prompt: Sequence[int],
+    packed: bytes,
+    num_likeliest: int,
+    bytes_of: Callable[[int], bytes],
+    text_of: TextOf,
+) -> Iterator[Json]:
+    """Yields the same for a prompt, some tokens at a time."""
+    offsets = TextOffsets(bytes_of)
+    offset, place = 0, 0
+    parts: Iterator[list[TokenLogprobs | None]] = chain([[None]], map(list, unpack(packed)))
+    for found in parts:
+        tokens = prompt[place : place + len(found)]
+        begins = offsets.append(tokens, offset)
+        yield completion_logprobs(tokens, found, num_likeliest, begins, text_of)
+        offset, place = offsets.end, place + len(found)
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+class TextOffsets:
+    """Where the texts of a growing list of tokens begin. Tokens that are part of one character share its offset."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # where the text ends of what was appended last
+        self.end = 0
+
+    def append(self, token_ids: Sequence[int], offset: int) -> list[int]:
+        """Returns where the text of each token begins. That of the first one begins at `offset`."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(offset)
+            offset += len(self._decoder.decode(self._bytes_of(token_id)))
+        self.end = offset
+        return offsets
+
+
+def _likeliest(found: TokenLogprobs, num: int, text_of: TextOf) -> dict[str, float]:
+    return {text_of(token_id): finite(logprob) for token_id, logprob in islice(found[2].items(), num)}
+
+
+def prompt_positions(
+    token_ids: Sequence[int], packed: bytes, num_likeliest: int, text_of: TextOf
+) -> Iterator[Json | None]:
+    """Yields vLLM's form for each prompt token: itself and the likeliest ones in its place, by id; None for the first
+    one."""
+    yield None
+    pairs = zip(token_ids[1:], chain.from_iterable(unpack(packed)), strict=True)
+    for token_id, found in pairs:
+        yield _position(token_id, found, num_likeliest, text_of)
+
+
+def _position(token_id: int, found: TokenLogprobs, num_likeliest: int, text_of: TextOf) -> Json:
+    logprob, rank, likeliest = found
+    named = {token_id: (logprob, rank)}
+    for position, (other, its_logprob) in enumerate(islice(likeliest.items(), num_likeliest), 1):
+        named.setdefault(other, (its_logprob, position))
+    return {
+        str(each): {"logprob": finite(its_logprob), "rank": its_rank, "decoded_token": text_of(each)}
+        for each, (its_logprob, its_rank) in named.items()
+    }

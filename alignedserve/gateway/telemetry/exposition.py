@@ -1,0 +1,263 @@
+"""Prometheus's text: vLLM's names with a prefix of our own, by tier, island and instance. No label is a client's.
+
+What routers, pools and instances know is asked of the routers when Prometheus asks us; while none answers, the
+gateway's own metrics stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.telemetry.health import AskClusters
+from alignedserve.gateway.telemetry.metrics import Metrics
+from alignedserve.lengths.prediction import SOURCES
+from alignedserve.messages import Cluster, Part
+
+PREFIX = "alignedserve:"
+# requests that some instance computes something for; all the others wait, or are about to leave
+RUNNING_STATES = ("prefilling", "running", "making room")
+GONE_STATES = ("leaving",)
+# ways that a request ends by itself
+SUCCESSES = ("stop", "length")
+
+# status of a batch job -> number of jobs
+CountJobs = Callable[[], Awaitable[Mapping[str, int]]]
+
+
+async def no_jobs() -> Mapping[str, int]:
+    return {}
+
+
+def metrics_route(metrics: Metrics, ask_clusters: AskClusters, count_jobs: CountJobs = no_jobs) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/metrics", response_class=Response, include_in_schema=False)
+    async def expose(http: Request) -> Response:
+        try:
+            clusters = await ask_clusters()
+        except ApiError:
+            clusters = {}
+        families = _Families([*_of_gateway(metrics), *_of_islands(clusters), _jobs(await count_jobs())])
+        registry = CollectorRegistry()
+        registry.register(families)
+        encode, content_type = choose_encoder(http.headers.get("accept", ""))
+        return Response(encode(registry), media_type=content_type)
+
+    return routes
+
+
+@dataclass(eq=False)
+class _Families(Collector):
+    families: Iterable[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, labels=labels)
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + name, text, labels=labels)
+
+
+# ---- what the gateway measures --------------------------------------------------------------------------------------
+
+
+def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
+    yield from _histograms(metrics)
+    prompts = _counter("prompt_tokens", "Tokens of prompts that were prefilled.", "tier")
+    outputs = _counter("generation_tokens", "Tokens that were generated.", "tier")
+    successes = _counter(
+        "request_success", "Requests that ended by themselves, and why.", "tier", "finished_reason"
+    )
+    failures = _counter(
+        "request_failure", "Requests that ended otherwise: abort, error, rejected.", "tier", "finished_reason"
+    )
+    objectives = _counter(
+        "request_slo",
+        "Requests with an objective and batch lines given up; whether it was met.",
+        "tier",
+        "slo",
+        "met",
+    )
+    predictions = _counter(
+        "length_predictions", "Requests, and what their length was predicted from.", "tier", "source"
+    )
+    for tier, of in metrics:
+        for source in (*SOURCES, "none"):
+            predictions.add_metric([tier, source], of.predicted_by[source])
+        prompts.add_metric([tier], of.num_prompt_tokens)
+        outputs.add_metric([tier], of.num_output_tokens)
+        for reason in sorted({*SUCCESSES, *of.ended} - {"abort", "error", "rejected"}):
+            successes.add_metric([tier, reason], of.ended[reason])
+        for reason in ("abort", "error", "rejected"):
+            failures.add_metric([tier, reason], of.ended[reason])
+        for slo in ("ttft", "tbt", "deadline"):
+            for is_met in (True, False):
+                objectives.add_metric([tier, slo, str(is_met).lower()], of.objectives[slo, is_met])
+    yield from (prompts, outputs, successes, failures, objectives, predictions)
+    again = _counter("requests_resubmitted", "Requests that their router lost by dying, and that went on.")
+    again.add_metric([], metrics.num_resubmitted)
+    yield again
+
+
+def _histograms(metrics: Metrics) -> Iterator[Metric]:
+    for name, (text, attribute) in HISTOGRAMS.items():
+        family = HistogramMetricFamily(PREFIX + name, text, labels=["tier"])
+        for tier, of in metrics:
+            histogram = getattr(of, attribute)
+            family.add_metric([tier], histogram.cumulative(), histogram.sum)
+        yield family
+
+
+# name -> help, and where TierMetrics has it
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From arrival to the first token.", "time_to_first_token"),
+    "inter_token_latency_seconds": ("From one token to the next.", "inter_token_latency"),
+    "request_time_per_output_token_seconds": (
+        "Mean time from one token to the next, of each request.",
+        "time_per_output_token",
+    ),
+    "e2e_request_latency_seconds": ("From arrival to the end.", "e2e_latency"),
+    "request_queue_time_seconds": ("From arrival to the prefill instance.", "queue_time"),
+    "request_prefill_time_seconds": ("From there to the first token.", "prefill_time"),
+    "request_decode_time_seconds": ("From the first token to the last.", "decode_time"),
+    "request_prompt_tokens": ("Tokens of each prompt.", "prompt_len"),
+    "request_generation_tokens": ("Tokens that each request generated.", "output_len"),
+    "length_prediction_relative_error": (
+        "Difference of predicted and true length over the true one, of each request.",
+        "length_error",
+    ),
+}
+
+
+# ---- what routers say -----------------------------------------------------------------------------------------------
+
+
+def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
+    yield from _requests(clusters)
+    yield from _recoveries(clusters)
+    yield _sharing(clusters)
+    parts = [(str(island), part) for island, cluster in clusters.items() for part in cluster.parts]
+    yield _processes(parts)
+    yield _kv_use(parts)
+    instances = [(island, part) for island, part in parts if part.role in ("prefill", "decode")]
+    yield from _instances(instances)
+    yield from _moves(instances)
+
+
+def _requests(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
+    running = _gauge("num_requests_running", "Requests that are being computed.", "island", "tier")
+    waiting = _gauge("num_requests_waiting", "Requests that wait, wherever it is.", "island", "tier")
+    states = _gauge("num_requests_by_state", "Requests in each of the router's states.", "island", "state")
+    for island, cluster in clusters.items():
+        for tier in ("rt", "be"):
+            counts = cluster.tiers.get(tier, {})
+            num_running = sum(counts.get(state, 0) for state in RUNNING_STATES)
+            num_gone = sum(counts.get(state, 0) for state in GONE_STATES)
+            running.add_metric([str(island), tier], num_running)
+            waiting.add_metric([str(island), tier], sum(counts.values()) - num_running - num_gone)
+        for state, count in cluster.requests.items():
+            states.add_metric([str(island), state], count)
+    yield from (running, waiting, states)
+
+
+def _recoveries(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
+    recoveries = _counter(
+        "recoveries", "Requests that went on without a process that had them.", "island", "lost"
+    )
+    for island, cluster in clusters.items():
+        for role in ("prefill", "decode", "kvpool"):
+            recoveries.add_metric([str(island), role], cluster.recoveries.get(role, 0))
+    yield recoveries
+
+
+def _sharing(clusters: Mapping[int, Cluster]) -> Metric:
+    sharing = _counter(
+        "class_sharing_events",
+        "How real time and best effort shared: see messages.Cluster.",
+        "island",
+        "event",
+    )
+    for island, cluster in clusters.items():
+        for event, count in cluster.sharing.items():
+            sharing.add_metric([str(island), event], count)
+    return sharing
+
+
+def _processes(parts: Iterable[tuple[str, Part]]) -> Metric:
+    up = _gauge("process_up", "1 for a process that is there, 0 for one that should be.", *INSTANCE_LABELS)
+    for island, part in parts:
+        up.add_metric([island, part.role, part.instance_id], part.state == "up")
+    return up
+
+
+def _kv_use(parts: Iterable[tuple[str, Part]]) -> Metric:
+    use = _gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all of them.", *INSTANCE_LABELS)
+    for island, part in parts:
+        if part.num_blocks:
+            use.add_metric([island, part.role, part.instance_id], 1 - part.num_free_blocks / part.num_blocks)
+    return use
+
+
+INSTANCE_LABELS = ("island", "role", "instance")
+
+# name -> help, and where InstanceStats has it
+INSTANCE_COUNTERS = {
+    "num_preemptions": ("Requests that had to leave a running batch.", "num_preemptions"),
+    "num_evictions": ("Those of them whose KV was kept.", "num_evictions"),
+    "num_spills": ("Staged copies that were given up before admission.", "num_spills"),
+    "num_batch_switches": ("Candidate batches that became the running one.", "num_batch_switches"),
+    "computed_tokens": ("Tokens whose KV was computed.", "num_computed_tokens"),
+    "computing_seconds": ("Time of the iterations that computed them.", "computing_s"),
+    "prefix_cache_queries": ("Tokens whose KV was looked for when a prompt started.", "num_asked_tokens"),
+    "prefix_cache_hits": ("Those of them whose KV was there.", "num_found_tokens"),
+}
+
+
+def _instances(instances: list[tuple[str, Part]]) -> Iterator[Metric]:
+    for name, (text, attribute) in INSTANCE_COUNTERS.items():
+        counter = _counter(name, text, *INSTANCE_LABELS)
+        for island, part in instances:
+            counter.add_metric([island, part.role, part.instance_id], getattr(part.stats, attribute))
+        yield counter
+    staged = _gauge("staged_bytes", "KV in prefill instances' buffers for candidates.", *INSTANCE_LABELS)
+    spread = _gauge(
+        "prefix_length_spread", "Longest less shortest sequence of the running batch.", *INSTANCE_LABELS
+    )
+    for island, part in instances:
+        labels = [island, part.role, part.instance_id]
+        if part.role == "prefill":
+            staged.add_metric(labels, part.stats.staged_bytes)
+        else:
+            spread.add_metric(labels, part.stats.max_length - part.stats.min_length)
+    yield from (staged, spread)
+
+
+def _moves(instances: Iterable[tuple[str, Part]]) -> Iterator[Metric]:
+    """Bandwidth is the rate of the bytes over the rate of the seconds."""
+    num_bytes = _counter("kv_transfer_bytes", "KV that was copied.", *INSTANCE_LABELS, "transfer")
+    seconds = _counter("kv_transfer_seconds", "Time that copying it took.", *INSTANCE_LABELS, "transfer")
+    for island, part in instances:
+        for moved in part.stats.moved:
+            labels = [island, part.role, part.instance_id, moved.what]
+            num_bytes.add_metric(labels, moved.num_bytes)
+            seconds.add_metric(labels, moved.seconds)
+    yield from (num_bytes, seconds)
+
+
+def _jobs(counts: Mapping[str, int]) -> Metric:
+    jobs = _gauge("batch_jobs", "Batch jobs in each state.", "status")
+    for status, count in counts.items():
+        jobs.add_metric([status], count)
+    return jobs

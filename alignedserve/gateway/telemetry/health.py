@@ -1,0 +1,72 @@
+"""Whether the system can answer, asked of those who would: a router knows which processes its island has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from alignedserve.gateway.http.drain_state import DrainState
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.messages import Cluster, Part
+from alignedserve.store import Store
+
+# An island without one of each answers nothing.
+NEEDED = ("kvpool", "prefill", "decode")
+_STORE_REASON = "files and batches answer 503, and batches wait: their store can't be reached, or can't write"
+
+
+# Asks each island's router and maps the island's number to what it said. Raises ApiError when none answers.
+AskClusters = Callable[[], Awaitable[Mapping[int, Cluster]]]
+
+
+async def health(
+    ask_clusters: AskClusters, drain_state: DrainState, store: Store | None
+) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body. One island that can answer is enough: without the store, what runs in real time goes on."""
+    if drain_state.is_draining:
+        return 503, {"status": "unavailable", "reason": "this server is stopping"}
+    try:
+        clusters = (await ask_clusters()).values()
+    except ApiError as error:
+        return 503, {"status": "unavailable", "reason": str(error)}
+    missing = [_missing(cluster) for cluster in clusters]
+    if all(missing):
+        return 503, {"status": "unavailable", "reason": f"no {' and no '.join(missing[0])} process is up"}
+    down = [part.instance_id for cluster in clusters for part in cluster.parts if part.state != "up"]
+    found: dict[str, Any] = {"down": down} if down else {}
+    if store and store.is_down:
+        found |= {"store": "down", "reason": _STORE_REASON}
+    return 200, {"status": "degraded" if found else "ok"} | found
+
+
+def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:
+    """`clusters` maps islands' numbers to what their routers said."""
+    processes = [
+        _part(part) | {"island": number} for number, cluster in clusters.items() for part in cluster.parts
+    ]
+    return {"processes": processes, "requests": _requests(clusters.values())}
+
+
+def _missing(cluster: Cluster) -> list[str]:
+    up = {part.role for part in cluster.parts if part.state == "up"}
+    return [role for role in NEEDED if role not in up]
+
+
+def _requests(clusters: Iterable[Cluster]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for cluster in clusters:
+        total.update(cluster.requests)
+    return dict(total)
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {
+        "role": part.role,
+        "instance_id": part.instance_id,
+        "epoch": part.epoch,
+        "pid": part.pid,
+        "state": part.state,
+        "blocks": {"used": part.num_blocks - part.num_free_blocks, "free": part.num_free_blocks},
+        "requests": part.requests,
+    }

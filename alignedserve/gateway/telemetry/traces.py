@@ -1,0 +1,128 @@
+"""OpenTelemetry: a span for each HTTP call, and in it one for each stage that a request of it went through.
+
+    POST /v1/chat/completions
+      gateway                      read, tokenised, checked
+      request
+        queue -> prefill -> pool (-> stage) -> admit -> decode        and again from where it was lost or evicted
+
+A request's spans are made when it has ended, of the router's story and the times that the gateway noted. The router's
+clock is not compared with ours: its story begins when we submitted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+import alignedserve
+from alignedserve.gateway.http.request_id import HttpCall
+from alignedserve.gateway.telemetry.request_stats import RequestStats
+
+# The router's states are a request's stages; the last stage is over with the request, and has no state.
+STAGES = {
+    "queued": "queue",
+    "reserving": "queue",
+    "prefilling": "prefill",
+    "pooled": "pool",
+    "staged": "stage",
+    "offered": "admit",
+    "running": "decode",
+    "making room": "decode",
+    "evicting": "evict",
+    "leaving": "recover",
+}
+EXPORT_TIMEOUT_S = 5.0
+
+
+class OtelTraces:
+    def __init__(self, processor: SpanProcessor) -> None:
+        resource = Resource.create({"service.name": "alignedserve"})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("alignedserve", alignedserve.__version__)
+        # nanoseconds between the epoch and the start of time.monotonic()
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    @contextmanager
+    def around(self, call: HttpCall) -> Iterator[None]:
+        parent = propagate.extract(dict(call.headers))
+        span = self._tracer.start_span(
+            call.method, parent, SpanKind.SERVER, start_time=self._ns(call.begun_s)
+        )
+        call.trace = trace.set_span_in_context(span, parent)
+        try:
+            yield
+        finally:
+            span.update_name(f"{call.method} {call.path}")
+            said = {"http.request.method": call.method, "http.route": call.path}
+            span.set_attributes(said | {"http.response.status_code": call.status, "request_id": call.id})
+            if call.status >= 500 or not call.status:
+                span.set_status(Status(StatusCode.ERROR))
+            # A span that never ends is never sent.
+            if not call.is_routine:
+                span.end()
+
+    def ended(self, stats: RequestStats) -> None:
+        call, request = stats.call, stats.request
+        parent = call.trace if call else None
+        if call and call.trace:
+            self._span("gateway", parent, call.begun_s, request.arrival_s)
+        span = self._tracer.start_span("request", parent, start_time=self._ns(request.arrival_s))
+        span.set_attributes(
+            {
+                "tier": request.tier,
+                "prompt_tokens": len(request.prompt),
+                "completion_tokens": stats.num_tokens,
+                "finish_reason": stats.end_reason or "",
+            }
+        )
+        if stats.end_reason == "error":
+            span.set_status(Status(StatusCode.ERROR))
+        if stats.first_s is not None:
+            span.add_event("first token", timestamp=self._ns(stats.first_s))
+        inside = trace.set_span_in_context(span, parent)
+        for name, begin_s, end_s in stages(stats):
+            self._span(name, inside, begin_s, end_s)
+        span.end(self._ns(stats.end_s))
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _span(self, name: str, parent: Context | None, begin_s: float, end_s: float) -> None:
+        self._tracer.start_span(name, parent, start_time=self._ns(begin_s)).end(self._ns(end_s))
+
+    def _ns(self, monotonic_s: float) -> int:
+        return int(monotonic_s * 1e9) + self._offset_ns
+
+
+class OtlpTraces(OtelTraces):
+    def __init__(self, endpoint: str) -> None:
+        """`endpoint` is that of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
+        path = "" if endpoint.rstrip("/").endswith("/v1/traces") else "/v1/traces"
+        super().__init__(
+            BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + path, timeout=EXPORT_TIMEOUT_S))
+        )
+
+
+def stages(stats: RequestStats) -> list[tuple[str, float, float]]:
+    """Returns each stage's name, begin and end, in seconds of time.monotonic()."""
+    begins: list[tuple[str, float]] = []
+    for state, offset_s in stats.timeline:
+        name, begin_s = STAGES.get(state, state), stats.submitted_s + offset_s
+        # What the router did before it heard that the request is over is not part of it.
+        is_after = bool(begins) and begin_s >= stats.end_s
+        if not is_after and (not begins or begins[-1][0] != name):
+            begins.append((name, begin_s))
+    if not begins:
+        return []
+    ends = [*(begin_s for _, begin_s in begins[1:]), stats.end_s]
+    return [(name, begin_s, max(begin_s, end_s)) for (name, begin_s), end_s in zip(begins, ends, strict=True)]

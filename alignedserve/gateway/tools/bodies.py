@@ -1,0 +1,110 @@
+"""Tool calls: what a client offers, how a model is held to it, and how its text becomes calls again.
+
+A call that has to be made is a structured output: the arguments alone where the tool is named, else a list of calls.
+Where the model may choose, its text is read as its chat template shows calls (families.py). With a function that
+is `strict`, or where one call is the most, it is held to a grammar too, unless the client asks for another format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.types import InvalidRequest
+
+
+class Function(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    # a JSON schema
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+
+
+class ChosenTool(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+Tools = Annotated[list[Tool], Field(min_length=1, fail_fast=True)]
+ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+
+
+# ---- what the output has to look like ----
+
+
+def structure_of(
+    tools: Sequence[Tool], choice: ToolChoice, one_at_most: bool
+) -> StructuredOutputsParams | None:
+    """Returns None where the model may say what it likes. Raises InvalidRequest."""
+    if isinstance(choice, ChosenTool):
+        schemas = {tool.function.name: tool.function.parameters for tool in tools}
+        name = choice.function.name
+        if name not in schemas:
+            raise InvalidRequest(f"tool_choice={name!r}: is none of the tools, {', '.join(schemas)}")
+        return StructuredOutputsParams(json=schemas[name] or {"type": "object"})
+    if choice != "required":
+        return None
+    definitions: dict[str, Any] = {}
+    calls = [_call_schema(tool.function, definitions) for tool in tools]
+    most = {"maxItems": 1} if one_at_most else {}
+    items = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    return StructuredOutputsParams(json=items | most | ({"$defs": definitions} if definitions else {}))
+
+
+def _call_schema(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
+    parameters = dict(function.parameters or {"type": "object"})
+    # References are to the whole schema's definitions.
+    own = parameters.pop("$defs", {})
+    for name, schema in own.items() if isinstance(own, dict) else ():
+        if definitions.setdefault(name, schema) != schema:
+            raise InvalidRequest(f"tools: two tools define {name!r} in $defs, and differently")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function.name}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Templates write arguments as JSON themselves; clients send them back as the text that they were."""
+    return [dict(message) | _with_objects(message.get("tool_calls")) for message in messages]
+
+
+def _with_objects(calls: Any) -> dict[str, Any]:
+    if not isinstance(calls, list):
+        return {}
+    return {"tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": str(text), **function}, **rest}:
+            try:
+                arguments = json.loads(text)
+            except (ValueError, RecursionError):
+                raise InvalidRequest("messages: a tool call's arguments must be JSON") from None
+            return {**rest, "function": {**function, "arguments": arguments}}
+    return call

@@ -1,0 +1,138 @@
+"""Tool calls, in pieces: the name first, then the arguments as they come; and where both are in a model's text."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+# the beginning of a call as templates show it, up to its arguments
+HEAD = re.compile(
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+# A head has no more characters than this. So a text that goes on without one is not looked at again and again.
+MAX_HEAD_CHARS = 1024
+
+
+@dataclass
+class Piece:
+    """A piece with a `name` begins a call; one without it goes on with the last call."""
+
+    name: str | None
+    # JSON, as far as it goes
+    arguments: str = ""
+
+
+@dataclass
+class Read:
+    """What a reader has found that is new."""
+
+    content: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+
+    def begin(self, name: str, arguments: str = "") -> None:
+        self.pieces.append(Piece(name, arguments))
+
+    def go_on(self, arguments: str) -> None:
+        if not arguments:
+            return
+        if self.pieces:
+            self.pieces[-1].arguments += arguments
+        else:
+            self.pieces.append(Piece(None, arguments))
+
+    def add(self, more: Read) -> None:
+        self.content += more.content
+        for piece in more.pieces:
+            if piece.name is None:
+                self.go_on(piece.arguments)
+            else:
+                self.pieces.append(piece)
+
+
+class CollectedCalls:
+    """A choice's content and calls, put together from what was read bit by bit."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        # names, and the parts of their arguments
+        self._calls: list[tuple[str, list[str]]] = []
+
+    def add(self, read: Read) -> int:
+        """Returns the number of calls so far."""
+        self._content.append(read.content)
+        for piece in read.pieces:
+            if piece.name is not None:
+                self._calls.append((piece.name, []))
+            self._calls[-1][1].append(piece.arguments)
+        return len(self._calls)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Names and arguments."""
+        return [(name, "".join(parts)) for name, parts in self._calls]
+
+
+class Nesting:
+    """Where a JSON object ends. A `<` that is in no string ends it too: there is none in JSON."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._is_string = False
+        self._is_escaped = False
+
+    def end(self, text: str, start: int) -> int | None:
+        """Reads `text` from `start` on, and returns where the object ends; None if it goes on."""
+        for place in range(start, len(text)):
+            letter = text[place]
+            if self._is_string:
+                self._in_string(letter)
+            elif letter == "<":
+                return place
+            elif self._ends_with(letter):
+                return place + 1
+        return None
+
+    def _in_string(self, letter: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif letter == "\\":
+            self._is_escaped = True
+        elif letter == '"':
+            self._is_string = False
+
+    def _ends_with(self, letter: str) -> bool:
+        if letter == '"':
+            self._is_string = True
+        elif letter in "{[":
+            self._depth += 1
+        elif letter in "}]":
+            self._depth -= 1
+            return self._depth <= 0
+        return False
+
+
+def calls_in(text: str) -> list[tuple[str, str]]:
+    """Returns names and arguments of the calls in a text that holds nothing else; otherwise, nothing."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    calls = [_call(each) for each in (found if isinstance(found, list) else [found])]
+    return [call for call in calls if call] if all(calls) else []
+
+
+def _call(found: Any) -> tuple[str, str] | None:
+    match found:
+        case {"name": str(name), "arguments": dict(arguments)} | {
+            "name": str(name),
+            "parameters": dict(arguments),
+        }:
+            return name, json.dumps(arguments, ensure_ascii=False)
+    return None

@@ -1,0 +1,279 @@
+"""From a model's text to tool calls, while it is written.
+
+A call is told from its name on where name and arguments come in this order, as templates show them; one in another form
+when it is whole. What was told can't be taken back: arguments that end in the middle, or are no JSON, go out as they
+were written, as OpenAI's do.
+
+Each letter is looked at a few times at most, however long the text becomes: what a model says may be what a client told
+it to say.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+from alignedserve.gateway.tools.calls import HEAD, MAX_HEAD_CHARS, Nesting, Read, calls_in
+
+HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
+# what stands around calls in a list of them
+_BETWEEN = " \n\t\r[],;"
+_BETWEEN_RUN = re.compile(r"[ \n\t\r\[\],;]*")
+
+
+class Reader(ABC):
+    """Reads the text of one choice."""
+
+    # the name by which a prepared call asks for it
+    kind: ClassVar[str]
+    # what the finish reason "stop" becomes when calls were made
+    stop_reason = "tool_calls"
+
+    @abstractmethod
+    def feed(self, text: str) -> Read: ...
+
+    @abstractmethod
+    def end(self) -> Read:
+        """There is no more text."""
+
+
+class NamedReader(Reader):
+    """All of the text is the arguments of one call."""
+
+    kind = "named"
+    # OpenAI says "stop" for a call that had to be made.
+    stop_reason = "stop"
+
+    def __init__(self, name: str) -> None:
+        self._name: str | None = name
+
+    def feed(self, text: str) -> Read:
+        read = Read()
+        if self._name is not None:
+            read.begin(self._name)
+            self._name = None
+        read.go_on(text)
+        return read
+
+    def end(self) -> Read:
+        return self.feed("")
+
+
+class _Cursor(Reader):
+    """Goes through the text as it comes, a step at a time."""
+
+    kind = "json"
+
+    def __init__(self) -> None:
+        # text that has come; it is not done with from `_at` on
+        self._text = ""
+        self._at = 0
+        # finds the end of the arguments that are being told; None outside of arguments
+        self._arguments: Nesting | None = None
+
+    def feed(self, text: str) -> Read:
+        self._text, self._at = self._text[self._at :] + text, 0
+        read = Read()
+        while self._step(read):
+            pass
+        return read
+
+    @abstractmethod
+    def _step(self, read: Read) -> bool:
+        """Goes one step. Returns False if more text is needed."""
+
+    def _take(self, end: int | None = None) -> str:
+        """Takes the text up to `end`, or all there is."""
+        start, self._at = self._at, len(self._text) if end is None else end
+        return self._text[start : self._at]
+
+    def _begin_call(self, read: Read) -> bool:
+        """Returns whether a call begins here."""
+        head = HEAD.match(self._text, self._at, self._at + MAX_HEAD_CHARS)
+        if head:
+            read.begin(head[1])
+            self._arguments, self._at = Nesting(), head.end()
+        return head is not None
+
+    @property
+    def _may_begin_call(self) -> bool:
+        """Whether a call might begin here if there were more text."""
+        return len(self._text) - self._at < MAX_HEAD_CHARS
+
+    def _go_on(self, arguments: Nesting, read: Read) -> bool:
+        """Returns whether the arguments end in this text."""
+        end = arguments.end(self._text, self._at)
+        read.go_on(self._take(end))
+        if end is not None:
+            self._arguments = None
+        return end is not None
+
+
+class JsonReader(_Cursor):
+    """A call, or a list of calls, and nothing else; or just text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_text = False
+        # True: the text begins as JSON does
+        self._is_json = False
+        self._has_calls = False
+        # finds the end of the object around arguments that are over
+        self._around: Nesting | None = None
+        # what came before `_text`, and was no call so far
+        self._before: list[str] = []
+        # no call will be told from its name on any more
+        self._is_other = False
+
+    def end(self) -> Read:
+        rest = "".join(self._before) + self._take()
+        if self._has_calls:
+            rest = rest.strip(_BETWEEN)
+        if self._arguments or self._around or not rest:
+            return Read()
+        read = Read()
+        for name, arguments in calls_in(rest):
+            read.begin(name, arguments)
+        return read if read.pieces else Read(rest)
+
+    def _step(self, read: Read) -> bool:
+        if self._is_text:
+            read.content += self._take()
+            return False
+        if self._is_other:
+            self._before.append(self._take())
+            return False
+        if self._arguments:
+            if not self._go_on(self._arguments, read):
+                return False
+            self._around = Nesting(depth=1)
+        if self._around:
+            end = self._around.end(self._text, self._at)
+            self._take(end)
+            if end is None:
+                return False
+            self._around = None
+        return self._begin() or self._call(read)
+
+    def _begin(self) -> bool:
+        """Returns whether what comes has just been found to be text."""
+        if self._is_json:
+            return False
+        rest = self._text[self._at :].lstrip()
+        if rest:
+            self._is_json = rest[0] in "{["
+            self._is_text = not self._is_json
+        if self._is_text:
+            self._text, self._at = "".join(self._before) + self._take(), 0
+            self._before.clear()
+        return self._is_text
+
+    def _call(self, read: Read) -> bool:
+        between = _BETWEEN_RUN.match(self._text, self._at)
+        assert between
+        skipped = self._take(between.end())
+        if not self._has_calls:
+            self._before.append(skipped)
+        if self._begin_call(read):
+            self._has_calls = True
+            self._before.clear()
+            return True
+        self._is_other = not self._may_begin_call
+        return self._is_other
+
+
+class HermesReader(_Cursor):
+    """Calls between tags, with text around them."""
+
+    kind = "hermes"
+
+    def __init__(self) -> None:
+        super().__init__()
+        # a line break between calls is no content
+        self._skips_breaks = False
+        self._is_inside = False
+        # what came inside before `_text`, and is no call that is told from its name on
+        self._before: list[str] = []
+        # the arguments are over; the tag's end is not there yet
+        self._is_told = False
+
+    def end(self) -> Read:
+        text = "".join(self._before) + self._take()
+        if self._arguments or self._is_told:
+            return Read()
+        return Read(HERMES_OPEN * self._is_inside + text)
+
+    def _step(self, read: Read) -> bool:
+        if self._arguments:
+            self._is_told = self._go_on(self._arguments, read)
+            return self._is_told
+        if self._is_told:
+            return self._skip()
+        return self._inside(read) if self._is_inside else self._outside(read)
+
+    def _outside(self, read: Read) -> bool:
+        while self._skips_breaks and self._at < len(self._text):
+            self._skips_breaks = self._text[self._at] == "\n"
+            self._at += self._skips_breaks
+        before, is_found = self._until(HERMES_OPEN)
+        read.content += before
+        self._is_inside = is_found
+        return is_found
+
+    def _inside(self, read: Read) -> bool:
+        if not self._before:
+            if self._begin_call(read):
+                return True
+            if self._may_begin_call and self._text.find(HERMES_CLOSE, self._at) < 0:
+                return False
+        before, is_found = self._until(HERMES_CLOSE)
+        self._before.append(before)
+        if not is_found:
+            return False
+        inside = "".join(self._before)
+        self._before.clear()
+        calls = calls_in(inside)
+        for name, arguments in calls:
+            read.begin(name, arguments)
+        read.content += "" if calls else HERMES_OPEN + inside + HERMES_CLOSE
+        self._leave(skips_breaks=bool(calls))
+        return True
+
+    def _skip(self) -> bool:
+        _, is_found = self._until(HERMES_CLOSE)
+        if is_found:
+            self._leave(skips_breaks=True)
+        return is_found
+
+    def _until(self, tag: str) -> tuple[str, bool]:
+        """Takes the text before the tag, and returns it and whether the tag is there. Without a tag, it ends where one
+        may begin."""
+        place = self._text.find(tag, self._at)
+        if place >= 0:
+            before = self._take(place)
+            self._at += len(tag)
+            return before, True
+        return self._take(len(self._text) - _overlap(self._text, self._at, tag)), False
+
+    def _leave(self, skips_breaks: bool) -> None:
+        self._is_inside = self._is_told = False
+        self._skips_breaks = skips_breaks
+
+
+def _overlap(text: str, start: int, tag: str) -> int:
+    """Returns how many letters at the end of `text` may be the beginning of `tag`."""
+    longest = min(len(text) - start, len(tag) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)
+
+
+def reader_of(kind: str, tool_name: str) -> Callable[[], Reader]:
+    """Returns what makes a reader for each choice. `tool_name` is the only tool that can be called, for a named
+    reader."""
+    readers: dict[str, Callable[[], Reader]] = {
+        NamedReader.kind: lambda: NamedReader(tool_name),
+        JsonReader.kind: JsonReader,
+        HermesReader.kind: HermesReader,
+    }
+    return readers[kind]

@@ -1,0 +1,224 @@
+"""Large bodies are read by a process of their own, as small ones are on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.openai import preparer as preparer_module
+from alignedserve.gateway.openai.prepare import Prepared, Result, ids_of, prepare
+from alignedserve.gateway.openai.preparer import INLINE_BYTES, Preparer
+from tests.gateway.scripted import MODEL, TOKENIZER
+from tests.gateway.served import JSON, QUESTION, play, served
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": "How far?"}),
+    (COMPLETIONS, {"prompt": ["How far?", "x"], "n": 2, "best_of": 3, "echo": True, "logprobs": 1}),
+    (COMPLETIONS, {"prompt": [[5, 6], [7]], "stop": ["a", "b"], "logit_bias": {"5": 1.5}, "seed": 7}),
+    (CHAT, {"messages": QUESTION, "stream": True, "stream_options": {"include_usage": True}}),
+    (CHAT, {"messages": QUESTION, "service_tier": "priority", "slo": {"ttft_ms": 5.5}, "cache_salt": "s"}),
+    (CHAT, {"messages": QUESTION, "response_format": SCHEMA, "logprobs": True, "top_logprobs": 2}),
+    ("/tokenize", {"messages": QUESTION, "return_token_strs": True}),
+    ("/detokenize", {"tokens": [5, 6]}),
+]
+WRONG: list[tuple[str, Any, str | None]] = [
+    (CHAT, {"messages": [1]}, "messages"),
+    (CHAT, {"messages": QUESTION, "tools": TOOLS}, "tools"),
+    (CHAT, {"messages": QUESTION, "model": "another"}, "model"),
+    (CHAT, {"messages": QUESTION, "max_completion_tokens": -1}, "max_completion_tokens"),
+    (COMPLETIONS, {"prompt": "x", "promt": "y"}, "promt"),
+    (COMPLETIONS, {"prompt": [100_000]}, "prompt"),
+    (COMPLETIONS, [], None),
+    (COMPLETIONS, {"prompt": "x", "\ud800": 1}, "\\ud800"),
+    (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+]
+
+
+def told(call: Callable[[], Result]) -> object:
+    try:
+        return call()
+    except ApiError as error:
+        return error.status, error.body
+
+
+def test_the_process_says_what_the_event_loop_would_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer_module, "INLINE_BYTES", 0)
+
+    async def scenario() -> None:
+        preparer = Preparer(MODEL, Limits())
+        try:
+            long_name = (COMPLETIONS, {"prompt": "x", "\ud800" * 3000: 1})
+            for endpoint, body, *_ in [*BODIES, *WRONG, long_name]:
+                data = json.dumps(body).encode()
+                ask = preparer.answer if endpoint.endswith("tokenize") else preparer.call
+                try:
+                    found: object = await ask(endpoint, [data[:7], data[7:]], "")
+                except ApiError as error:
+                    found = error.status, error.body
+                assert found == told(lambda e=endpoint, d=data: prepare(e, d, MODEL, Limits()))  # type: ignore[misc]
+        finally:
+            await preparer.aclose()
+
+    play(scenario)
+
+
+def test_what_is_wrong_is_named() -> None:
+    for endpoint, body, param in WRONG:
+        with pytest.raises(ApiError) as raised:
+            prepare(endpoint, json.dumps(body).encode(), MODEL, Limits())
+        assert raised.value.status in (400, 404) and raised.value.param == param
+
+
+def test_prompts_are_what_was_sent() -> None:
+    found = prepare(COMPLETIONS, b'{"prompt": ["How far?", "x"]}', MODEL, Limits())
+    assert isinstance(found, Prepared)
+    assert list(map(ids_of, found.prompts)) == [TOKENIZER.encode("How far?"), TOKENIZER.encode("x")]
+
+
+def listed(item: str, num_bytes: int = 1 << 20) -> str:
+    return ",".join([item] * (num_bytes // (len(item) + 1)))
+
+
+# Each of them held up everybody's streams for seconds.
+HOSTILE: list[tuple[str, str, str]] = [
+    (CHAT, f'{{"messages":[{listed("1")}]}}', "messages"),
+    (CHAT, f'{{"messages":[{{}}],"stop_token_ids":[{listed("null")}]}}', "stop_token_ids"),
+    (CHAT, f'{{"messages":[{{}}],"tools":[{listed("1")}]}}', "tools"),
+    (CHAT, '{"messages":[{}],' + ",".join(f'"{n}":1' for n in range(100_000)) + "}", ""),
+    (COMPLETIONS, f'{{"prompt":[{listed("[1]")}]}}', "prompt"),
+    (
+        COMPLETIONS,
+        '{"prompt":"x","logit_bias":{' + ",".join(f'"{n}":1' for n in range(99_999)) + "}}",
+        "logit_bias",
+    ),
+    ("/detokenize", f'{{"tokens":[{listed("null")}]}}', "tokens"),
+    ("/tokenize", f'{{"messages":[{listed("1")}]}}', "messages"),
+]
+
+
+def test_no_large_body_is_read_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def noted(endpoint: str, data: bytes, *rest: Any) -> Result:
+        sizes.append(len(data))
+        return prepare(endpoint, data, *rest)
+
+    monkeypatch.setattr(preparer_module, "prepare", noted)
+
+    async def scenario() -> None:
+        async with served() as at:
+            for endpoint, body, param in HOSTILE:
+                response = await at.http.post(endpoint, content=body.encode(), headers=JSON)
+                error = response.json()["error"]
+                assert response.status_code == 400 and error["param"].startswith(param), error
+            # and whoever means well is answered, by the same process
+            response = await at.post(CHAT, {"messages": QUESTION, "user": "y" * INLINE_BYTES})
+            assert response.status_code == 200, response.text
+            assert (await at.post(COMPLETIONS, {"prompt": "x"})).status_code == 200
+        assert max(sizes) <= INLINE_BYTES and len(sizes) == 1
+
+    play(scenario)
+
+
+def test_a_long_document_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer_module, "INLINE_BYTES", 0)
+
+    async def scenario() -> None:
+        async with served() as at:
+            stream = await at.client.chat.completions.create(
+                model="demo",
+                messages=QUESTION,
+                stream=True,  # type: ignore[arg-type]
+            )
+            texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            assert "".join(texts) == "one two three"
+            assert at.router.submitted[0].request.prompt == TOKENIZER.chat_ids(QUESTION)
+
+    play(scenario)
+
+
+def preparing(scenario: Callable[[Preparer], Awaitable[None]]) -> None:
+    async def with_one() -> None:
+        preparer = Preparer(MODEL, Limits())
+        try:
+            await preparer.start()
+            await scenario(preparer)
+        finally:
+            await preparer.aclose()
+
+    play(with_one)
+
+
+LONG = json.dumps({"prompt": "x", "user": "y" * INLINE_BYTES}).encode()
+
+
+def test_a_body_that_takes_too_long_ends_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(preparer: Preparer) -> None:
+        monkeypatch.setattr(preparer_module, "TIMEOUT_S", 1e-6)
+        with pytest.raises(ApiError, match="not read within"):
+            await preparer.call(COMPLETIONS, [LONG], "")
+        monkeypatch.undo()
+        assert (await preparer.call(COMPLETIONS, [LONG], "")).num_given == 1
+
+    preparing(scenario)
+
+
+def test_whoever_kills_the_process_costs_nobody_a_call() -> None:
+    async def scenario(preparer: Preparer) -> None:
+        process = preparer._medium.child._process
+        assert process
+        os.kill(process.pid, signal.SIGSTOP)
+        asking = asyncio.create_task(preparer.call(COMPLETIONS, [LONG], ""))
+        while not preparer._medium.child._at_work:
+            await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGKILL)
+        assert (await asking).num_given == 1
+
+    preparing(scenario)
+
+
+def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer_module, "TURN_S", 0.05)
+
+    async def scenario(preparer: Preparer) -> None:
+        process = preparer._medium.child._process
+        assert process
+        os.kill(process.pid, signal.SIGSTOP)
+        first = asyncio.create_task(preparer.call(COMPLETIONS, [LONG], ""))
+        while not preparer._medium.child._at_work:
+            await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="others' large bodies"):
+            await preparer.call(COMPLETIONS, [LONG], "")
+        os.kill(process.pid, signal.SIGCONT)
+        assert (await first).num_given == 1
+        assert process is preparer._medium.child._process
+
+    preparing(scenario)
+
+
+def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(preparer: Preparer) -> None:
+        child = preparer._medium.child
+        process = child._process
+        assert process
+        child._patience_s = 0.05
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(ApiError, match="not read within"):
+            await preparer.call(COMPLETIONS, [LONG], "")
+        assert await process.wait() == -signal.SIGKILL
+        child._patience_s = 60
+        assert (await preparer.call(COMPLETIONS, [LONG], "")).num_given == 1
+
+    preparing(scenario)

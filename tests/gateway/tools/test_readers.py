@@ -1,0 +1,159 @@
+"""Text to calls, however it is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Piece, Read
+from alignedserve.gateway.tools.readers import HermesReader, JsonReader, NamedReader, Reader
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+ROME = Piece("weather", '{"city": "Rome"}')
+CLOCK = Piece("clock", "{}")
+
+
+def read_all(reader: Reader, pieces: list[str]) -> Read:
+    read = Read()
+    for part in [*(reader.feed(piece) for piece in pieces), reader.end()]:
+        read.add(part)
+    return read
+
+
+CASES = [
+    (HermesReader, f"a{CALL}\n\n{OTHER}b{OTHER}\nc<tool_", "abc<tool_", [ROME, CLOCK, CLOCK]),
+    (HermesReader, "<tool_call>{broken</tool_call> and <tool_call>{}", None, []),
+    (HermesReader, "<<tool_call>[1]</tool_call>", None, []),
+    (HermesReader, '<tool_call>{"name": "x", "argum', None, []),
+    # from the other end, and more than one of them
+    (HermesReader, '<tool_call>{"arguments": {}, "name": "x"}</tool_call>', "", [Piece("x", "{}")]),
+    (HermesReader, '<tool_call>[{"arguments": {}, "name": "x"}]</tool_call>', "", [Piece("x", "{}")]),
+    # a tag in a string is none
+    (
+        HermesReader,
+        '<tool_call>{"name": "x", "arguments": {"a": "</tool_call>\\"{"}}</tool_call>b',
+        "b",
+        [Piece("x", '{"a": "</tool_call>\\"{"}')],
+    ),
+    # what was told is told
+    (HermesReader, '<tool_call>{"name": "x", "arguments": {"a": 1', "", [Piece("x", '{"a": 1')]),
+    (
+        HermesReader,
+        '<tool_call>{"name": "x", "arguments": {"a": </tool_call>b',
+        "b",
+        [Piece("x", '{"a": ')],
+    ),
+    (
+        HermesReader,
+        '<tool_call>{"name": "x", "arguments": {}, "id": 5}</tool_call>b',
+        "b",
+        [Piece("x", "{}")],
+    ),
+    (HermesReader, '<tool_call>{"name": "a</tool_call>", "arguments": {}}', None, []),
+    (JsonReader, '  [{"name": "x", "arguments": {}}]', "", [Piece("x", "{}")]),
+    (
+        JsonReader,
+        '[{"name": "x", "parameters": {"a": {"b": "}"}}}, {"name": "y", "arguments": {}}]\n',
+        "",
+        [Piece("x", '{"a": {"b": "}"}}'), Piece("y", "{}")],
+    ),
+    (JsonReader, '{"type": "function", "name": "x", "parameters": {}}', "", [Piece("x", "{}")]),
+    (JsonReader, '{"parameters": {}, "name": "x"}', "", [Piece("x", "{}")]),
+    (
+        JsonReader,
+        '{"name": "x", "parameters": {}}; {"name": "y", "parameters": {}}',
+        "",
+        [Piece("x", "{}"), Piece("y", "{}")],
+    ),
+    (JsonReader, '{"name": "x", "parameters": {}, "z": [1]} and more', "and more", [Piece("x", "{}")]),
+    (JsonReader, '{"name": "x", "parameters": {"a": "b', "", [Piece("x", '{"a": "b')]),
+    (JsonReader, '{"name": "x"}', None, []),
+    (JsonReader, '[{"a": 1}, 2]', None, []),
+    (JsonReader, " text", None, []),
+    (JsonReader, "", "", []),
+    (lambda: NamedReader("x"), '{"a": 1', "", [Piece("x", '{"a": 1')]),
+    (lambda: NamedReader("x"), "", "", [Piece("x", "")]),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "content", "calls"), CASES)
+def test_how_the_text_is_cut_makes_no_difference(
+    kind: Any, text: str, content: str | None, calls: list[Piece]
+) -> None:
+    """`content`: None is all of it."""
+    expected = Read(text if content is None else content, calls)
+    assert read_all(kind(), [text]) == expected
+    assert read_all(kind(), list(text)) == expected
+    for cut in range(len(text)):
+        assert read_all(kind(), [text[:cut], text[cut:]]) == expected
+
+
+PARTS = st.sampled_from(
+    [
+        "<tool_call>",
+        "</tool_call>",
+        '{"name": "x", ',
+        '"arguments": ',
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        "\\",
+        ",",
+        "\n",
+        "a",
+        "<",
+    ]
+)
+
+
+@given(st.lists(PARTS, max_size=12), st.sampled_from([HermesReader, JsonReader]), st.integers(1, 9))
+def test_nor_does_it_in_what_nobody_would_write(parts: list[str], kind: Any, size: int) -> None:
+    text = "".join(parts)
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    assert read_all(kind(), pieces) == read_all(kind(), [text])
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    for reader, opening in (
+        (HermesReader(), '<tool_call>{"name": "x", "arguments": '),
+        (JsonReader(), '{"name": "x", "parameters": '),
+    ):
+        assert reader.feed(opening) == Read()
+        assert reader.feed("{") == Read("", [Piece("x", "{")])
+        assert reader.feed('"a"') == Read("", [Piece(None, '"a"')])
+        assert reader.feed(": 1}") == Read("", [Piece(None, ": 1}")])
+        assert reader.feed("}") == Read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "opening", "more"),
+    [
+        (JsonReader, '{"name": "', "x" * 40),
+        (JsonReader, "{", " " * 40),
+        (JsonReader, "[", "[, " * 13),
+        (JsonReader, " ", " " * 40),
+        (JsonReader, '{"name": "x", "arguments": {', '"a": {"b": [], '),
+        (JsonReader, '{"name": "x", "arguments": {}, ', '"a": {"b": [], '),
+        (HermesReader, "<tool_call>", " " * 40),
+        (HermesReader, '<tool_call>{"name": "', "<tool_" * 7),
+        (HermesReader, '<tool_call>{"name": "x", "arguments": {', '"a": {"b": [], '),
+        (HermesReader, '<tool_call>{"name": "x", "arguments": {}', "</tool_" * 6),
+        (HermesReader, "", "<tool_" * 7),
+    ],
+)
+def test_of_a_long_text_only_the_end_is_looked_at_again(kind: Any, opening: str, more: str) -> None:
+    reader = kind()
+    said = reader.feed(opening)
+    for _ in range(1000):
+        said.add(reader.feed(more))
+        assert len(reader._text) < 2 * MAX_HEAD_CHARS
+    said.add(reader.end())
+    assert said == read_all(kind(), [opening + 1000 * more])
+    if not said.pieces:
+        assert said.content == opening + 1000 * more
