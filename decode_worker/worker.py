@@ -72,6 +72,8 @@ class DecodeWorker(Worker[DecodeStep]):
         self._requests: dict[RequestKey, Request] = {}
         # aborted under a copy: what to say when that has ended
         self._farewells: dict[RequestKey, Gone | None] = {}
+        # to be sent before the next report, which may want the same requests evicted again
+        self._failed_evictions: list[AnyMessage] = []
         self._changes = Changes()
         # of the last report: see `_levels`
         self._last_levels: tuple[object, ...] = ()
@@ -113,7 +115,7 @@ class DecodeWorker(Worker[DecodeStep]):
         needed = self.engine.format.num_blocks(request.num_computed)
         if needed > len(order.blocks):
             reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"
-            self._outbox.append(Failed(order.key, "evict", reason))
+            self._failed_evictions.append(Failed(order.key, "evict", reason))
         elif self.schedule.evict(order.key):
             self.engine.part(request)
             self._save_changed(order, request, needed)
@@ -145,6 +147,7 @@ class DecodeWorker(Worker[DecodeStep]):
         for key in list(self._requests):
             self._abort(key, None)
         self._outbox.clear()
+        self._failed_evictions.clear()
         self._changes, self._last_levels = Changes(), ()
         self.schedule.check_idle()
 
@@ -208,7 +211,7 @@ class DecodeWorker(Worker[DecodeStep]):
             self._leave(key)
         elif self.schedule.evict_failed(key):
             self.engine.join(self._requests[key])
-            self._outbox.append(Failed(key, "evict", outcome.error))
+            self._failed_evictions.append(Failed(key, "evict", outcome.error))
         else:
             self._leave(key)
 
@@ -295,11 +298,13 @@ class DecodeWorker(Worker[DecodeStep]):
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:
         is_new = report.news or self._changes != Changes() or self._levels(report) != self._last_levels
-        messages: list[AnyMessage] = [report] if is_new else []
+        messages = [*self._failed_evictions]
         if is_new:
+            messages.append(report)
             self._moved = {}
         messages += self._outbox
-        self._changes, self._last_levels, self._outbox = Changes(), self._levels(report), []
+        self._changes, self._last_levels = Changes(), self._levels(report)
+        self._outbox, self._failed_evictions = [], []
         return messages
 
     @staticmethod

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alignedserve.messages import DecodeReport, Evict, Failed, Prefill
+from alignedserve.messages import AnyMessage, DecodeReport, Evict, Failed, Prefill
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
 from tests.island import Entry, Island
@@ -101,9 +101,20 @@ def test_an_eviction_that_fails_leaves_the_request_running(island: Island, tiny_
     turn_until(island, lambda: victim.place == "running")
     mover = island.decode.transfers.pool_mover
     clock, mover._clock = mover._clock, lambda: math.inf
+    failed, said = Failed(victim.key, "evict", "its deadline passed"), []
+    take_messages = island.decode._take_messages
+
+    def noted(report: DecodeReport) -> list[AnyMessage]:
+        said.append(take_messages(report))
+        return said[-1]
+
+    island.decode._take_messages = noted  # type: ignore[method-assign]
     island.evict(victim)
-    turn_until(island, lambda: Failed(victim.key, "evict", "its deadline passed") in island.failures)
+    turn_until(island, lambda: failed in island.failures)
     assert victim.place == "running"
+    # the report may want the same request evicted again: a router that still waits for its KV would not listen
+    (messages,) = [each for each in said if failed in each]
+    assert messages[0] == failed and isinstance(messages[1], DecodeReport)
     mover._clock = clock
     island.finish()
     check_tokens(entries, tiny_model(FAMILY))

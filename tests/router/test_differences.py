@@ -103,7 +103,7 @@ def test_what_the_router_ended_with_is_the_last_event(log: Path, tmp_path: Path)
             copy.append(step.now, step.event)
             copy.answered(step.orders or [])
             match step.event:
-                case Received(sender=sender, message=PrefillReport() as report):
+                case Received(sender=sender, message=PrefillReport(news=[_, *_]) as report):
                     # tokens that come too early
                     wrong = msgspec.structs.replace(report, news=[NewTokens(RequestKey(1), 5, [7])])
                     copy.append(step.now, Received(sender, wrong))
