@@ -16,7 +16,7 @@ from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.request import Request
 from alignedserve.estimate import Estimate
-from alignedserve.instance.executor import Executor, Iteration, Transfers, Wanted
+from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.requests import adopt, coming_news, complete, limits_of
 from alignedserve.instance.worker import Worker
 from alignedserve.messages import (
@@ -33,6 +33,7 @@ from alignedserve.messages import (
     Work,
 )
 from alignedserve.transport.completions import Outcome
+from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
@@ -170,12 +171,12 @@ class DecodeWorker(Worker[DecodeStep]):
         for source, specs in staged.items():
             self._pull_from(source, specs)
 
-    def _pull_from(self, source: InstanceId, specs: Wanted) -> None:
+    def _pull_from(self, source: InstanceId, specs: Sequence[TransferSpec]) -> None:
         pulled = self._pulled if len(specs) == 1 else partial(self._pulled_together, source, specs)
         done = self._counted([key for key, _ in specs], pulled)
         self.transfers.pull(source, self._addresses[source], specs, done)
 
-    def _pulled_together(self, source: InstanceId, specs: Wanted, outcome: Outcome) -> None:
+    def _pulled_together(self, source: InstanceId, specs: Sequence[TransferSpec], outcome: Outcome) -> None:
         """If that failed because one of them is not there any more, each gets a chance by itself."""
         if outcome.error is None or not self.transfers.is_reachable(source):
             self._pulled(outcome)

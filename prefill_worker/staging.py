@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.instance.executor import Executor, Pairs, Transfers
+from alignedserve.instance.executor import Executor, Transfers
 from alignedserve.messages import AnyMessage, Failed, Gone, Work
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.transport.completions import Done, Outcome
+from alignedserve.transport.runs import Pairs
 from alignedserve.types import BlockId, RequestId, RequestKey
 
 

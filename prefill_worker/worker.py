@@ -16,7 +16,7 @@ from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request, Status
 from alignedserve.engine.validate import check_request
 from alignedserve.estimate import Estimate
-from alignedserve.instance.executor import Executor, Iteration, Pairs, Transfers
+from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.worker import DRAIN_STEP_S, Worker
 from alignedserve.messages import (
@@ -39,6 +39,7 @@ from alignedserve.prefill_worker.sharing import Beginning, Sharing
 from alignedserve.prefill_worker.staging import Staging
 from alignedserve.text.grammar import Matcher
 from alignedserve.transport.completions import Done, Outcome
+from alignedserve.transport.runs import Pairs
 from alignedserve.types import BlockId, InvalidRequest, PoolBlockId, RequestKey
 
 

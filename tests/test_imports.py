@@ -68,7 +68,7 @@ STATE_MACHINES = {
     ),
     *(f"alignedserve.instance.{module}" for module in ("executor", "requests", "worker")),
     *(f"alignedserve.engine.{module}" for module in ("blocks", "outputs", "request", "validate")),
-    *(f"alignedserve.transport.{module}" for module in ("completions", "staging_buffer")),
+    *(f"alignedserve.transport.{module}" for module in ("completions", "runs", "staging_buffer")),
     "alignedserve.text.grammar",
 }
 # What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.

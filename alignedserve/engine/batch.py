@@ -7,11 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import Request, Work
 from alignedserve.engine.step import StepInputs
 from alignedserve.types import BlockId
-
-Work = Sequence[tuple[Request, int]]
 
 
 class Due:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alignedserve.engine.batch import BatchTable, Due, Work
+from alignedserve.engine.batch import BatchTable, Due
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.endings import Endings
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.outputs import BrokenLogits, TokenOutput
 from alignedserve.engine.policy import IterationPolicy, Limits, Plan, Queues
 from alignedserve.engine.prefix_cache import PrefixCache
-from alignedserve.engine.request import Request, Status
+from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
 from alignedserve.engine.validate import Vocabulary, check_request

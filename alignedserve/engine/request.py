@@ -82,3 +82,7 @@ class Request:
             return self.prompt[start:end]
         output = np.array(self.output[max(start - num_prompt, 0) : end - num_prompt], dtype=np.int32)
         return output if start >= num_prompt else np.concatenate([self.prompt[start:], output])
+
+
+# requests, each with the number of its tokens that an iteration computes
+Work = Sequence[tuple[Request, int]]

@@ -17,7 +17,7 @@ NO_PROFILE = "none"
 class TransferConfig:
     # how KV gets to decode instances, one of TRANSPORTS: through the pool's memory, or from where it is staged
     transport: str = "host"
-    # of a prefill instance's blocks, for KV that is staged there; unused where the transport is the pool's memory
+    # the share of a prefill instance's blocks for KV that is staged there; unused where the transport is host
     staging_share: float = 0.5
     # a copy that takes longer is given up
     timeout_s: float = 30.0

@@ -10,20 +10,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import Request, Work
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Matcher
 from alignedserve.transport.completions import Completions, Done
-from alignedserve.types import BlockId, InstanceId, PoolBlockId, RequestId, RequestKey
-
-# Blocks of this instance, each with the pool's block that it is copied from or to.
-Pairs = Sequence[tuple[BlockId, PoolBlockId]]
-# Requests that another instance has staged, each with the blocks of this instance that its KV goes to.
-Wanted = Sequence[tuple[RequestKey, Sequence[BlockId]]]
-# Requests, each with the number of its tokens to be computed.
-ComputeWork = Sequence[tuple[Request, int]]
+from alignedserve.transport.runs import Pairs, TransferSpec
+from alignedserve.types import BlockId, InstanceId, RequestId, RequestKey
 
 
 class Format(Protocol):
@@ -113,7 +107,7 @@ class Executor(Protocol):
 
     def forget_names(self, names: Sequence[bytes]) -> None: ...
 
-    def launch(self, work: ComputeWork) -> Iteration: ...
+    def launch(self, work: Work) -> Iteration: ...
 
     def finish(self, iteration: Any) -> list[TokenOutput]: ...
 
@@ -152,7 +146,7 @@ class Transfers(Protocol):
     def unstage(self, key: RequestKey) -> None:
         """What is being pulled is taken back when that ends, unless it succeeds. Safe to repeat."""
 
-    def pull(self, source: InstanceId, address: str, wanted: Wanted, done: Done) -> None:
+    def pull(self, source: InstanceId, address: str, specs: Sequence[TransferSpec], done: Done) -> None:
         """What another instance has staged: all of it, or an error."""
 
     def is_reachable(self, source: InstanceId) -> bool:

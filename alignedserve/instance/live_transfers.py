@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from alignedserve.instance.config import TransferConfig
-from alignedserve.instance.executor import Pairs, Wanted
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done
 from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.mover import Mover
+from alignedserve.transport.runs import Pairs, TransferSpec
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 
@@ -61,13 +61,13 @@ class LiveTransfers:
     def unstage(self, key: RequestKey) -> None:
         self._staging_buffer.withdraw(key)
 
-    def pull(self, source: InstanceId, address: str, wanted: Wanted, done: Done) -> None:
+    def pull(self, source: InstanceId, address: str, specs: Sequence[TransferSpec], done: Done) -> None:
         if self._kv_receiver is None:
-            keys = [key for key, _ in wanted]
+            keys = [key for key, _ in specs]
             raise RuntimeError(
                 f"requests {keys} are staged at {source}, but there is no KV receiver: link='host'"
             )
-        self._kv_receiver.pull(source, address, wanted, done, self._config.timeout_s)
+        self._kv_receiver.pull(source, address, specs, done, self._config.timeout_s)
 
     def is_reachable(self, source: InstanceId) -> bool:
         return self._kv_receiver is not None and self._kv_receiver.error(source) is None

@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from alignedserve.instance.compiling import Compiling
-from alignedserve.instance.executor import Executor, Iteration, Pairs, Transfers
+from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.stopwatch import Stopwatch
 from alignedserve.messages import AnyMessage, InstanceLimits, Moved
 from alignedserve.transport.completions import Done, Outcome
+from alignedserve.transport.runs import Pairs
 from alignedserve.types import RequestKey
 
 # Copies that were told to stop are waited for in such steps; each ends by itself, at its deadline at the latest.

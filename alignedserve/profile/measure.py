@@ -18,9 +18,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from alignedserve.engine.batch import Work
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.request import Request
+from alignedserve.engine.request import Request, Work
 from alignedserve.instance.requests import coming_news, complete
 from alignedserve.profile.grid import MARGIN, Reach, size
 from alignedserve.profile.points import Measured, Point

@@ -15,9 +15,8 @@ import numpy as np
 from alignedserve.cost import CostModel
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.request import Request, Status
+from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.validate import Vocabulary
-from alignedserve.instance.executor import ComputeWork
 from alignedserve.instance.requests import key_of
 from alignedserve.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
@@ -57,13 +56,13 @@ class SimEngine:
         self.vocabulary = _VOCABULARY
         self.format = SimFormat(limits.block_size, limits.block_size * cost.kv_bytes_per_token)
         self.grammars = SimGrammars()
-        # what the blocks hold, of those that hold anything
+        # A block that is not in here holds nothing.
         self.contents: dict[BlockId, Content] = {}
         self._cost = cost
         self._computed = computed
         self._blocks = BlockManager(limits.num_blocks)
         self._requests: dict[RequestId, Request] = {}
-        # of each request, the first blocks that others have filled
+        # How many of a request's first blocks others have filled.
         self._num_shared: Counter[RequestId] = Counter()
 
     @property
@@ -164,7 +163,7 @@ class SimEngine:
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
-    def launch(self, work: ComputeWork) -> SimIteration:
+    def launch(self, work: Work) -> SimIteration:
         chunks, lengths, requests = [], [], []
         for request, count in work:
             is_due = count == request.num_pending

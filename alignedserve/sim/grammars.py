@@ -9,7 +9,7 @@ from typing import Any, cast
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Matcher
 
-# of a schema of a usual size
+# A schema of a usual size takes so long.
 COMPILE_S = 0.05
 
 
@@ -23,7 +23,7 @@ class SimMatcher:
 
 class SimGrammars:
     def matcher(self, structure: StructuredOutputsParams) -> Matcher:
-        # of a matcher, an instance asks nothing else
+        # An instance asks a matcher for nothing else.
         return cast(Matcher, SimMatcher())
 
 

@@ -12,28 +12,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from alignedserve.cost import Channel
-from alignedserve.instance.executor import Pairs, Wanted
 from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.segment import Content, SimSegment
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
+from alignedserve.transport.runs import Pairs, TransferSpec
 from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
-WANTED_SO = "the simulation wanted it so"
+WANTED_SO = "the simulation specs it so"
 
 
 @dataclass(frozen=True)
 class SimChannels:
-    """Of one instance."""
+    """What the copies of one instance go through."""
 
     load: Channel
     save: Channel
     pull: Channel
-    # of a prefill instance's blocks, for KV that decode instances pull
+    # the share of a prefill instance's blocks that is set aside for KV which decode instances pull
     staging_share: float = 0.0
 
 
@@ -44,9 +44,9 @@ class Copy:
     keys: tuple[RequestKey, ...]
     num_bytes: int
     seconds: float
-    # begins it; returns why not, if it can't
+    # begins the copy, or returns why that is not possible
     begin: Callable[[], str | None]
-    # ends it; None: every byte has arrived. Returns the error that there is
+    # ends the copy, with the error that stopped it or None when every byte has arrived; returns the error to report
     end: Callable[[str | None], str | None]
     done: Done
     has_begun: bool = False
@@ -211,9 +211,9 @@ class SimTransfers:
     def unstage(self, key: RequestKey) -> None:
         self.staging_buffer.withdraw(key)
 
-    def pull(self, source: InstanceId, address: str, wanted: Wanted, done: Done) -> None:
-        keys = [key for key, _ in wanted]
-        here = [block for _, blocks in wanted for block in blocks]
+    def pull(self, source: InstanceId, address: str, specs: Sequence[TransferSpec], done: Done) -> None:
+        keys = [key for key, _ in specs]
+        here = [block for _, blocks in specs for block in blocks]
         sender, theirs = self._world.transfers.get(source), list[BlockId]()
         self._unreachable.discard(source)
 
@@ -222,7 +222,7 @@ class SimTransfers:
                 self._unreachable.add(source)
                 return f"{source} is gone"
             try:
-                theirs.extend(sender.staging_buffer.begin_pull(keys, [len(blocks) for _, blocks in wanted]))
+                theirs.extend(sender.staging_buffer.begin_pull(keys, [len(blocks) for _, blocks in specs]))
             except NotStaged as error:
                 return str(error)
             sender._pulled_by_others[copy] = self._pulls

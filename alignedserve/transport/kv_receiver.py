@@ -12,7 +12,8 @@ import torch
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done, TransferId, TransferIds
 from alignedserve.transport.group import SETUP_TIMEOUT_S
-from alignedserve.transport.sender_connection import SenderConnection, TransferSpec
+from alignedserve.transport.runs import TransferSpec
+from alignedserve.transport.sender_connection import SenderConnection
 from alignedserve.types import InstanceId
 
 DEFAULT_TIMEOUT_S = 30.0

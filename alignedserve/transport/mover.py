@@ -11,7 +11,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.copiers import DIRECTIONS, Direction, make_copier
-from alignedserve.transport.runs import Run, check_blocks, merge
-from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestKey
+from alignedserve.transport.runs import Pairs, Run, check_blocks, merge
+from alignedserve.types import Epoch, RequestKey
 
 DEFAULT_TIMEOUT_S = 30.0
 # the priorities of jobs in a lane's queue
 _URGENT, _PLAIN, _LAST = range(3)
-
-Pairs = Sequence[tuple[BlockId, PoolBlockId]]
 
 
 @dataclass

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from alignedserve.types import BlockId, PoolBlockId, RequestKey
+
+# blocks of an instance, each with the pool's block that it is copied from or to
+Pairs = Sequence[tuple[BlockId, PoolBlockId]]
+# a request, and the blocks of the receiving instance that its KV is to fill
+TransferSpec = tuple[RequestKey, Sequence[BlockId]]
 
 # The most bytes that are moved in one piece: a transfer can be stopped between two, after about a millisecond.
 MAX_PIECE_BYTES = 16 << 20

@@ -40,13 +40,10 @@ from alignedserve.transport.completions import Completions, Done, Outcome, Trans
 from alignedserve.transport.copiers import as_bytes
 from alignedserve.transport.data_path import ReceiverEnd, receiver_end
 from alignedserve.transport.failures import CONNECTION_FAILURES, describe, unexpected
-from alignedserve.transport.runs import check_blocks
-from alignedserve.types import BlockId, InstanceId, RequestKey
+from alignedserve.transport.runs import TransferSpec, check_blocks
+from alignedserve.types import InstanceId
 
 logger = logging.getLogger(__name__)
-
-# a request, and the blocks of this instance that its KV is to fill
-TransferSpec = tuple[RequestKey, Sequence[BlockId]]
 
 
 @dataclass(frozen=True)

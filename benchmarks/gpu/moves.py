@@ -25,7 +25,8 @@ from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.segment import DIRECTORY, Segment
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.cuda import Copies
-from alignedserve.transport.mover import Mover, Pairs
+from alignedserve.transport.mover import Mover
+from alignedserve.transport.runs import Pairs
 from alignedserve.types import BlockId, Epoch, PoolBlockId, RequestId, RequestKey
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.ceilings import ceiling

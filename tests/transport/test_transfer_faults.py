@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from alignedserve.transport.completions import Completions
-from alignedserve.transport.kv_receiver import KVReceiver, TransferSpec
+from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
+from alignedserve.transport.runs import TransferSpec
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
 from tests.transport.helpers import (

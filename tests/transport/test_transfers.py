@@ -24,8 +24,9 @@ from alignedserve.transport.channel import (
     encoded,
 )
 from alignedserve.transport.completions import Completions, TransferId
-from alignedserve.transport.kv_receiver import KVReceiver, TransferSpec
+from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import MAX_STRANGERS, KVSender
+from alignedserve.transport.runs import TransferSpec
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import Epoch, InstanceId, RequestKey
 from tests.transport.helpers import (
