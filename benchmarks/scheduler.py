@@ -33,9 +33,10 @@ from alignedserve.messages import (
 )
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.events import Connected, Received
-from alignedserve.router.policies import POLICIES
 from alignedserve.router.router import Router
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 
 BLOCK_SIZE = 16
@@ -121,7 +122,7 @@ class RunningRouter:
     """Brought by events to where so many requests run on one decode instance, and as many wait in the pool."""
 
     def __init__(self, policy: str, num_running: int, dice: random.Random) -> None:
-        self._router = Router(RouterConfig(policy=policy), Epoch(1))
+        self._router = Router(RouterConfig(), Epoch(1), SchedulingConfig(policy))
         self._keys = [RequestKey(number) for number in range(1, num_running + 1)]
         limits = InstanceLimits(100_000, BLOCK_SIZE, num_running, 2048, 16_384)
         for role in ("kvpool", "prefill", "decode", "gateway"):

@@ -17,15 +17,15 @@ import csv
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
 from alignedserve.cost import Attention
 from alignedserve.cost_presets import load_cost_model
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, cut, poisson_arrivals, read_azure_trace, scale_rate
@@ -52,20 +52,20 @@ class Setting:
     policy: str
     num_prefill: int
     num_decode: int = 1
-    # of RouterConfig
-    router: tuple[tuple[str, object], ...] = ()
-    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    link: str = "nccl"
+    # of SchedulingConfig
+    knobs: tuple[tuple[str, object], ...] = ()
 
     def scenario(self, cost: str) -> Scenario:
-        settings: dict[str, object] = {"policy": self.policy, "link": "nccl"} | dict(self.router)
+        scheduling: dict[str, object] = {"policy": self.policy} | dict(self.knobs)
         return Scenario(
             load_cost_model(cost).with_attention(self.kernel),
-            RouterConfig(**settings),  # type: ignore[arg-type]
+            RouterConfig(link=self.link),
             num_prefill=self.num_prefill,
             num_decode=self.num_decode,
             pool_bytes=POOL_BYTES,
             max_model_len=MAX_MODEL_LEN,
-            decode_options=self.decode,
+            scheduling=SchedulingConfig(**scheduling),  # type: ignore[arg-type]
         )
 
 
@@ -132,11 +132,11 @@ def measure_knobs(cost: str, workload: list[Arrival]) -> Iterator[Record]:
         ("batch_share", 0.2),
         ("batch_share", 0.8),
         ("starvation_s", NEVER_S),
-        ("link", "host"),
+        ("fill_mark", 0.8),
     ]
     for name, value in knobs:
-        changes[f"{name}={value}"] = partial(replace, router=((name, value),))
-    changes["fill_mark=0.8"] = lambda setting: replace(setting, decode=DecodeOptions(fill_mark=0.8))
+        changes[f"{name}={value}"] = partial(replace, knobs=((name, value),))
+    changes["link=host"] = partial(replace, link="host")
     for name, change in changes.items():
         for kernel in KERNELS[1:]:
             setting = change(Setting(kernel, "aligned", NUM_SATURATING_PREFILLS))

@@ -122,25 +122,13 @@ class Holders:
 
     # ---- what will be needed ----------------------------------------------------------------------------------------
 
-    def growth(self, num_iterations: int) -> int:
-        """Blocks that all who run, or will in a moment, need beyond what they hold."""
-        return sum(
-            self._growth_of(members.values(), num_iterations) for members in (self._running, self._pulling)
-        )
-
-    def growth_of_class(self, is_rt: bool, num_iterations: int) -> int:
-        return sum(
-            self._growth_of((each for each in members.values() if each.is_rt is is_rt), num_iterations)
-            for members in (self._running, self._pulling)
-        )
-
-    def member_growth(self, member: Member, num_iterations: int) -> int:
-        """Of whoever is to be admitted: all that it will have."""
+    def growth_of(self, member: Member, num_iterations: int) -> int:
+        """Blocks that it needs in so many iterations beyond what it holds. Whoever is to be admitted holds none."""
         num_cached = min(member.num_tokens + num_iterations - 1, member.max_cached)
         return max(0, self._blocks_for(num_cached) - member.num_blocks)
 
-    def _growth_of(self, members: Iterable[Member], num_iterations: int) -> int:
-        """The sum of `member_growth`, without its calls: in every iteration all members are asked."""
+    def growth(self, members: Iterable[Member], num_iterations: int) -> int:
+        """The sum of `growth_of`, without its calls: in every iteration all members are asked."""
         growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
         for member in members:
             num_cached = member.num_tokens + num_more

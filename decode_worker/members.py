@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from alignedserve.deadlines import Deadlines
 from alignedserve.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.messages import Work
 from alignedserve.types import InstanceId, RequestKey
@@ -26,12 +28,21 @@ class Member:
     num_blocks: int = 0
     # the last iteration of which it was part
     last_run: int = 0
-    # best effort that was owed its place: it is not evicted for real time
-    is_owed: bool = False
+    # the policy's own
+    mark: Any = None
 
     @property
     def key(self) -> RequestKey:
         return self.work.request.key
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return self.work.deadlines
+
+    @property
+    def num_pooled(self) -> int:
+        """Tokens whose KV the pool has."""
+        return self.work.num_cached
 
     @property
     def num_pending(self) -> int:

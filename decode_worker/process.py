@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
@@ -10,6 +9,7 @@ from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.segment import Segment
+from alignedserve.scheduling.policies import make_policy
 from alignedserve.transport.channel import Identity
 
 
@@ -19,8 +19,7 @@ class DecodeProcess(InstanceProcess):
     def _make_worker(
         self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
     ) -> DecodeWorker:
-        options = DecodeOptions(discipline=self._config.discipline, mix=self._config.mix)
-        return DecodeWorker(engine, transfers, options, estimate)
+        return DecodeWorker(engine, transfers, make_policy(self._config.scheduling), estimate)
 
     def _open(self, transfers: LiveTransfers, me: Identity) -> str:
         transfers.be_known_as(me)

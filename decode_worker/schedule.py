@@ -1,68 +1,46 @@
 """What a decode instance does at its next iteration boundary. Pure: no tensors, no clock, counts of blocks only.
 
-The running batch R, candidate requests Q (they belong with R) and the candidate batch B (it runs next), after each
-iteration:
-1. who ended leaves, and its blocks are free (`holders.py`);
-2. when R will not fit: victims are named (`eviction.py`, `victims.py`);
-3. Q is admitted in order while there are slots and blocks (`candidates.py`, `admission.py`);
-4. B is admitted likewise once Q is empty and R is below its fill mark.
-
-Where the discipline has deadlines, and how long iterations take can be foretold, real time (RT) and best effort (BE)
-share it like this (`mixing.py`):
-
-- **Time.** All RT runs, and of BE as much as RT allows (`iterations.py`). While RT is about to come, iterations are
-  short, and none begins in the moment in which its KV is on its way.
-- **Room.** RT is admitted before BE, which leaves some blocks and a slot free for it. When RT finds none all the same,
-  BE is evicted.
-- **Trickle.** While BE is there, a credit grows, which is spent on BE beyond what RT allows.
+The running batch R, candidate requests Q (they belong with R) and the candidate batch B (it runs next) are kept here,
+and who holds which blocks (`candidates.py`, `holders.py`). After each iteration the policy says who leaves, who joins
+and who runs (`boundary.py`); what becomes of that is heard here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from alignedserve.decode_worker.admission import Admission
+from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
-from alignedserve.decode_worker.eviction import Eviction
 from alignedserve.decode_worker.holders import Holders
-from alignedserve.decode_worker.iterations import Iterations
-from alignedserve.decode_worker.mixing import Mixing
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.types import InstanceId, RequestKey
 
 
 class DecodeSchedule:
     def __init__(
-        self,
-        limits: InstanceLimits,
-        options: DecodeOptions | None = None,
-        estimate: Estimate | None = None,
+        self, limits: InstanceLimits, policy: Policy | None = None, estimate: Estimate | None = None
     ) -> None:
-        """Without an estimate there are no deadlines, only classes."""
+        """`estimate`: how long iterations will take; None: nobody knows."""
         self.limits = limits
-        options = options or DecodeOptions()
-        mixing = None
-        if estimate is not None and options.discipline.has_deadlines:
-            mixing = Mixing(limits, options.mix, estimate)
-        candidates, holders = Candidates(limits.max_model_len), Holders(limits)
-        self._mixing, self._candidates, self._holders = mixing, candidates, holders
-        self._eviction = Eviction(limits.block_size, options, candidates, holders, mixing)
-        self._admission = Admission(limits, options, candidates, holders, mixing)
-        self._iterations = Iterations(limits, holders, self._eviction, mixing)
+        self._policy = (policy or make_policy(SchedulingConfig())).decode(limits, estimate)
+        self._estimate = estimate
+        self._candidates, self._holders = Candidates(limits.max_model_len), Holders(limits)
+        self._boundary = Boundary(limits, self._candidates, self._holders)
+        # of the iteration that was planned last
+        self._predicted_s = 0.0
 
     def plan(self, now: float) -> DecodePlan:
         """Takes the blocks that it plans with. What it plans fits."""
-        if self._mixing:
-            running, pulling = self._holders.running.values(), self._holders.pulling.values()
-            self._mixing.look([*running], [*pulling], [*self._candidates], now)
-        plan = DecodePlan(wants_evicted=self._eviction.choose())
-        plan.pulls += self._admission.admit_before_iteration()
-        self._iterations.fill(plan)
-        plan.pulls += self._admission.admit_beside_iteration()
-        return plan
+        at = self._boundary
+        at.begin(now)
+        self._policy.plan(at)
+        if self._estimate and at.plan.goes_on:
+            self._predicted_s = self._estimate.iteration(at.chunks, at.lengths)
+        return at.plan
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
@@ -78,8 +56,7 @@ class DecodeSchedule:
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
         """Real time that will be offered in a moment: prompts that are computed, and those that have been."""
-        if self._mixing:
-            self._mixing.expect(num_prefilling, num_ready, now)
+        self._policy.expect(num_prefilling, num_ready, now)
 
     def drop_candidates(self) -> list[RequestKey]:
         """Takes all of them back. Returns those that are being pulled: they are left to `abort`."""
@@ -114,8 +91,9 @@ class DecodeSchedule:
     def took(self, seconds: float, outside_s: float = 0.0) -> None:
         """The iteration of the last plan, and what part of it was outside the engine. Corrects what the next ones are
         foretold to take."""
-        if self._mixing:
-            self._mixing.took(seconds, outside_s)
+        if self._estimate:
+            self._estimate.took(self._predicted_s, seconds, outside_s)
+        self._policy.took(seconds)
 
     def computed(self, key: RequestKey, count: int) -> None:
         """A part of what was pending; no token came of it."""
@@ -136,7 +114,7 @@ class DecodeSchedule:
     @property
     def pace(self) -> float:
         """Of iterations, measured over predicted."""
-        return self._mixing.estimate.pace if self._mixing else 1.0
+        return self._estimate.pace if self._estimate else 1.0
 
     @property
     def num_free_blocks(self) -> int:

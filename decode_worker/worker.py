@@ -11,7 +11,6 @@ from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.request import Request
@@ -32,6 +31,7 @@ from alignedserve.messages import (
     Offer,
     Work,
 )
+from alignedserve.scheduling.policies import Policy
 from alignedserve.transport.completions import Outcome
 from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
@@ -60,13 +60,13 @@ class DecodeWorker(Worker[DecodeStep]):
         self,
         engine: Executor,
         transfers: Transfers,
-        options: DecodeOptions | None = None,
+        policy: Policy | None = None,
         estimate: Estimate | None = None,
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
     ) -> None:
         super().__init__(engine, transfers, clock, threads)
-        self.schedule = DecodeSchedule(limits_of(engine), options, estimate)
+        self.schedule = DecodeSchedule(limits_of(engine), policy, estimate)
         # of prefill instances that stage for it
         self._addresses: dict[InstanceId, str] = {}
         # those that hold blocks

@@ -24,7 +24,8 @@ LAYERS = {
     "commands": ("cli", "launch", "bench", "sim", "demo"),
     "HTTP": ("gateway", "batch", "store", "lengths"),
     "instances": ("prefill_worker", "decode_worker", "instance", "profile", "transport"),
-    "decisions": ("router", "kvpool", "mix"),
+    "decisions": ("router", "kvpool"),
+    "policies": ("scheduling",),
     "the engine": ("LLM", "engine", "models", "text", "kernels"),
     "base": ("wire", "base"),
 }

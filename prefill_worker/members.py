@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from msgspec.structs import replace
 
+from alignedserve.deadlines import Deadlines
 from alignedserve.messages import Work
 from alignedserve.types import RequestKey
 
@@ -33,8 +35,8 @@ class Member:
     num_pending: int = 0
     state: State = State.WAITING
     num_blocks: int = 0
-    # when it was first seen
-    since_s: float | None = None
+    # when a plan first saw it
+    since_s: float = math.inf
     # of its first blocks, those that it may share
     names: Sequence[bytes] = ()
     # for another that begins alike: see `twins.py`
@@ -47,6 +49,22 @@ class Member:
     @property
     def is_rt(self) -> bool:
         return self.work.deadlines.is_rt
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return self.work.deadlines
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.work.request.ttft_s
+
+    @property
+    def num_output(self) -> int:
+        return len(self.work.output)
+
+    @property
+    def predicted_len(self) -> int:
+        return self.work.predicted_len
 
     @property
     def num_tokens(self) -> int:

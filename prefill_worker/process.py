@@ -9,8 +9,8 @@ from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.segment import Segment
-from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.scheduling.policies import make_policy
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.data_path import allocator
 
@@ -21,10 +21,13 @@ class PrefillProcess(InstanceProcess):
     def _make_worker(
         self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
     ) -> PrefillWorker:
-        options = PrefillOptions(
-            self._config.discipline, self._config.mix, self._config.engine.enable_prefix_caching
+        return PrefillWorker(
+            engine,
+            transfers,
+            make_policy(self._config.scheduling),
+            estimate,
+            shares_prefixes=self._config.engine.enable_prefix_caching,
         )
-        return PrefillWorker(engine, transfers, options, estimate)
 
     def _open(self, transfers: LiveTransfers, me: Identity) -> str:
         return transfers.listen(me)

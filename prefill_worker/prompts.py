@@ -51,7 +51,9 @@ class Prompts:
         # both in the order in which they came there; those that wait have no blocks
         self._waiting: Members = {}
         self._started: Members = {}
-        # of these, those with slots, by whether they are real time
+        # no plan has seen them yet
+        self._new: list[Member] = []
+        # of those that have started, those with slots, by whether they are real time
         self._num_slots = {True: 0, False: 0}
         # for others to look at
         self.waiting: Mapping[RequestKey, Member] = self._waiting
@@ -67,7 +69,15 @@ class Prompts:
 
     def add(self, work: Work) -> None:
         num_pending = num_tokens(work) - work.num_cached
-        self._waiting[work.request.key] = Member(work, num_pending, names=self._shares.names(work))
+        member = Member(work, num_pending, names=self._shares.names(work))
+        self._waiting[member.key] = member
+        self._new.append(member)
+
+    def see_new(self, now: float) -> None:
+        """Before a plan."""
+        for member in self._new:
+            member.since_s = now
+        self._new.clear()
 
     def start(self, member: Member) -> None:
         self._started[member.key] = self._waiting.pop(member.key)

@@ -1,16 +1,10 @@
 """What a prefill instance does at its next iteration boundary. Pure: no tensors, no clock, counts of blocks only.
 
-Two kinds of requests share its blocks (`blocks.py`): prompts (`prompts.py`), the most urgent first (`order.py`,
-`urgency.py`), and candidates of decode instances (`stages.py`). Candidates' share leaves room for the longest prompt,
-so neither kind can lock the other out.
+Two kinds of requests share its blocks (`blocks.py`): prompts (`prompts.py`), and candidates of decode instances
+(`stages.py`). Candidates' share leaves room for the longest prompt, so neither kind can lock the other out.
 
-Where the discipline has deadlines, and how long iterations take can be foretold, real time (RT) and best effort (BE)
-share it like this (`mixing.py`):
-
-- **Time.** An iteration is bounded (`chunks.py`) by a share of the tightest TTFT objective that was seen lately. RT
-  goes first; BE fills up an iteration in which RT runs only while that hardly takes longer.
-- **Room.** BE leaves some of it free for RT, and gives its own up when RT finds none all the same (`starts.py`).
-- **Trickle.** While BE is there, a credit grows, which is spent on BE before RT.
+The policy says which prompts start, and of which how much is computed (`boundary.py`); what becomes of that is heard
+here. Who begins like one under way may wait for that (`twins.py`).
 """
 
 from __future__ import annotations
@@ -22,16 +16,14 @@ from msgspec.structs import replace
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.prefill_worker.blocks import Blocks
-from alignedserve.prefill_worker.chunks import cut_in_order
+from alignedserve.prefill_worker.boundary import Boundary
 from alignedserve.prefill_worker.members import State, num_tokens
-from alignedserve.prefill_worker.mixing import Mixing
-from alignedserve.prefill_worker.options import PrefillOptions
-from alignedserve.prefill_worker.order import Order
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.prompts import NothingShared, Prompts, Shares
 from alignedserve.prefill_worker.stages import Stages
-from alignedserve.prefill_worker.starts import Starts
 from alignedserve.prefill_worker.twins import Twins
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.types import RequestKey
 
 
@@ -40,46 +32,40 @@ class PrefillSchedule:
         self,
         limits: InstanceLimits,
         staging_share: float = 0.5,
-        options: PrefillOptions | None = None,
+        policy: Policy | None = None,
         estimate: Estimate | None = None,
         shares: Shares | None = None,
     ) -> None:
         """`staging_share`: of the blocks, for candidates; 0 where decode instances fetch from the pool themselves.
-
-        Without an estimate there are no deadlines, only classes.
+        `estimate`: how long iterations will take; None: nobody knows.
+        `shares`: None, where prompts share no KV.
         """
-        options, shares = options or PrefillOptions(), shares or NothingShared()
-        discipline = options.discipline
         self._blocks = Blocks(limits)
         most_staged = limits.num_blocks - self._blocks.num_for_one
         num_staging_blocks = min(int(staging_share * limits.num_blocks), most_staged)
         self.limits = replace(
-            limits, num_staging_blocks=num_staging_blocks, shares_prefixes=options.shares_prefixes
+            limits, num_staging_blocks=num_staging_blocks, shares_prefixes=shares is not None
         )
-        self._mixing = None
-        if estimate is not None and discipline.has_deadlines:
-            self._mixing = Mixing(limits, options.mix, estimate)
+        shares = shares or NothingShared()
+        self._policy = (policy or make_policy(SchedulingConfig())).prefill(limits, estimate)
+        self._estimate = estimate
         self._prompts = Prompts(limits.max_num_seqs, self._blocks, shares)
-        self._stages = Stages(num_staging_blocks, discipline.has_classes, self._blocks)
-        self._order = Order(discipline.has_classes, self._mixing)
-        twins = Twins(limits.block_size, shares, self._order)
-        self._starts = Starts(self._blocks, self._prompts, self._stages, self._order, self._mixing, twins)
+        self._stages = Stages(num_staging_blocks, self._policy, self._blocks)
+        self._twins = Twins(limits.block_size, shares, self._policy)
+        self._boundary = Boundary(limits, self._blocks, self._prompts, self._stages, self._twins)
+        # of the iteration that was planned last
+        self._predicted_s = 0.0
 
     def plan(self, now: float) -> PrefillPlan:
         """Takes the blocks that it plans with. What it plans fits."""
-        if self._mixing:
-            started, waiting = self._prompts.started.values(), self._prompts.waiting.values()
-            self._mixing.look([*started, *waiting], now)
-        plan = PrefillPlan(stages=self._stages.start())
-        self._starts.fill(plan, now)
-        plan.chunks = self._cut(now)
-        return plan
-
-    def _cut(self, now: float) -> list[tuple[RequestKey, int]]:
-        members = self._order.of(self._prompts.in_state(State.COMPUTING), now)
-        if self._mixing is None:
-            return cut_in_order(members, self.limits.max_num_batched_tokens)
-        return self._mixing.cut(members, may_fill=not self._prompts.is_rt_copied)
+        at = self._boundary
+        self._prompts.see_new(now)
+        at.begin(now, stages=self._stages.start())
+        self._twins.look(self._policy.in_order(self._prompts.in_state(State.COMPUTING), now), now)
+        self._policy.plan(at)
+        if self._estimate and at.computed:
+            self._predicted_s = self._estimate.iteration(at.computed, [])
+        return at.plan
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
@@ -131,8 +117,8 @@ class PrefillSchedule:
     def took(self, seconds: float, outside_s: float = 0.0) -> None:
         """The iteration of the last plan, and what part of it was outside the engine. Corrects what the next ones are
         foretold to take."""
-        if self._mixing:
-            self._mixing.took(seconds, outside_s)
+        if self._estimate:
+            self._estimate.took(self._predicted_s, seconds, outside_s)
 
     def loaded(self, key: RequestKey) -> bool:
         """False: it was aborted meanwhile, and is gone."""
@@ -158,7 +144,7 @@ class PrefillSchedule:
     @property
     def pace(self) -> float:
         """Of iterations, measured over predicted."""
-        return self._mixing.estimate.pace if self._mixing else 1.0
+        return self._estimate.pace if self._estimate else 1.0
 
     @property
     def num_free_blocks(self) -> int:

@@ -8,18 +8,19 @@ copy are held until the copy is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from alignedserve.messages import Work
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.members import Member, Members, State
+from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.types import RequestKey
 
 
 class Stages:
-    def __init__(self, num_blocks_at_most: int, has_classes: bool, blocks: Blocks) -> None:
+    def __init__(self, num_blocks_at_most: int, policy: PrefillPart, blocks: Blocks) -> None:
         self._num_blocks_at_most = num_blocks_at_most
-        self._has_classes = has_classes
+        self._policy = policy
         self._blocks = blocks
         # both in the order in which they came there; those that wait have no blocks
         self._waiting: Members = {}
@@ -94,8 +95,8 @@ class Stages:
         member = next(iter(self._in_order()), None)
         return member if member and self._has_share(self._blocks.needed(member.work.num_cached)) else None
 
-    def _in_order(self) -> list[Member]:
-        return sorted(self._waiting.values(), key=lambda member: self._has_classes and not member.is_rt)
+    def _in_order(self) -> Sequence[Member]:
+        return self._policy.in_staging_order([*self._waiting.values()])
 
     def _has_share(self, num_blocks: int) -> bool:
         return self.num_blocks + num_blocks <= self._num_blocks_at_most

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from alignedserve.prefill_worker.members import Member
-from alignedserve.prefill_worker.order import Order
 from alignedserve.prefill_worker.prompts import Shares
 from alignedserve.prefixes import pays_to_wait
+from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.types import RequestKey
 
 
 class Twins:
-    def __init__(self, block_size: int, shares: Shares, order: Order) -> None:
+    def __init__(self, block_size: int, shares: Shares, policy: PrefillPart) -> None:
         self._block_size = block_size
         self._shares = shares
-        self._order = order
+        self._policy = policy
         self._now = 0.0
         # blocks that are still to be computed, by name: by whom
         self._coming: dict[bytes, Member] = {}
@@ -58,7 +58,7 @@ class Twins:
             if other is None:
                 return False
             if other.key not in is_ahead:
-                is_ahead[other.key] = self._order.is_ahead(other, member, self._now)
+                is_ahead[other.key] = self._policy.is_ahead(other, member, self._now)
             return is_ahead[other.key]
 
         return self._block_size * sum(1 for _ in takewhile(is_coming, missing))

@@ -32,11 +32,11 @@ from alignedserve.messages import (
     Unstage,
     Work,
 )
-from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.sharing import Beginning, Sharing
 from alignedserve.prefill_worker.staging import Staging
+from alignedserve.scheduling.policies import Policy
 from alignedserve.text.grammar import Matcher
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.runs import Pairs
@@ -93,17 +93,17 @@ class PrefillWorker(Worker[PrefillStep]):
         self,
         engine: Executor,
         transfers: Transfers,
-        options: PrefillOptions | None = None,
+        policy: Policy | None = None,
         estimate: Estimate | None = None,
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
+        shares_prefixes: bool = False,
     ) -> None:
+        """`shares_prefixes`: prompts that begin like earlier ones reuse their KV."""
         super().__init__(engine, transfers, clock, threads)
-        options = options or PrefillOptions()
-        self._sharing = Sharing(engine, options.shares_prefixes)
-        self.schedule = PrefillSchedule(
-            limits_of(engine), transfers.staging_share, options, estimate, self._sharing
-        )
+        self._sharing = Sharing(engine, shares_prefixes)
+        shares = self._sharing if shares_prefixes else None
+        self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, shares)
         self._staging = Staging(engine, self.schedule, transfers, self)
         # those that hold blocks
         self._prompts: dict[RequestKey, Prompt] = {}

@@ -9,38 +9,20 @@ from typing import Annotated
 _RANGES: dict[str, tuple[float, float]] = {
     "max_num_queued_reqs": (1, 2**31),
     "max_num_queued_tokens": (1, 2**63 - 1),
-    "batch_share": (0.001, 1),
-    "min_batch_requests": (1, 65536),
-    "near_share": (0.001, 1),
-    "starvation_s": (0, 86400),
     "orphan_s": (0, 86400),
     "silence_s": (0.1, 86400),
-    "prefill_window": (1, 1024),
 }
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    policy: Annotated[
-        str,
-        "aligned (batches of similar length, deadlines), priority (real time first, then in order of arrival) "
-        "or fcfs (in order of arrival)",
-    ] = "aligned"
     link: Annotated[str, "how KV gets to decode instances: host, ipc, gloo or nccl"] = "host"
     max_num_queued_reqs: Annotated[
         int, "more than these wait for prefill: 503 (real time counts its own only)"
     ] = 4096
     max_num_queued_tokens: Annotated[int, "more tokens than these wait for prefill: 503 (likewise)"] = 4 << 20
-    batch_share: Annotated[float, "of a decode instance's blocks that a candidate batch may fill"] = 0.4
-    min_batch_requests: Annotated[int, "requests that a candidate batch should have"] = 36
-    near_share: Annotated[float, "of a decode instance's blocks that candidate requests may fill"] = 0.1
-    starvation_s: Annotated[
-        float,
-        "a pooled request is admitted after so long, and as long again for each decode memory that waits",
-    ] = 2.0
     orphan_s: Annotated[float, "after a restart, pooled KV waits so long for its request"] = 10.0
     silence_s: Annotated[float, "a process that answers nothing for so long is taken for dead"] = 10.0
-    prefill_window: Annotated[int, "iterations of work that a prefill instance has ahead"] = 2
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -16,18 +16,15 @@ from alignedserve.messages import (
     Unstage,
 )
 from alignedserve.router.entry import Entry, State
-from alignedserve.router.express import express
 from alignedserve.router.fleet import DecodeView, PrefillView
 from alignedserve.router.life import Life
-from alignedserve.router.policies import Assign
+from alignedserve.scheduling.island import Assign
 from alignedserve.types import InstanceId, RequestKey
 
 # Victims without room in the pool wait for it while others run. When nothing has run for so long, or for so many
 # iterations, one of them is computed again later.
 STANDSTILL_S = 1.0
 STANDSTILL_ITERATIONS = 4
-# Of real time that waits for the express way, so many are looked at in one event.
-MAX_EXPRESS = 256
 
 
 class DecodeSide:
@@ -43,21 +40,21 @@ class DecodeSide:
         if life.may_have_room:
             life.may_have_room = False
             self._ask_again()
-        if life.is_mixed and life.pooled.real_time:
-            for assign in express(life.pooled.soonest(MAX_EXPRESS), life.fleet.decodes):
-                life.counters.num_express += len(assign.entries)
-                self._take(assign, is_urgent=True)
-        for ask in life.policy.decide(life.fleet, life.pooled, life.now):
+        for ask in life.policy.decide(life):
             if isinstance(ask, Assign):
                 self._take(ask)
             else:
                 life.send_pool(ask)
 
-    def _take(self, ask: Assign, is_urgent: bool = False) -> None:
-        if self._life.policy.uses_index:
-            for entry in ask.entries:
-                self._life.commit(entry, is_candidate=False)
-        self._assign(ask.decode, ask.entries, ask.is_batch, is_urgent)
+    def _take(self, ask: Assign) -> None:
+        life = self._life
+        entries = [entry for request in ask.requests if (entry := life.pooled.get(request.key))]
+        if len(entries) < len(ask.requests):
+            raise RuntimeError(f"{ask.decode}: is offered requests that are not in the pool, or one twice")
+        for entry in entries:
+            life.commit(entry, is_candidate=False)
+        life.counters.num_express += ask.is_urgent * len(entries)
+        self._assign(ask.decode, entries, ask.is_batch, ask.is_urgent)
 
     def candidates(self, found: Candidates) -> None:
         """The pool's answer: these are no candidates any more."""

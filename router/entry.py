@@ -94,6 +94,18 @@ class Entry:
         return self.deadlines.is_rt
 
     @property
+    def num_output(self) -> int:
+        return len(self.output)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    def demotion(self, now: float) -> int:
+        """How often its answer has outgrown its prediction, of late."""
+        return self.forecast.level(now)
+
+    @property
     def num_tokens(self) -> int:
         return len(self.request.prompt) + len(self.output)
 

@@ -16,13 +16,13 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from alignedserve.mix import MixConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.events import Event, Send
 from alignedserve.router.router import Router
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import Epoch
 
-MAGIC = b"alignedserve event log 3\n"
+MAGIC = b"alignedserve event log 4\n"
 _NUMBER_BYTES = 4
 
 T = TypeVar("T")
@@ -31,10 +31,10 @@ T = TypeVar("T")
 class Header(msgspec.Struct):
     config: RouterConfig
     epoch: Epoch
-    mix: MixConfig
+    scheduling: SchedulingConfig
 
     def router(self) -> Router:
-        return Router(self.config, self.epoch, self.mix)
+        return Router(self.config, self.epoch, self.scheduling)
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,12 @@ class Step:
 class EventLog:
     """Appends events and orders; a reader may follow, and a torn last record is ignored."""
 
-    def __init__(self, file: BinaryIO, config: RouterConfig, epoch: Epoch, mix: MixConfig) -> None:
+    def __init__(
+        self, file: BinaryIO, config: RouterConfig, epoch: Epoch, scheduling: SchedulingConfig
+    ) -> None:
         self._file = file
         self._file.write(MAGIC)
-        self._write(Header(config, epoch, mix))
+        self._write(Header(config, epoch, scheduling))
 
     def append(self, now: float, event: Event) -> None:
         self._write((now, event))

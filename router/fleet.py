@@ -112,12 +112,6 @@ class DecodeView(Process):
         """Requests that run there, or are to."""
         return self.hello.limits.max_num_seqs - self.num_slots_for_rt
 
-    def reluctance(self, num_blocks: int) -> tuple[bool, int]:
-        """Of two with as much real time, better is where this is less, for a request of so many blocks: nobody has to
-        make room, and there is more of it."""
-        has_room = self.num_unspoken_slots > 0 and self.num_unspoken_blocks >= num_blocks
-        return not has_room, -self.num_blocks_for_rt
-
     @property
     def awaits_rt(self) -> bool:
         return len(self.be_promised) < len(self.batch) + len(self.near)

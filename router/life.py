@@ -12,7 +12,6 @@ request says so (`Gone`), or dies; until then the request is LEAVING.
 from __future__ import annotations
 
 from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release
-from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.router.census import Census
 from alignedserve.router.clock import with_first_token
 from alignedserve.router.config import RouterConfig
@@ -21,12 +20,12 @@ from alignedserve.router.entry import COMING, RUNNING, Entry, State
 from alignedserve.router.events import Send
 from alignedserve.router.fleet import Fleet
 from alignedserve.router.memory import Memory
-from alignedserve.router.policies.base import BatchPolicy
 from alignedserve.router.pooled import Pooled
 from alignedserve.router.queue import PrefillQueue
 from alignedserve.router.tally import Tally
 from alignedserve.router.telling import Telling
-from alignedserve.router.urgency import urgency_of
+from alignedserve.scheduling.island import RoutedRequest
+from alignedserve.scheduling.policies import Policy
 from alignedserve.types import InstanceId, RequestKey
 
 # finish reasons of answers that are whole
@@ -34,16 +33,15 @@ ENDS = ("stop", "length")
 
 
 class Life:
-    def __init__(self, config: RouterConfig, policy: BatchPolicy, mix: MixConfig) -> None:
+    def __init__(self, config: RouterConfig, policy: Policy) -> None:
         self.config = config
-        self.policy = policy
-        self.discipline = DISCIPLINES[config.policy]
+        self.policy = policy.router()
         self.fleet = Fleet()
-        self.memory = Memory(self.fleet, mix)
+        self.memory = Memory(self.fleet)
         self.counters = Counters()
         self.entries: dict[RequestKey, Entry] = {}
         self.census = Census()
-        self.queue = PrefillQueue(self.discipline)
+        self.queue = PrefillQueue(self.policy)
         # best-effort prompts that were begun, and wait with what the pool has of them
         self.held: dict[RequestKey, Entry] = {}
         # tokens to compute of those whose blocks the pool was asked for, before prefill
@@ -54,6 +52,18 @@ class Life:
         self.now = 0.0
         self._sends: list[Send] = []
         self.telling = Telling()
+
+    # ---- for the policy: see `scheduling.island.Island` ----
+
+    @property
+    def num_be(self) -> int:
+        return self.memory.num_be
+
+    def expected_output(self, request: RoutedRequest) -> int:
+        return self.memory.expected_output(self.entries[request.key])
+
+    def has_room_for(self, request: RoutedRequest, be_share: float, share: float) -> bool:
+        return self.memory.has_room_for(self.entries[request.key], be_share, share)
 
     # ---- sending ----
 
@@ -111,11 +121,9 @@ class Life:
         self.census.see(entry)
 
     def _announce(self, entry: Entry) -> None:
-        """Real time beside best effort: a decode instance will have its next iteration end soon enough for it."""
-        views = self.fleet.decodes
-        if entry.is_rt and self.is_mixed and views:
-            needed = len(entry.blocks) + 1
-            view = min(views, key=lambda view: (view.num_rt + len(view.coming), *view.reluctance(needed)))
+        """A decode instance may be told that it will come."""
+        expecting = self.policy.expect_at(entry, self)
+        if expecting and (view := self.fleet.decode(expecting.instance_id)):
             entry.expected_at = view.instance_id
             view.coming[entry.key] = bool(entry.output)
 
@@ -123,7 +131,7 @@ class Life:
         """No instance has it: on with what the pool has."""
         if entry.is_pooled:
             self.enter(entry, State.POOLED)
-            self.commit(entry, is_candidate=self.policy.uses_index)
+            self.commit(entry, is_candidate=True)
             self.unstaged(entry)
         else:
             self.wait(entry)
@@ -132,8 +140,7 @@ class Life:
         """For room in the pool, which may have dropped what it has of it by then."""
         entry.num_cached = entry.num_reusable
         self.enter(entry, State.QUEUED)
-        num_output = self.memory.expected_output(entry)
-        self.queue.push(entry, urgency_of(entry, self.discipline, self.fleet, num_output))
+        self.queue.push(entry, self.policy.urgency(entry, self))
         self._keep_what_it_has(entry)
         self.unstaged(entry)
 
@@ -148,10 +155,9 @@ class Life:
         self.census.see(entry)
 
     def _keep_what_it_has(self, entry: Entry) -> None:
-        """As a spare: those before it in the queue might wait for its room for ever. Only what was computed of a
-        best-effort prompt is not for others to take: it is counted with what is under way, and comes first when its
-        class has its turn; and real time may take it (`give_way`)."""
-        if entry.num_cached and not entry.is_rt and self.discipline.has_deadlines:
+        """As a spare: those before it in the queue might wait for its room for ever. Only what the policy holds is not
+        for others to take; but real time may take it (`give_way`)."""
+        if entry.num_cached and self.policy.holds(entry):
             self.held[entry.key] = entry
             self.memory.claim(entry)
             self.commit(entry, is_candidate=False)
@@ -172,20 +178,9 @@ class Life:
         return bool(held)
 
     def commit(self, entry: Entry, is_candidate: bool) -> None:
-        self.send_pool(Commit(entry.key, entry.num_cached, self._admission_due_s(entry), is_candidate))
-
-    def _admission_due_s(self, entry: Entry) -> float:
-        """Beside best effort, real time is due with its next token. Where all is real time, batches of like lengths
-        are what serves it best, and only who would starve goes first."""
-        patience_s = entry.since_s + self.policy.patience_s(self.fleet, self.pooled)
-        if not (entry.is_rt and self.is_mixed):
-            return patience_s
-        return min(patience_s, entry.deadlines.token_due_s(len(entry.output)))
-
-    @property
-    def is_mixed(self) -> bool:
-        """Deadlines count, and there is best effort that can give way."""
-        return self.discipline.has_deadlines and self.memory.num_be > 0
+        self.send_pool(
+            Commit(entry.key, entry.num_cached, self.policy.admission_due_s(entry, self), is_candidate)
+        )
 
     def recall(self, entry: Entry, gone_from: InstanceId | None = None) -> None:
         """Takes it from wherever it is; it goes on from the pool. `gone_from` has forgotten it already."""

@@ -1,8 +1,7 @@
 """Whether the pool will have room for all that is under way, at the lengths that it is expected to get.
 
-Best effort (BE) is started only if so: then whoever has to leave a decode instance finds room for its KV, and nothing
-is computed twice. Real time (RT) is not held back by it. RT's headroom stays free of BE; and whatever RT takes, BE may
-always have its share of the pool, and one request of it may run.
+Where best effort is started only if so, whoever has to leave a decode instance finds room for its KV, and nothing is
+computed twice. One request of it may run in any case.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from alignedserve.forecast import UNKNOWN_OUTPUT, length_beyond
-from alignedserve.mix import MixConfig
 from alignedserve.router.entry import Entry
 from alignedserve.router.fleet import Fleet
 from alignedserve.types import RequestKey
@@ -29,9 +27,8 @@ class Claim(NamedTuple):
 
 
 class Memory:
-    def __init__(self, fleet: Fleet, mix: MixConfig) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._mix = mix
         self._claims: dict[RequestKey, Claim] = {}
         self._mean_output: dict[bool, float] = {}
         # that will be needed: of all, and of best effort
@@ -65,15 +62,13 @@ class Memory:
         mean = self._mean_output.setdefault(entry.is_rt, float(len(entry.output)))
         self._mean_output[entry.is_rt] = mean + _WEIGHT * (len(entry.output) - mean)
 
-    def has_room_for(self, entry: Entry, is_scarce: bool) -> bool:
-        """For a best-effort request. `is_scarce`: real time waits for room; only best effort's share is there."""
+    def has_room_for(self, entry: Entry, be_share: float, share: float) -> bool:
+        """See `scheduling.island.Island`."""
         pool = self._fleet.pool
         if entry.key in self._claims or not self.num_be or pool is None:
             return True
         size, needed = pool.hello.limits.num_blocks, self.blocks_for(entry, self.expected_output(entry))
-        if self.num_be_blocks + needed <= self._mix.be_share * size:
-            return True
-        return not is_scarce and self.num_blocks + needed <= (1 - self._mix.rt_headroom) * size
+        return self.num_be_blocks + needed <= be_share * size or self.num_blocks + needed <= share * size
 
     def expected_output(self, entry: Entry) -> int:
         """In all."""

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import islice
 
 from alignedserve.messages import Prefill, PrefillReport, Reserve, Reserved
-from alignedserve.mix.lately import Lately
-from alignedserve.router import beginnings, placing
+from alignedserve.router import beginnings
 from alignedserve.router.entry import Entry, State
 from alignedserve.router.fleet import PrefillView
 from alignedserve.router.life import Life
-from alignedserve.router.queue import Room
 from alignedserve.types import InstanceId
 
-# While real time comes and goes, prompts of best effort are not computed further ahead than this, in requests that are
-# ready for each slot of the decode instances: where none of them is computed, real time waits for nobody.
-STOCK = 1.0
 # What an instance may have of a prompt is no work for it. But this share of the prompt counts at least: it has room in
 # the pool from then on, and goes before whatever comes later.
 LEAST_WORK = 0.125
@@ -28,69 +22,15 @@ MAX_STARTS = 16
 class PrefillSide:
     def __init__(self, life: Life) -> None:
         self._life = life
-        # when it came, of late
-        self._real_time = Lately()
 
     def start(self) -> None:
         life = self._life
         if not (life.queue and life.fleet.pool and life.fleet.prefills):
             return
-        startable = life.queue.startable(*self._rooms(), life.now, self._may_start)
-        for entry in islice(startable, MAX_STARTS):
+        for request in islice(life.policy.start(life), MAX_STARTS):
+            entry = life.entries[request.key]
             life.enter(entry, State.RESERVING)
             life.send_pool(Reserve(entry.key, entry.num_tokens, entry.request.request_id))
-
-    def _rooms(self) -> tuple[Room, Room]:
-        """In the windows of work ahead of all instances together, for either class."""
-        life = self._life
-        if not life.discipline.has_deadlines:
-            room = self._window(1.0).less(*self._ahead(True)).less(*self._ahead(False))
-            return room, room
-        return (
-            self._window(1.0).less(*self._ahead(True)),
-            self._window(self._share_for_be()).less(*self._ahead(False)),
-        )
-
-    def _window(self, share: float) -> Room:
-        """A share of so many iterations. However short prompts are, there are not more in them than instances run at
-        once."""
-        life = self._life
-        limits = [view.hello.limits for view in life.fleet.prefills]
-        num_iterations = life.config.prefill_window
-        return Room(
-            int(num_iterations * share * sum(each.max_num_batched_tokens for each in limits)),
-            math.ceil(num_iterations * share * sum(each.max_num_seqs for each in limits)),
-        )
-
-    def _ahead(self, is_rt: bool) -> tuple[int, int]:
-        """Tokens and requests that were started and are not computed."""
-        life = self._life
-        tallies = [life.reserving, *(view.pending for view in life.fleet.prefills)]
-        return sum(each.sum(is_rt) for each in tallies), sum(each.count(is_rt) for each in tallies)
-
-    def _may_start(self, entry: Entry) -> bool:
-        life = self._life
-        if entry.is_rt or not life.discipline.has_deadlines:
-            return True
-        return self._share_for_be() > 0 and life.memory.has_room_for(
-            entry, is_scarce=life.queue.is_rt_refused
-        )
-
-    def _share_for_be(self) -> float:
-        """Of the prefill instances: the fewer, the more decode instances have to choose from, or will have."""
-        life = self._life
-        if not self._is_rt_known:
-            return 1.0
-        views = life.fleet.decodes
-        most = STOCK * sum(view.hello.limits.max_num_seqs for view in views)
-        num_there = sum(len(view.be_running) + len(view.be_promised) for view in views)
-        num_ready = life.memory.num_be - len(life.held) - num_there
-        num_prefills = len(life.fleet.prefills)
-        return math.ceil(num_prefills * (1 - num_ready / most)) / num_prefills if num_ready < most else 0.0
-
-    @property
-    def _is_rt_known(self) -> bool:
-        return self._real_time.least(math.inf, self._life.now) < math.inf
 
     def reserved(self, entry: Entry, reserved: Reserved) -> None:
         life = self._life
@@ -110,21 +50,16 @@ class PrefillSide:
 
     def _choose(self, entry: Entry, views: Sequence[PrefillView]) -> tuple[PrefillView, int]:
         """And how much of the prompt it may have."""
-        life = self._life
         names = beginnings.names(entry.request) if views[0].hello.limits.shares_prefixes else []
 
-        def num_known(view: PrefillView) -> int:
+        def num_known(instance_id: InstanceId) -> int:
+            view = self._life.fleet.prefill(instance_id)
             # what the pool has comes from there
-            return 0 if entry.num_cached else view.beginnings.num_tokens(names)
+            return view.beginnings.num_tokens(names) if view and not entry.num_cached else 0
 
-        if life.discipline.has_deadlines and entry.is_rt:
-            self._real_time.see(0.0, life.now)
-            view = placing.for_real_time(views, num_known)
-        elif life.discipline.has_deadlines and self._is_rt_known:
-            view = placing.for_best_effort(views, life.config.prefill_window)
-        else:
-            view = placing.for_any(views, num_known)
-        found = view, num_known(view)
+        chosen = self._life.policy.place(entry, views, lambda view: num_known(view.instance_id), self._life)
+        view = next(view for view in views if view is chosen)
+        found = view, num_known(view.instance_id)
         view.beginnings.add(names)
         return found
 

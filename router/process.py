@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alignedserve.logs import LogConfig
-from alignedserve.mix import MixConfig
 from alignedserve.private_files import create, make_directory
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.steady import settle
 from alignedserve.types import Epoch, InstanceId
 from alignedserve.wire import RouterAddress, new_epoch, stop_on_sigterm
@@ -29,7 +29,7 @@ class RouterProcessConfig:
     # directory for logs of events, one for each epoch; what requests say is in them
     event_log: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
-    mix: MixConfig = field(default_factory=MixConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
 
 
 class RouterProcess:
@@ -46,7 +46,7 @@ class RouterProcess:
     async def _run(self, epoch: Epoch, files: ExitStack) -> None:
         config = self._config
         log = self._event_log(epoch, files)
-        router = Router(config.router, epoch, config.mix)
+        router = Router(config.router, epoch, config.scheduling)
         server = RouterServer(router, epoch, config.address.token, config.expected, log)
         await server.listen_at(config.address)
         stop_on_sigterm(server.stop)
@@ -58,4 +58,4 @@ class RouterProcess:
         directory = Path(self._config.event_log)
         make_directory(directory)
         file = files.enter_context(create(directory / f"router-{epoch}.events"))
-        return EventLog(file, self._config.router, epoch, self._config.mix)
+        return EventLog(file, self._config.router, epoch, self._config.scheduling)

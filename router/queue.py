@@ -1,36 +1,16 @@
-"""Requests that wait for prefill, the most urgent first.
-
-With classes there are two queues. What real time (RT) waits for is room in the pool, and its turn among its own; best
-effort (BE) waits behind it in the same window of work ahead (static priority), or, with deadlines, has a window of its
-own, since instances give it what RT leaves of each iteration.
-"""
+"""Requests that wait for prefill, the most urgent first: in one line or several, as the policy has it."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 from alignedserve.deadlines import DEMOTION_S
-from alignedserve.mix import Discipline
 from alignedserve.router.entry import Entry, State
 from alignedserve.router.tally import Tally
-from alignedserve.router.urgency import Urgency
-
-
-class Room(NamedTuple):
-    """For what is started."""
-
-    # of work
-    num_tokens: int
-    num_requests: int
-
-    def less(self, num_tokens: int, num_requests: int) -> Room:
-        return Room(self.num_tokens - num_tokens, self.num_requests - num_requests)
-
-    @property
-    def is_there(self) -> bool:
-        return self.num_tokens > 0 and self.num_requests > 0
+from alignedserve.scheduling.island import RoutedRequest, Urgency
+from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.types import RequestKey
 
 
 class Place(NamedTuple):
@@ -40,14 +20,14 @@ class Place(NamedTuple):
     entry: Entry
 
 
-class ClassQueue:
+class Line:
     def __init__(self) -> None:
         # a request that has left meanwhile, or came again, is skipped. Those without an objective, those that can
         # still make theirs, and those that can't: their places have moved back by DEMOTION_S
         self._steady: list[Place] = []
         self._alive: list[Place] = []
         self._lost: list[Place] = []
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[RequestKey, int] = {}
         self._num_pushed = 0
         self.num_demotions = 0
         # nothing starts until something was released
@@ -62,9 +42,9 @@ class ClassQueue:
         heap = self._alive if urgency.can_be_lost else self._steady
         heapq.heappush(heap, Place(urgency.is_new, urgency.start_s, self._num_pushed, entry))
 
-    def discard(self, entry: Entry) -> None:
+    def discard(self, key: RequestKey) -> None:
         """Safe to repeat."""
-        self._numbers.pop(entry.key, None)
+        self._numbers.pop(key, None)
 
     def first(self, now: float) -> Entry | None:
         """It stays there until it is discarded."""
@@ -86,10 +66,9 @@ class ClassQueue:
 
 
 class PrefillQueue:
-    def __init__(self, discipline: Discipline) -> None:
-        self.discipline = discipline
-        self._first_class = ClassQueue()
-        self._best_effort = ClassQueue() if discipline.has_classes else self._first_class
+    def __init__(self, policy: RouterPart) -> None:
+        self._policy = policy
+        self._lines = [Line() for _ in range(policy.num_lines)]
         # tokens to compute
         self._missing = Tally()
 
@@ -101,61 +80,51 @@ class PrefillQueue:
         """To compute of all of them."""
         return self._missing.total
 
-    @property
-    def of_real_time(self) -> tuple[int, int]:
-        """How many requests, with how many tokens to compute."""
-        return self._missing.count(is_rt=True), self._missing.sum(is_rt=True)
+    def before(self, is_rt: bool) -> tuple[int, int]:
+        """How many requests a new one of this class would have before it, with how many tokens to compute."""
+        own = self._policy.line(is_rt)
+        others = [each for each in (True, False) if self._policy.line(each) <= own]
+        return sum(map(self._missing.count, others)), sum(map(self._missing.sum, others))
 
     @property
     def num_demotions(self) -> int:
-        return sum(each.num_demotions for each in {self._first_class, self._best_effort})
-
-    @property
-    def is_rt_refused(self) -> bool:
-        """Real time waits for room in the pool."""
-        return self._first_class.is_refused
+        return sum(line.num_demotions for line in self._lines)
 
     def push(self, entry: Entry, urgency: Urgency) -> None:
         self.discard(entry)
         self._missing.put(entry.key, entry.num_missing, entry.is_rt)
-        self._queue_of(entry).push(entry, urgency)
+        self._line_of(entry).push(entry, urgency)
 
     def discard(self, entry: Entry) -> None:
         """Safe to repeat."""
-        self._queue_of(entry).discard(entry)
+        self._line_of(entry).discard(entry.key)
         self._missing.discard(entry.key)
 
     def refused(self, entry: Entry) -> None:
         """The pool has no room for it."""
-        self._queue_of(entry).is_refused = True
+        self._line_of(entry).is_refused = True
 
     def has_room_again(self) -> None:
-        self._first_class.is_refused = self._best_effort.is_refused = False
+        for line in self._lines:
+            line.is_refused = False
 
-    def startable(
-        self, rt_room: Room, be_room: Room, now: float, may_start: Callable[[Entry], bool]
-    ) -> Iterator[Entry]:
-        """Requests to ask blocks for, as many as the rooms allow. Without deadlines they are one."""
-        left = yield from self._take(self._first_class, rt_room, now, may_start)
-        if self._best_effort is self._first_class:
-            return
-        if self.discipline.has_deadlines:
-            yield from self._take(self._best_effort, be_room, now, may_start)
-        elif not self._first_class:
-            yield from self._take(self._best_effort, left, now, may_start)
+    # ---- for the policy: see `scheduling.island.Queue` ---------------------------------------------------------------
 
-    def _take(
-        self, queue: ClassQueue, room: Room, now: float, may_start: Callable[[Entry], bool]
-    ) -> Generator[Entry, None, Room]:
-        while room.is_there and not queue.is_refused and (entry := queue.first(now)):
-            if entry.state is not State.QUEUED:
-                raise RuntimeError(f"request {entry.key} waits for prefill, but is {entry.state.value}")
-            if not may_start(entry):
-                break
-            self.discard(entry)
-            room = room.less(entry.num_missing, 1)
-            yield entry
-        return room
+    def is_empty(self, line: int) -> bool:
+        return not len(self._lines[line])
 
-    def _queue_of(self, entry: Entry) -> ClassQueue:
-        return self._first_class if entry.is_rt else self._best_effort
+    def is_refused(self, line: int) -> bool:
+        return self._lines[line].is_refused
+
+    def first(self, line: int, now: float) -> Entry | None:
+        entry = self._lines[line].first(now)
+        if entry is not None and entry.state is not State.QUEUED:
+            raise RuntimeError(f"request {entry.key} waits for prefill, but is {entry.state.value}")
+        return entry
+
+    def take(self, request: RoutedRequest) -> None:
+        self._lines[self._policy.line(request.is_rt)].discard(request.key)
+        self._missing.discard(request.key)
+
+    def _line_of(self, entry: Entry) -> Line:
+        return self._lines[self._policy.line(entry.is_rt)]

@@ -88,7 +88,7 @@ class Recovery:
             case State.QUEUED:
                 life.requeue(entry)
             case State.POOLED if entry.is_pooled:
-                life.commit(entry, is_candidate=life.policy.uses_index)
+                life.commit(entry, is_candidate=True)
             case State.STAGED | State.OFFERED if entry.is_pooled:
                 life.commit(entry, is_candidate=False)
             case State.RUNNING:

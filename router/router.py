@@ -23,7 +23,6 @@ from alignedserve.messages import (
     Reserved,
     Submit,
 )
-from alignedserve.mix import MixConfig
 from alignedserve.router.admission import refuse, refuse_slo, remark_on, with_possible_slo
 from alignedserve.router.clock import arrived_s, deadlines_of
 from alignedserve.router.config import RouterConfig
@@ -32,16 +31,19 @@ from alignedserve.router.entry import Entry, State
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.life import Life
 from alignedserve.router.orphans import Orphans
-from alignedserve.router.policies import make_policy
 from alignedserve.router.prefill import PrefillSide
 from alignedserve.router.recovery import Recovery
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
 from alignedserve.types import Epoch, InstanceId, RequestKey
 
 
 class Router:
-    def __init__(self, config: RouterConfig, epoch: Epoch, mix: MixConfig | None = None) -> None:
+    def __init__(
+        self, config: RouterConfig, epoch: Epoch, scheduling: SchedulingConfig | None = None
+    ) -> None:
         self.config = config
-        self.life = Life(config, make_policy(config), mix or MixConfig())
+        self.life = Life(config, make_policy(scheduling or SchedulingConfig()))
         # by what they are about
         self._remarks: dict[str, str] = {}
         self._num_remarked = 0
@@ -81,12 +83,14 @@ class Router:
         return self.life.queue.num_tokens + self.life.reserving.total
 
     def _waiting_before(self, request: Request) -> tuple[int, int]:
-        """Requests and tokens. However much best effort waits, it is no reason to refuse real time."""
-        life = self.life
-        if not (life.discipline.has_classes and request.tier == "rt"):
-            return self.num_queued, self.num_queued_tokens
-        num_queued, num_tokens = life.queue.of_real_time
-        return num_queued + life.reserving.count(is_rt=True), num_tokens + life.reserving.sum(is_rt=True)
+        """Requests and tokens. However much waits behind a request, it is no reason to refuse it."""
+        life, is_rt = self.life, request.tier == "rt"
+        num_queued, num_tokens = life.queue.before(is_rt)
+        lines = [each for each in (True, False) if life.policy.line(each) <= life.policy.line(is_rt)]
+        return (
+            num_queued + sum(map(life.reserving.count, lines)),
+            num_tokens + sum(map(life.reserving.sum, lines)),
+        )
 
     @property
     def is_idle(self) -> bool:

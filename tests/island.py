@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine
 from alignedserve.instance.live_transfers import LiveTransfers
@@ -41,6 +40,7 @@ from alignedserve.messages import (
 )
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.policies import Policy
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
 from tests.engine.helpers import make_engine
 
@@ -209,13 +209,13 @@ class Island(Rules):
         num_pool_blocks: int = 512,
         prefill: dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
-        options: DecodeOptions | None = None,
+        policy: Policy | None = None,
         meddle: Callable[[Island], None] = lambda island: None,
         **both: Any,
     ) -> None:
         self._wake = threading.Event()
         self.prefill = PrefillWorker(*self._parts(directory, both, prefill))
-        self.decode = DecodeWorker(*self._parts(directory, both, decode), options)
+        self.decode = DecodeWorker(*self._parts(directory, both, decode), policy)
         self.workers: tuple[Worker[Any], Worker[Any]] = (self.prefill, self.decode)
         form = self.prefill.engine.cache.format
         super().__init__(OwnerTable.plain(num_pool_blocks), form.block_size, self.prefill.on, self.decode.on)

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from alignedserve.deadlines import DEMOTION_S, LOST_TOKENS, Deadlines, latest_start_s, place_s
-from alignedserve.mix import MixConfig
+from alignedserve.scheduling.config import SchedulingConfig
 
 
 def test_a_request_that_is_ahead_waits_no_longer_for_a_token_than_its_objective():
@@ -43,7 +43,7 @@ def test_a_window_is_spread_over_the_tokens_that_are_left():
 )
 def test_shares_are_shares(name, value):
     with pytest.raises(ValueError, match=name):
-        MixConfig(**{name: value})
+        SchedulingConfig(**{name: value})
 
 
 def test_the_order_within_a_class_is_that_of_the_latest_start():

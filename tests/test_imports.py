@@ -39,7 +39,7 @@ BASE = {
         "deadlines",
         "estimate",
         "forecast",
-        "mix",
+        "scheduling",
         "sampling_params",
         "prompt_logprobs",
         "structured_outputs",
@@ -61,11 +61,7 @@ INSTANCE = BASE | {
 }
 # An instance's state machine, and what of the engine and of transports it can be without torch.
 STATE_MACHINES = {
-    *(
-        f"alignedserve.{part}_worker.{module}"
-        for part in ("prefill", "decode")
-        for module in ("worker", "options")
-    ),
+    *(f"alignedserve.{part}_worker.{module}" for part in ("prefill", "decode") for module in ("worker",)),
     *(f"alignedserve.instance.{module}" for module in ("executor", "requests", "worker")),
     *(f"alignedserve.engine.{module}" for module in ("blocks", "outputs", "request", "validate")),
     *(f"alignedserve.transport.{module}" for module in ("completions", "runs", "staging_buffer")),
@@ -73,6 +69,11 @@ STATE_MACHINES = {
 }
 # What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.
 MAY_IMPORT = {
+    # what policies see of the router and of instances is all that they may
+    "alignedserve/scheduling": {
+        f"alignedserve.{name}"
+        for name in ("types", "messages", "cost", "deadlines", "estimate", "forecast", "prefixes")
+    },
     "router": BASE | {"alignedserve.kvpool.segment"},
     "kvpool": BASE,
     "prefill_worker": INSTANCE,

@@ -12,8 +12,8 @@ from alignedserve.cli.options import Command, options_of, taken
 from alignedserve.config import EngineConfig
 from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
-from alignedserve.mix import MixConfig
 from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import INTERNAL, SchedulingConfig
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Configs:
     router: RouterConfig
     serve: ServeConfig
     limits: Limits
-    mix: MixConfig
+    scheduling: SchedulingConfig
 
 
 def serve_options(command: Command) -> Command:
     # its processes have no terminal to draw bars on
     for add in (
-        options_of(MixConfig),
+        options_of(SchedulingConfig, without=INTERNAL),
         options_of(RouterConfig),
         options_of(EngineConfig, without=["use_tqdm"]),
         options_of(Limits),
@@ -49,7 +49,7 @@ def configs_of(model: str | None, options: dict[str, Any]) -> Configs:
         RouterConfig(**taken(RouterConfig, options)),
         ServeConfig(**taken(ServeConfig, options)),
         Limits(**taken(Limits, options)),
-        MixConfig(**taken(MixConfig, options)),
+        SchedulingConfig(**taken(SchedulingConfig, options)),
     )
 
 
@@ -61,7 +61,7 @@ def command(model: str | None, **options: Any) -> None:
 
     asked = configs_of(model, options)
     try:
-        serve(asked.engine, asked.router, asked.serve, asked.limits, asked.mix, _say)
+        serve(asked.engine, asked.router, asked.serve, asked.limits, asked.scheduling, _say)
     except RuntimeError as error:
         # ProcessFailed; imported by name it would bring ray into every --help
         raise click.ClickException(str(error)) from error

@@ -16,8 +16,8 @@ import click
 import alignedserve
 from alignedserve.cli.options import OutputFile, options_of, taken
 from alignedserve.config import EngineConfig
-from alignedserve.mix import MixConfig
 from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import INTERNAL, SchedulingConfig
 from alignedserve.sim.config import SimConfig
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ _SIGINT = 130
 @options_of(SimConfig)
 @options_of(EngineConfig, without=_OF_AN_ENGINE)
 # processes neither die nor hang here
-@options_of(RouterConfig, without=["policy", "link", "orphan_s", "silence_s"])
+@options_of(RouterConfig, without=["link", "orphan_s", "silence_s"])
 # whose share is a flag of the traffic: see be_min_share
-@options_of(MixConfig, without=["be_share"])
+@options_of(SchedulingConfig, without=["policy", "be_share", *INTERNAL])
 def command(output: Path | None, **options: Any) -> None:
     """Run made traffic, or a trace, through the scheduling of `serve`, on instances that take a cost model's time."""
     from alignedserve.sim.compare import Comparison
@@ -47,15 +47,12 @@ def command(output: Path | None, **options: Any) -> None:
 
     config = SimConfig(**taken(SimConfig, options))
     router = RouterConfig(
-        **{
-            name: value
-            for name, value in taken(RouterConfig, options).items()
-            if name not in ("policy", "link")
-        }
+        **{name: value for name, value in taken(RouterConfig, options).items() if name != "link"}
     )
-    mix = MixConfig(**{**taken(MixConfig, options), "be_share": config.be_min_share})
+    told = {**taken(SchedulingConfig, options), "policy": config.policy[0], "be_share": config.be_min_share}
+    scheduling = SchedulingConfig(**told)
     limits = EngineConfig("simulated", **{name: options[name] for name in _LIMITS})
-    comparison = Comparison(config, load_cost(config.cost), limits, router, mix)
+    comparison = Comparison(config, load_cost(config.cost), limits, router, scheduling)
     rows: list[Row] = []
     is_whole = _collect(comparison, rows)
     click.echo(_head(config, comparison))

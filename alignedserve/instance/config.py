@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.config import EngineConfig
 from alignedserve.logs import LogConfig
-from alignedserve.mix import DISCIPLINES, Discipline, MixConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import InstanceId
 from alignedserve.wire import RouterAddress
 
@@ -37,11 +37,10 @@ class InstanceConfig:
     engine: EngineConfig
     transfers: TransferConfig = TransferConfig()
     log: LogConfig = field(default_factory=LogConfig)
-    discipline: Discipline = DISCIPLINES["aligned"]
-    mix: MixConfig = field(default_factory=MixConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     # file of the cost model's profile, or NO_PROFILE; None: where profiles are kept
     cost_profile: str | None = None
 
     @property
     def needs_profile(self) -> bool:
-        return self.cost_profile != NO_PROFILE and self.discipline.has_deadlines
+        return self.cost_profile != NO_PROFILE

@@ -19,11 +19,11 @@ from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.config import ServeConfig
 from alignedserve.lengths.config import LengthConfig
-from alignedserve.mix import DISCIPLINES, MixConfig
 from alignedserve.models.locate import Location
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.policies import make_policy
 from alignedserve.router.process import RouterProcessConfig
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
 from alignedserve.transport.choose import choose_transport
 from alignedserve.types import GATEWAY, InstanceId
 from alignedserve.wire import RouterAddress
@@ -47,7 +47,7 @@ class LaunchRequest:
     serve: ServeConfig
     model: Location
     limits: Limits = field(default_factory=Limits)
-    mix: MixConfig = field(default_factory=MixConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def check(asked: LaunchRequest) -> None:
     if asked.engine.device not in DEVICES:
         # which GPU an instance has is Ray's affair
         raise ValueError(f"device={asked.engine.device!r}: must be one of {', '.join(DEVICES)}")
-    make_policy(asked.router)
+    make_policy(asked.scheduling)
     _slo(asked.serve)
     owners_of(asked.serve.api_key, asked.serve.api_key_file)
     choose_max_model_len(asked.engine, asked.model.config)
@@ -132,8 +132,7 @@ def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> Island
                 engine,
                 TransferConfig(transport, quick_bytes=QUICK_BYTES if is_cpu else 0),
                 log,
-                DISCIPLINES[asked.router.policy],
-                asked.mix,
+                asked.scheduling,
                 asked.serve.cost_profile,
             ),
             num_gpus=num_gpus,
@@ -149,7 +148,9 @@ def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> Island
         pool_name, node.router, f"{segment_prefix}-{node.name}", form, num_pool_blocks, log
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
-    router = RouterProcessConfig(node.router, asked.router, expected, asked.serve.event_log, log, asked.mix)
+    router = RouterProcessConfig(
+        node.router, asked.router, expected, asked.serve.event_log, log, asked.scheduling
+    )
     processes = (
         ProcessSpec("router", InstanceId("router"), router),
         ProcessSpec("kvpool", pool_name, pool),

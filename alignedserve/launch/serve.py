@@ -19,10 +19,10 @@ from alignedserve.launch.nodes import nodes_of, this_machine
 from alignedserve.launch.plan import LaunchRequest, Node, check, plan_gateway, plan_island
 from alignedserve.launch.ports import check_address
 from alignedserve.launch.store import locate_store
-from alignedserve.mix import MixConfig
 from alignedserve.models.locate import locate_model
 from alignedserve.private_files import make_directory
 from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ def serve(
     router: RouterConfig,
     config: ServeConfig,
     limits: Limits,
-    mix: MixConfig,
+    scheduling: SchedulingConfig,
     say: Callable[[str], None],
 ) -> None:
     """Runs until a signal ends it. Raises ValueError for what can't work, ProcessFailed for what turns out not to."""
     say, signals = _logging_too(config, say), Signals()
     signals.hear()
     try:
-        _serve(engine, router, config, limits, mix, say, signals)
+        _serve(engine, router, config, limits, scheduling, say, signals)
     except (KeyboardInterrupt, SystemExit) as error:
         # while Ray starts its own handler exits with the signal's number
         if isinstance(error, SystemExit) and error.code != signal.SIGTERM:
@@ -97,14 +97,14 @@ def _serve(
     router: RouterConfig,
     config: ServeConfig,
     limits: Limits,
-    mix: MixConfig,
+    scheduling: SchedulingConfig,
     say: Callable[[str], None],
     signals: Signals,
 ) -> None:
     start_s = time.monotonic()
     check_address(config.host, config.port)
     model = locate_model(engine.model, engine.load_format, engine.revision)
-    asked = LaunchRequest(engine, router, config, model, limits, mix)
+    asked = LaunchRequest(engine, router, config, model, limits, scheduling)
     check(asked)
     _check_event_log(config)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"

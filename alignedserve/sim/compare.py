@@ -9,9 +9,9 @@ from typing import Protocol
 
 from alignedserve.config import EngineConfig
 from alignedserve.cost import CostModel
-from alignedserve.mix import MixConfig
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.policies import make_policy
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
 from alignedserve.sim.config import SimConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import Goodput, find_goodput
@@ -62,14 +62,19 @@ class Row:
 
 class Comparison:
     def __init__(
-        self, config: SimConfig, cost: CostModel, engine: EngineConfig, router: RouterConfig, mix: MixConfig
+        self,
+        config: SimConfig,
+        cost: CostModel,
+        engine: EngineConfig,
+        router: RouterConfig,
+        scheduling: SchedulingConfig,
     ) -> None:
         """Raises ValueError for what can't be simulated."""
         self._config = config
         self._cost = cost.with_attention(config.attention) if config.attention else cost  # type: ignore[arg-type]
         self._engine = engine
         self._router = router
-        self._mix = mix
+        self._scheduling = scheduling
         self.settings = [
             Setting(*each)
             for each in product(config.policy, config.prefill_instances, config.decode_instances)
@@ -133,8 +138,9 @@ class Comparison:
 
     def _scenario(self, setting: Setting) -> Scenario:
         config, block_size = self._config, self._engine.block_size
-        router = replace(self._router, policy=setting.policy, link=config.link)
-        make_policy(router)
+        router = replace(self._router, link=config.link)
+        scheduling = replace(self._scheduling, policy=setting.policy)
+        make_policy(scheduling)
         most_tokens = self._cost.num_kv_tokens // block_size * block_size
         max_model_len = config.max_model_len or min(MAX_MODEL_LEN, most_tokens)
         kv_bytes = most_tokens * self._cost.kv_bytes_per_token
@@ -157,7 +163,7 @@ class Comparison:
             max_model_len=max_model_len,
             pool_bytes=pool_bytes,
             slo=Slo(_seconds(config.slo_ttft_ms), _seconds(config.slo_tbt_ms)),
-            mix=self._mix,
+            scheduling=scheduling,
             foresee=_foresight(config.length_predictor, max_model_len),
         )
 

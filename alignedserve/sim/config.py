@@ -23,7 +23,7 @@ class SimConfig:
         str | None, "decode kernel: balanced, plain, or padded (the worst) [default: the cost model's]"
     ] = None
     policy: Annotated[
-        tuple[str, ...], "aligned, priority or fcfs; repeat to compare, as the next two [default: aligned]"
+        tuple[str, ...], "as of alignedserve serve; repeat to compare, as the next two [default: aligned]"
     ] = ("aligned",)
     prefill_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = (1,)
     decode_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = (1,)

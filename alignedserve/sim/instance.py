@@ -6,19 +6,18 @@ What drives them here does what `instance/loop.py` does: what comes while an ite
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.estimate import Estimate
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.messages import AnyMessage, Hello, InstanceLimits, UsePool, Welcome
-from alignedserve.mix import Discipline
-from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.scheduling.policies import Policy
 from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import SimThreads
@@ -48,9 +47,16 @@ class SimInstance(SimProcess):
     transfers: SimTransfers
     worker: Worker[Any]
 
-    def __init__(self, world: World, instance_id: InstanceId, limits: InstanceLimits) -> None:
+    def __init__(
+        self,
+        world: World,
+        instance_id: InstanceId,
+        limits: InstanceLimits,
+        make_policy: Callable[[], Policy],
+    ) -> None:
         super().__init__(world, instance_id)
         self._limits = limits
+        self._make_policy = make_policy
         self._num_connections = 0
 
     @abstractmethod
@@ -59,9 +65,6 @@ class SimInstance(SimProcess):
     @property
     @abstractmethod
     def _channels(self) -> SimChannels: ...
-
-    def _estimate(self, discipline: Discipline) -> Estimate | None:
-        return Estimate(self.world.cost) if discipline.has_deadlines else None
 
     def _now(self) -> float:
         return self.world.clock.now
@@ -174,17 +177,24 @@ class SimPrefill(SimInstance):
         world: World,
         instance_id: InstanceId,
         limits: InstanceLimits,
+        make_policy: Callable[[], Policy],
         staging_share: float,
-        options: PrefillOptions,
+        shares_prefixes: bool = False,
     ) -> None:
-        super().__init__(world, instance_id, limits)
+        super().__init__(world, instance_id, limits, make_policy)
         self._staging_share = staging_share
-        self._options = options
+        self._shares_prefixes = shares_prefixes
 
     def _make_worker(self) -> PrefillWorker:
-        estimate = self._estimate(self._options.discipline)
-        threads = SimThreads(self.after)
-        return PrefillWorker(self.engine, self.transfers, self._options, estimate, self._now, threads)
+        return PrefillWorker(
+            self.engine,
+            self.transfers,
+            self._make_policy(),
+            Estimate(self.world.cost),
+            self._now,
+            SimThreads(self.after),
+            self._shares_prefixes,
+        )
 
     @property
     def _channels(self) -> SimChannels:
@@ -197,16 +207,15 @@ class SimPrefill(SimInstance):
 class SimDecode(SimInstance):
     role = "decode"
 
-    def __init__(
-        self, world: World, instance_id: InstanceId, limits: InstanceLimits, options: DecodeOptions
-    ) -> None:
-        super().__init__(world, instance_id, limits)
-        self._options = options
-
     def _make_worker(self) -> DecodeWorker:
-        estimate = self._estimate(self._options.discipline)
-        threads = SimThreads(self.after)
-        return DecodeWorker(self.engine, self.transfers, self._options, estimate, self._now, threads)
+        return DecodeWorker(
+            self.engine,
+            self.transfers,
+            self._make_policy(),
+            Estimate(self.world.cost),
+            self._now,
+            SimThreads(self.after),
+        )
 
     @property
     def _channels(self) -> SimChannels:

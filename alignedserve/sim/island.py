@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from alignedserve.cost import CostModel
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.messages import InstanceLimits, Request
-from alignedserve.mix import DISCIPLINES, Discipline, MixConfig
-from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.router import Router
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
 from alignedserve.sim.instance import SimDecode, SimInstance, SimPrefill
@@ -37,8 +36,7 @@ class IslandConfig:
     num_decode: int = 1
     num_gateways: int = 1
     router: RouterConfig = field(default_factory=RouterConfig)
-    decode_options: DecodeOptions = field(default_factory=DecodeOptions)
-    mix: MixConfig = field(default_factory=MixConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     # of a prefill instance's blocks, for candidates; none are staged where the link is "host"
     staging_share: float = 0.5
     # whether prompts are told apart by their tokens, and those that begin alike share KV
@@ -46,17 +44,13 @@ class IslandConfig:
     # what gateways say of a request's length
     foresee: Foresee = nothing
 
-    @property
-    def discipline(self) -> Discipline:
-        return DISCIPLINES[self.router.policy]
-
 
 class Island:
     def __init__(self, config: IslandConfig, latency: Latency = lambda: LATENCY_S) -> None:
         self.config = config
         self.world = World(config.cost, latency, foresee=config.foresee)
         self.router = self.world.router = RouterProcess(
-            self.world, lambda epoch: Router(config.router, epoch, config.mix)
+            self.world, lambda epoch: Router(config.router, epoch, config.scheduling)
         )
         self.pool = PoolProcess(
             self.world,
@@ -73,15 +67,15 @@ class Island:
             self.world.processes[process.instance_id] = process
 
     def _prefill(self, index: int) -> SimPrefill:
-        share = 0.0 if self.config.router.link == "host" else self.config.staging_share
-        options = PrefillOptions(self.config.discipline, self.config.mix, self.config.shares_prefixes)
-        return SimPrefill(self.world, InstanceId(f"prefill-{index}"), self.config.prefill, share, options)
+        config, name = self.config, InstanceId(f"prefill-{index}")
+        share = 0.0 if config.router.link == "host" else config.staging_share
+        return SimPrefill(self.world, name, config.prefill, self._policy, share, config.shares_prefixes)
 
     def _decode(self, index: int) -> SimDecode:
-        name = InstanceId(f"decode-{index}")
-        config = self.config
-        options = replace(config.decode_options, discipline=config.discipline, mix=config.mix)
-        return SimDecode(self.world, name, config.decode, options)
+        return SimDecode(self.world, InstanceId(f"decode-{index}"), self.config.decode, self._policy)
+
+    def _policy(self) -> Policy:
+        return make_policy(self.config.scheduling)
 
     @property
     def processes(self) -> list[SimProcess]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from alignedserve.cost import CostModel
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.messages import InstanceLimits, Request
-from alignedserve.mix import MixConfig
 from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.island import Island, IslandConfig
@@ -39,8 +38,7 @@ class Scenario:
     # of host memory, for KV
     pool_bytes: float = 256e9
     slo: Slo = field(default_factory=Slo)
-    decode_options: DecodeOptions = field(default_factory=DecodeOptions)
-    mix: MixConfig = field(default_factory=MixConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     # what is known of lengths beforehand
     foresee: Foresee = nothing
 
@@ -60,8 +58,7 @@ class Scenario:
             num_prefill=self.num_prefill,
             num_decode=self.num_decode,
             router=self.router,
-            decode_options=self.decode_options,
-            mix=self.mix,
+            scheduling=self.scheduling,
             foresee=self.foresee,
         )
         return Island(config)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from alignedserve.mix import DISCIPLINES
+from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.report import Slo
 from benchmarks.gpu.record import Record
 from benchmarks.progress import progress, say
@@ -101,9 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Real time beside best effort, by policy, live and in simulation.",
     )
     parser.add_argument("--parts", type=_names(PARTS), default=list(PARTS), help=", ".join(PARTS))
-    parser.add_argument(
-        "--policies", type=_names(DISCIPLINES), default=list(DISCIPLINES), help=", ".join(DISCIPLINES)
-    )
+    parser.add_argument("--policies", type=_names(POLICIES), default=list(POLICIES), help=", ".join(POLICIES))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=2, help="of the live table")
     parser.add_argument("--rt-rate", type=float, default=2.0, help="live: real-time requests a second")

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace as replace_struct
 
 from alignedserve.cost_presets import load_cost_model
-from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import DEMO_ERROR, Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.mixture import Mixture, mixture
@@ -100,13 +100,13 @@ class Simulated:
     ) -> Scenario:
         return Scenario(
             load_cost_model(COST),
-            RouterConfig(policy=policy),
             num_prefill=size[0],
             num_decode=size[1],
             max_num_seqs=MAX_NUM_SEQS,
             max_model_len=MAX_MODEL_LEN,
             pool_bytes=POOL_BYTES,
             slo=slo,
+            scheduling=SchedulingConfig(policy),
             foresee=foresight(lengths),
         )
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.process import DecodeProcess
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine, Iteration
@@ -23,16 +22,6 @@ from alignedserve.prefill_worker.process import PrefillProcess
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.router.process import RouterProcess
 from alignedserve.types import InstanceId
-
-
-class CrowdedDecode(DecodeProcess):
-    """Admits whom it has blocks for at the moment, so that it has to evict all the time."""
-
-    def _make_worker(
-        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
-    ) -> DecodeWorker:
-        options = DecodeOptions(evict_ahead=4, admit_ahead=5)
-        return DecodeWorker(engine, transfers, options, estimate)
 
 
 class SlowPrefill(PrefillProcess):
@@ -69,7 +58,7 @@ PROCESSES: dict[str, Any] = {
     "router": RouterProcess,
     "kvpool": PoolProcess,
     "prefill": PrefillProcess,
-    "decode": CrowdedDecode,
+    "decode": DecodeProcess,
     "gateway": GatewayProcess,
     "slow prefill": SlowPrefill,
     "slow decode": SlowDecode,

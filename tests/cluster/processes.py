@@ -24,6 +24,7 @@ from alignedserve.logs import LogConfig
 from alignedserve.messages import Hello, InstanceLimits, Stop
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.process import RouterProcessConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import LAUNCHER, InstanceId
 from alignedserve.wire import RouterAddress, frame, new_epoch
 from tests.cluster.part import start
@@ -67,6 +68,13 @@ class Processes:
     def __init__(self, setup: Setup, logs: Path) -> None:
         self.setup = setup
         self.logs = logs
+        self._scheduling = SchedulingConfig(
+            setup.policy,
+            min_batch_requests=3,
+            near_share=0.5,
+            # whom there are blocks for at the moment, so that a decode instance has to evict all the time
+            admit_ahead=32 if setup.is_slow else 5,
+        )
         self.router = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
         self.segment_prefix = f"alignedserve-test-{os.getpid()}-{next(_numbers)}"
         self.configs: dict[InstanceId, Any] = {POOL: self._pool()}
@@ -74,14 +82,13 @@ class Processes:
         self.configs |= {name: self._instance(name, setup.num_decode_blocks, 64) for name in DECODES}
         expected = {name: name.split("-")[0] for name in self.configs}
         decides = RouterConfig(
-            policy=setup.policy,
             link=setup.link,
-            min_batch_requests=3,
-            near_share=0.5,
             orphan_s=1.0,
             silence_s=setup.silence_s,
         )
-        self.configs[ROUTER] = RouterProcessConfig(self.router, decides, expected, str(logs), setup.log)
+        self.configs[ROUTER] = RouterProcessConfig(
+            self.router, decides, expected, str(logs), setup.log, self._scheduling
+        )
         self._running: dict[InstanceId, BaseProcess] = {}
 
     def start(self, *names: InstanceId) -> None:
@@ -156,7 +163,7 @@ class Processes:
             use_tqdm=False,
         )
         transfers = TransferConfig(self.setup.link, timeout_s=self.setup.timeout_s)
-        return InstanceConfig(name, self.router, engine, transfers, self.setup.log)
+        return InstanceConfig(name, self.router, engine, transfers, self.setup.log, self._scheduling)
 
 
 @contextmanager

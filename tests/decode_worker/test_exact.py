@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
 from tests.engine.helpers import greedy_params, make_engine, run, tokens
 from tests.island import Entry, Island
 from tests.tiny_models import MAX_LEN, VOCAB_SIZE, greedy, prompts
@@ -82,7 +83,7 @@ def test_too_few_blocks_for_all_evict_and_change_nothing(tiny_model: Directory) 
     island = Island(
         directory,
         decode={"kv_cache_memory_bytes": BLOCK_BYTES * MAX_LEN // 16},
-        options=DecodeOptions(evict_ahead=4, admit_ahead=4, fill_mark=1.0),
+        policy=make_policy(SchedulingConfig(evict_ahead=4, admit_ahead=4)),
     )
     assert island.run(prompts(), [greedy_params()] * len(prompts())) == greedy(directory)
     assert island.num_evicted > 0 and any(report.wants_evicted for report in island.reports)

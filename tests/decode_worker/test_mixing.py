@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -13,16 +14,16 @@ from msgspec.structs import replace
 
 from alignedserve.cost import Line
 from alignedserve.deadlines import Deadlines
-from alignedserve.decode_worker.coming import HOLD, MAX_BARRED_S
 from alignedserve.decode_worker.members import Member
-from alignedserve.decode_worker.mixing import DEFAULT_TBT_S, SAFETY
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
-from alignedserve.decode_worker.victims import by_worth
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
-from alignedserve.mix import DISCIPLINES, MixConfig
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
+from alignedserve.scheduling.policies.aligned.decode.coming import HOLD, MAX_BARRED_S
+from alignedserve.scheduling.policies.aligned.decode.mixing import DEFAULT_TBT_S, SAFETY
+from alignedserve.scheduling.policies.aligned.decode.victims import by_worth
 from alignedserve.types import RequestKey
 from tests.sim.islands import COST
 from tests.works import make_work
@@ -42,10 +43,12 @@ LIMITS = InstanceLimits(
 )
 
 
-def schedule_of(limits: InstanceLimits = LIMITS, policy: str = "aligned", **mix: float) -> DecodeSchedule:
-    mixed = MixConfig(**{"be_share": 0.0, "rt_headroom": 0.0, "be_pace": 0.8} | mix)
-    options = DecodeOptions(evict_ahead=1, admit_ahead=1, discipline=DISCIPLINES[policy], mix=mixed)
-    return DecodeSchedule(limits, options, Estimate(PLAIN))
+def schedule_of(
+    limits: InstanceLimits = LIMITS, policy: str = "aligned", **scheduling: float
+) -> DecodeSchedule:
+    told = {"be_share": 0.0, "rt_headroom": 0.0, "be_pace": 0.8} | scheduling
+    config = SchedulingConfig(policy, evict_ahead=1, admit_ahead=1, **told)  # type: ignore[arg-type]
+    return DecodeSchedule(limits, make_policy(config), Estimate(PLAIN))
 
 
 def rt(length: int = 20, tbt_s: float = 0.03, first_s: float = 0.0, num_cached: int | None = None) -> Work:
@@ -194,7 +197,7 @@ def test_kv_that_was_lost_is_computed_in_pieces_that_real_time_allows() -> None:
 
 
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])
-def test_other_disciplines_know_no_bounds(policy: str) -> None:
+def test_other_policies_know_no_bounds(policy: str) -> None:
     schedule = schedule_of(policy=policy)
     admit(schedule, rt(tbt_s=0.03), *(be() for _ in range(30)))
     assert len(iterate(schedule, 0.0).run) == 31
@@ -334,7 +337,8 @@ def test_who_leaves_first_has_little_to_move_for_much_that_is_to_come() -> None:
         member_of(far, 10),
         member_of(named, 30),
     ]
-    in_order = by_worth(members, {key(named)}, BLOCK, lambda member: member.work is pressed)
+    at = SimpleNamespace(limits=LIMITS, was_evicted=lambda member: member.work is named)
+    in_order = by_worth(members, at, lambda member: member.work is pressed)  # type: ignore[arg-type, attr-defined]
     assert [member.work for member in in_order] == [named, far, little, near, pressed, older, real]
 
 
@@ -511,3 +515,16 @@ def test_real_time_waits_for_its_own_and_everybody_ends(
     assert num_done == num_all
     assert world.computed == needed, "computed once"
     world.schedule.check_idle()
+
+
+def test_both_classes_together_have_the_tokens_of_one_iteration() -> None:
+    """Some of both have lost KV, and others decode beside them."""
+    schedule = schedule_of(replace(LIMITS, num_blocks=400, max_num_batched_tokens=64), rt_headroom=0.0)
+    admit(schedule, *(be(100) for _ in range(8)), rt(80, tbt_s=9.0, num_cached=10))
+    schedule.offer([make_work(90, num_cached=3)], is_batch=False)
+    for work in schedule.plan(0.0).pulls:
+        assert schedule.pulled(key(work))
+    plan = schedule.plan(1.0)
+    pending = {member.key: member.num_pending for member in schedule._holders.running.values()}
+    num_tokens = sum(count for _, count in plan.chunks) + sum(pending[each] for each in plan.run)
+    assert num_tokens == 64

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.deadlines import Deadlines
-from alignedserve.decode_worker.options import DecodeOptions
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.messages import InstanceLimits, Work
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.types import RequestKey
 from tests.works import make_work
 
@@ -22,8 +23,14 @@ BLOCK = 4
 LIMITS = InstanceLimits(
     num_blocks=20, block_size=BLOCK, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=60
 )
+
+
+def ahead(evict: int, admit: int, fill_mark: float = 1.0) -> Policy:
+    return make_policy(SchedulingConfig(evict_ahead=evict, admit_ahead=admit, fill_mark=fill_mark))
+
+
 # no thought of the future
-NEXT_ONLY = DecodeOptions(evict_ahead=1, admit_ahead=1, fill_mark=1.0)
+NEXT_ONLY = ahead(1, 1)
 
 
 def real_time(prompt_len: int, **more: Any) -> Work:
@@ -66,7 +73,7 @@ def test_the_batch_waits_while_a_candidate_request_does() -> None:
 
 
 def test_the_batch_is_admitted_below_the_fill_mark_only() -> None:
-    schedule = DecodeSchedule(LIMITS, DecodeOptions(evict_ahead=1, admit_ahead=1, fill_mark=0.5))
+    schedule = DecodeSchedule(LIMITS, ahead(1, 1, 0.5))
     schedule.offer([make_work(16) for _ in range(4)], is_batch=True)
     # 17 tokens are 5 blocks: 10 of 20 are the mark
     assert len(admit_all(schedule).pulls) == 2
@@ -96,13 +103,13 @@ def test_slots_bound_admission() -> None:
 
 def test_admission_leaves_what_the_running_need_soon() -> None:
     """13 blocks in use and 7 free; in the next 8 iterations the running one takes up to 2 of them."""
-    schedule = DecodeSchedule(LIMITS, DecodeOptions(evict_ahead=1, admit_ahead=9, fill_mark=1.0))
+    schedule = DecodeSchedule(LIMITS, ahead(1, 9))
     schedule.offer([make_work(48, max_tokens=12)], is_batch=False)
     admit_all(schedule)
     assert schedule.num_free_blocks == 7
     schedule.offer([make_work(24, max_tokens=2)], is_batch=False)
     assert not schedule.plan(0.0).pulls, "7 blocks, and none for the running one"
-    other = DecodeSchedule(LIMITS, DecodeOptions(evict_ahead=1, admit_ahead=9, fill_mark=1.0))
+    other = DecodeSchedule(LIMITS, ahead(1, 9))
     other.offer([make_work(48, max_tokens=12), make_work(16, max_tokens=2)], is_batch=False)
     assert len(other.plan(0.0).pulls) == 2, "5 blocks, and 2 for the running one"
 
@@ -121,8 +128,8 @@ def test_whoever_is_alone_fits() -> None:
     schedule.check_idle()
 
 
-def full(options: DecodeOptions, *works: Work, is_batch: bool = False) -> DecodeSchedule:
-    schedule = DecodeSchedule(LIMITS, options)
+def full(policy: Policy, *works: Work, is_batch: bool = False) -> DecodeSchedule:
+    schedule = DecodeSchedule(LIMITS, policy)
     for work in works:
         schedule.offer([work], is_batch)
     admit_all(schedule)
@@ -152,7 +159,7 @@ def test_the_longest_gives_way_when_blocks_run_out() -> None:
 
 def test_victims_are_named_early_and_run_on_while_they_fit() -> None:
     short, long = make_work(34), make_work(37)
-    schedule = full(DecodeOptions(evict_ahead=4, admit_ahead=1), short, long)
+    schedule = full(ahead(4, 1), short, long)
     # 9 + 10 blocks, one free; in four iterations both need another
     for _ in range(3):
         plan = iterate(schedule)
@@ -164,7 +171,7 @@ def test_victims_are_named_early_and_run_on_while_they_fit() -> None:
 
 def test_a_victim_takes_no_new_block() -> None:
     short, long = make_work(31), make_work(39)
-    schedule = full(DecodeOptions(evict_ahead=4, admit_ahead=1), short, long)
+    schedule = full(ahead(4, 1), short, long)
     schedule.offer([make_work(6)], is_batch=False)
     admit_all(schedule)
     assert schedule.num_free_blocks == 0
@@ -428,7 +435,7 @@ def test_every_request_ends_and_every_plan_fits(
         max_num_batched_tokens=max_num_seqs + rng.randint(0, 20),
         max_model_len=60,
     )
-    schedule = DecodeSchedule(limits, DecodeOptions(evict_ahead, admit_ahead, fill_mark))
+    schedule = DecodeSchedule(limits, ahead(evict_ahead, admit_ahead, fill_mark))
     world = World(rng, schedule, limits)
     num_arrivals = rng.randint(1, 25)
     for turn in range(10_000):

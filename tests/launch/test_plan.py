@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.plan import DEFAULT_POOL_BYTES, LaunchRequest, Node, check, plan_gateway, plan_island
 from alignedserve.models.locate import locate_model
 from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.wire import RouterAddress
 
 MODEL = str(demo.MODEL_DIR)
@@ -175,9 +176,10 @@ def test_options_have_ranges(option: str, value: int | str, message: str) -> Non
         ("prefill_window", 0, "prefill_window=0: must be from 1"),
     ],
 )
-def test_options_of_the_router_have_ranges(option: str, value: float, message: str) -> None:
+def test_options_of_the_router_and_of_scheduling_have_ranges(option: str, value: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RouterConfig(**{option: value})  # type: ignore[arg-type]
+        kind = RouterConfig if option in {field.name for field in fields(RouterConfig)} else SchedulingConfig
+        kind(**{option: value})
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_links_that_cannot_be_are_refused(router: RouterConfig, message: str) ->
 def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
     check(asked())
     with pytest.raises(ValueError, match="policy='best': must be one of aligned, priority, fcfs"):
-        check(replace(asked(), router=RouterConfig(policy="best")))
+        check(replace(asked(), scheduling=SchedulingConfig("best")))
     with pytest.raises(ValueError, match="slo_tbt_ms=0.5: must be 0 or from 1 to 60000"):
         check(asked(slo_tbt_ms=0.5))
     with pytest.raises(ValueError, match="max_model_len=9999: the model was made for at most 2048"):

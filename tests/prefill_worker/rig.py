@@ -10,7 +10,6 @@ import numpy as np
 
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.messages import AnyMessage, Gone, NewTokens, PrefillReport, Request, Work
-from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
@@ -23,11 +22,11 @@ BLOCK = 16
 class Rig:
     """A prefill instance, forty tokens at a time, and memory for its KV."""
 
-    def __init__(
-        self, directory: Path, kv_bytes: int = 4 << 20, options: PrefillOptions | None = None
-    ) -> None:
+    def __init__(self, directory: Path, kv_bytes: int = 4 << 20, shares_prefixes: bool = False) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=kv_bytes, max_num_batched_tokens=40)
-        self.worker = PrefillWorker(engine, LiveTransfers(engine.cache.blocks, Epoch(1)), options)
+        self.worker = PrefillWorker(
+            engine, LiveTransfers(engine.cache.blocks, Epoch(1)), shares_prefixes=shares_prefixes
+        )
         self.pool = np.zeros((64, engine.cache.format.block_bytes), dtype=np.uint8)
         self.worker.use_pool(self.pool)
         self.said: list[AnyMessage] = []

@@ -13,10 +13,10 @@ from alignedserve.deadlines import Deadlines
 from alignedserve.estimate import Estimate
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.messages import NewTokens, Prefill, PrefillReport, Request, Work
-from alignedserve.mix import MixConfig
-from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
@@ -51,8 +51,8 @@ def test_a_grammar_outlives_the_blocks_of_its_prompt(monkeypatch: pytest.MonkeyP
     vocabulary = engine.vocabulary
     grammars = Counted(lambda: TOKENIZER, vocabulary.size, vocabulary.eos_token_ids)
     engine.grammars = grammars
-    options = PrefillOptions(mix=MixConfig(rt_headroom=0.0, be_share=0.0))
-    worker = PrefillWorker(engine, LiveTransfers(engine.cache.blocks, Epoch(1)), options, Estimate(COST))
+    policy = make_policy(SchedulingConfig(rt_headroom=0.0, be_share=0.0))
+    worker = PrefillWorker(engine, LiveTransfers(engine.cache.blocks, Epoch(1)), policy, Estimate(COST))
     worker.use_pool(np.zeros((8, engine.cache.format.block_bytes), dtype=np.uint8))
     news: list[NewTokens] = []
 

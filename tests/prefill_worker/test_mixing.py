@@ -14,13 +14,13 @@ from alignedserve.cost import CostModel
 from alignedserve.deadlines import Deadlines
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits, Work
-from alignedserve.mix import DISCIPLINES, MixConfig
-from alignedserve.prefill_worker.chunks import FLOOR
 from alignedserve.prefill_worker.members import State
-from alignedserve.prefill_worker.mixing import MAX_STRETCH
-from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
+from alignedserve.scheduling.policies.aligned.prefill.chunks import FLOOR
+from alignedserve.scheduling.policies.aligned.prefill.mixing import MAX_STRETCH
 from alignedserve.types import RequestKey
 from tests.sim.islands import COST
 from tests.works import make_work
@@ -41,10 +41,10 @@ LIMITS = InstanceLimits(
 
 
 def schedule_of(
-    cost: CostModel = PLAIN, limits: InstanceLimits = LIMITS, policy: str = "aligned", **mix: float
+    cost: CostModel = PLAIN, limits: InstanceLimits = LIMITS, policy: str = "aligned", **scheduling: float
 ) -> PrefillSchedule:
-    options = PrefillOptions(DISCIPLINES[policy], MixConfig(**{"chunk_share": 0.2} | mix))
-    return PrefillSchedule(limits, 0.0, options, Estimate(cost))
+    config = SchedulingConfig(policy, **{"chunk_share": 0.2} | scheduling)  # type: ignore[arg-type]
+    return PrefillSchedule(limits, 0.0, make_policy(config), Estimate(cost))
 
 
 def rt(

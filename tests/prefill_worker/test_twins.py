@@ -18,13 +18,12 @@ from msgspec.structs import replace
 from alignedserve.deadlines import Deadlines
 from alignedserve.estimate import Estimate
 from alignedserve.messages import Abort, InstanceLimits, Prefill, Work
-from alignedserve.mix import DISCIPLINES
 from alignedserve.prefill_worker.members import State
-from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.plan import PrefillPlan
-from alignedserve.prefill_worker.prompts import NothingShared
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefixes import names_of
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import POLICIES, make_policy
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker import rig
@@ -69,9 +68,12 @@ class Run:
         self.works: dict[RequestKey, Work] = {}
         self.num_computed = 0
         self.ended: set[RequestKey] = set()
-        options = PrefillOptions(DISCIPLINES[policy], shares_prefixes=shares)
         self.schedule = PrefillSchedule(
-            limits, 0.0, options, Estimate(PLAIN), self.kept if shares else NothingShared()
+            limits,
+            0.0,
+            make_policy(SchedulingConfig(policy)),
+            Estimate(PLAIN),
+            self.kept if shares else None,
         )
 
     def order(self, *works: Work) -> None:
@@ -268,7 +270,7 @@ def test_a_short_job_waits_for_no_long_one_that_begins_alike() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.randoms(use_true_random=False), st.sampled_from(list(DISCIPLINES)), st.integers(1, 300))
+@given(st.randoms(use_true_random=False), st.sampled_from(list(POLICIES)), st.integers(1, 300))
 def test_everybody_ends_and_no_more_is_computed_than_without_sharing(
     dice: random.Random, policy: str, max_tokens: int
 ) -> None:
@@ -302,8 +304,7 @@ PROMPT, NUM_CHOICES = prompts()[8][:100], 4
 
 @pytest.fixture
 def instance(tiny_model: Directory) -> Iterator[Rig]:
-    options = PrefillOptions(shares_prefixes=True)
-    with closing(Rig(tiny_model("llama-gqa-tied"), options=options)) as rig:
+    with closing(Rig(tiny_model("llama-gqa-tied"), shares_prefixes=True)) as rig:
         yield rig
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from alignedserve.messages import (
@@ -18,17 +19,18 @@ from alignedserve.messages import (
     Stored,
     Submit,
 )
-from alignedserve.mix import MixConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.entry import Entry
 from alignedserve.router.events import Closed, Connected, Received, Tick
 from alignedserve.router.router import Router
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 
 POOL, PREFILL, DECODE, GATEWAY = map(InstanceId, ("kvpool", "prefill-0", "decode-0", "gateway-0"))
 BLOCK_SIZE = 4
 ONE = RequestKey(1)
+_ROUTER_OPTIONS = [field.name for field in fields(RouterConfig)]
 
 
 def hello(
@@ -74,10 +76,11 @@ class Script:
         connect: bool = True,
         num_blocks: int = 100,
         num_staging_blocks: int = 50,
-        mix: MixConfig | None = None,
-        **config: Any,
+        **scheduling: Any,
     ) -> None:
-        self.router = Router(RouterConfig(**config), Epoch(7), mix)
+        """`scheduling`: of SchedulingConfig, and some of RouterConfig."""
+        config = {name: scheduling.pop(name) for name in {*scheduling} & {*_ROUTER_OPTIONS}}
+        self.router = Router(RouterConfig(**config), Epoch(7), SchedulingConfig(**scheduling))
         self.now = 0.0
         self.sent: list[tuple[str, AnyMessage]] = []
         if connect:

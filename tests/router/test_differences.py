@@ -8,16 +8,17 @@ import msgspec
 import pytest
 
 from alignedserve.messages import Evict, InstanceLimits, NewTokens, PrefillReport
-from alignedserve.mix import MixConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.differences import brief, compare, described
 from alignedserve.router.eventlog import MAGIC, EventLog, LogReader
 from alignedserve.router.events import Event, Received, Send
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.island import Island
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from tests.sim.islands import requests, small_island
 
-CONFIG = RouterConfig(policy="aligned", link="host", min_batch_requests=4)
+CONFIG = RouterConfig(link="host")
+SCHEDULING = SchedulingConfig(min_batch_requests=4)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("log") / "router.events"
     island = small_island()
     with path.open("wb") as file:
-        record(island, EventLog(file, CONFIG, Epoch(1), MixConfig()))
+        record(island, EventLog(file, CONFIG, Epoch(1), SCHEDULING))
         island.submit(requests(20))
         island.start()
         island.run(2.0)
@@ -53,7 +54,7 @@ def with_orders(log: Path, tmp_path: Path, orders: list[Send], at: int) -> Path:
     """Instead of those of the event of that number."""
     path, reader = tmp_path / "copy.events", LogReader(log)
     with path.open("wb") as file:
-        copy = EventLog(file, reader.header.config, reader.header.epoch, reader.header.mix)
+        copy = EventLog(file, reader.header.config, reader.header.epoch, reader.header.scheduling)
         for number, step in enumerate(reader.steps(), 1):
             copy.append(step.now, step.event)
             copy.answered(orders if number == at else step.orders or [])
@@ -88,7 +89,7 @@ def test_the_first_event_with_other_orders_is_shown_with_both(log: Path, tmp_pat
 def test_another_policy_orders_other_things(log: Path, tmp_path: Path) -> None:
     path, reader = tmp_path / "fcfs.events", LogReader(log)
     with path.open("wb") as file:
-        copy = EventLog(file, RouterConfig(policy="fcfs"), reader.header.epoch, reader.header.mix)
+        copy = EventLog(file, CONFIG, reader.header.epoch, SchedulingConfig("fcfs"))
         for step in reader.steps():
             copy.append(step.now, step.event)
             copy.answered(step.orders or [])
@@ -98,7 +99,7 @@ def test_another_policy_orders_other_things(log: Path, tmp_path: Path) -> None:
 def test_what_the_router_ended_with_is_the_last_event(log: Path, tmp_path: Path) -> None:
     reader, path = LogReader(log), tmp_path / "broken.events"
     with path.open("wb") as file:
-        copy = EventLog(file, reader.header.config, reader.header.epoch, reader.header.mix)
+        copy = EventLog(file, reader.header.config, reader.header.epoch, reader.header.scheduling)
         for step in reader.steps():
             copy.append(step.now, step.event)
             copy.answered(step.orders or [])

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from alignedserve.messages import Abort
-from alignedserve.mix import MixConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.eventlog import EventLog, LogReader, replay
 from alignedserve.router.events import Event, Send
 from alignedserve.router.process import RouterProcess, RouterProcessConfig
 from alignedserve.router.router import Router
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import Epoch
 from alignedserve.wire import RouterAddress
 from tests.router.script import DECODE, GATEWAY, ONE, Script
@@ -48,7 +48,7 @@ def test_replay_gives_the_same_orders(tmp_path: Path) -> None:
 
     path = tmp_path / "events"
     with path.open("wb") as file:
-        log = EventLog(file, RouterConfig(), Epoch(7), MixConfig())
+        log = EventLog(file, RouterConfig(), Epoch(7), SchedulingConfig())
         for (now, event), orders in zip(script.events, script.orders, strict=True):
             log.append(now, event)
             log.answered(orders)
@@ -86,7 +86,7 @@ def test_a_torn_record_ends_the_log(tmp_path: Path) -> None:
     script.submit()
     path = tmp_path / "events"
     with path.open("wb") as file:
-        log = EventLog(file, RouterConfig(), Epoch(7), MixConfig())
+        log = EventLog(file, RouterConfig(), Epoch(7), SchedulingConfig())
         for (now, event), orders in zip(script.events, script.orders, strict=True):
             log.append(now, event)
             log.answered(orders)

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.messages import MakeSpare, Prefill, Reserve, Reserved, Submit
-from alignedserve.mix import MixConfig
 from alignedserve.router.entry import State
 from alignedserve.types import RequestKey
 from tests.router.script import GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
@@ -67,7 +66,7 @@ def test_unknown_lengths_are_taken_for_those_that_ended() -> None:
 @pytest.mark.parametrize(("be_share", "started"), [(0.05, [3]), (0.5, [3, 4])])
 def test_one_may_always_run_and_best_effort_has_its_share(be_share: float, started: list[int]) -> None:
     """Whatever real time takes: two of it fill the pool."""
-    script = Script(mix=MixConfig(be_share=be_share))
+    script = Script(be_share=be_share)
     for key in (1, 2):
         submit(script, key, "rt", num_prompt=100, max_tokens=99, predicted_len=99)
         script.reserve(key)

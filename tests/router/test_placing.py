@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.messages import Abort, Prefill, Rejected, Reserve, Submit
-from alignedserve.mix.lately import MEMORY_S
 from alignedserve.router.fleet import PrefillView
-from alignedserve.router.placing import for_best_effort, for_real_time
-from alignedserve.router.prefill import STOCK
+from alignedserve.scheduling.policies.aligned.router.placing import for_best_effort, for_real_time
+from alignedserve.scheduling.policies.aligned.router.prompts import STOCK
+from alignedserve.scheduling.policies.aligned.sliding_minimum import MEMORY_S
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import GATEWAY, PREFILL, Script, hello, request
 

@@ -30,7 +30,6 @@ from alignedserve.messages import (
     UsePool,
     Welcome,
 )
-from alignedserve.mix import MixConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.differences import compare
 from alignedserve.router.eventlog import EventLog, replay
@@ -38,6 +37,7 @@ from alignedserve.router.events import Send
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from alignedserve.wire import RefusedByRouter, RouterAddress, RouterConnection
 
@@ -241,7 +241,11 @@ def test_the_event_log_replays_to_the_same_orders(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         with (tmp_path / "log").open("wb", buffering=0) as file:
-            async with serving(EventLog(file, RouterConfig(), EPOCH, MixConfig())) as (server, port, _):
+            async with serving(EventLog(file, RouterConfig(), EPOCH, SchedulingConfig())) as (
+                server,
+                port,
+                _,
+            ):
                 core_on = server._router.on
 
                 def noting(event: Any, now: float) -> list[Send]:

@@ -350,8 +350,8 @@ def test_fcfs_offers_at_once_what_fits() -> None:
     script = Script(policy="fcfs")
     script.pooled()
     sent = [message for _, message in script.take() if isinstance(message, Commit | Offer | FormBatch)]
-    assert [type(message) for message in sent] == [Commit, Offer]
-    assert not sent[0].is_candidate  # type: ignore[union-attr]
+    assert [type(message) for message in sent] == [Commit, Commit, Offer]
+    assert not sent[1].is_candidate  # type: ignore[union-attr]
 
 
 def test_fcfs_offers_what_takes_all_there_is() -> None:

@@ -10,6 +10,7 @@ from alignedserve.cost import Channels, CostModel
 from alignedserve.cost_presets import load_cost_model
 from alignedserve.messages import InstanceLimits
 from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.model import make_request
 
@@ -37,12 +38,17 @@ def with_slow_copies(cost: CostModel, slowdown: float) -> CostModel:
 
 
 def small_island(
-    policy: str = "aligned", link: str = "host", pool_blocks: int = 256, **options: Any
+    policy: str = "aligned",
+    link: str = "host",
+    pool_blocks: int = 256,
+    scheduling: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Island:
     settings = {"prefill": limits(), "decode": limits(), "cost": COST} | options
     config = IslandConfig(
         pool_blocks=pool_blocks,
-        router=RouterConfig(policy=policy, link=link, min_batch_requests=4),
+        router=RouterConfig(link=link),
+        scheduling=SchedulingConfig(policy, min_batch_requests=4, **(scheduling or {})),
         **settings,
     )
     return Island(config)

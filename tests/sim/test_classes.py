@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.messages import Prefill, Request
-from alignedserve.mix import MixConfig
 from alignedserve.router.events import Event, Send
 from alignedserve.router.router import Router
 from alignedserve.sim.island import Island
@@ -86,8 +85,7 @@ def test_nothing_is_computed_twice_however_often_somebody_has_to_leave(link: str
 
 
 def test_what_a_router_with_classes_did_replays() -> None:
-    mix = MixConfig(be_share=0.2)
-    island = small_island(pool_blocks=120, decode=limits(num_blocks=40), mix=mix)
+    island = small_island(pool_blocks=120, decode=limits(num_blocks=40), scheduling={"be_share": 0.2})
     steps: list[tuple[float, Event, bytes]] = []
 
     def record(now: float, event: Event, sends: list[Send]) -> None:
@@ -97,7 +95,7 @@ def test_what_a_router_with_classes_did_replays() -> None:
     play(island, BATCH + CHATS)
     encoded = [msgspec.msgpack.encode((now, event)) for now, event, _ in steps]
     decoder: Any = msgspec.msgpack.Decoder(tuple[float, Event])
-    again = Router(island.config.router, Epoch(1), mix)
+    again = Router(island.config.router, Epoch(1), island.config.scheduling)
     for each, (_, _, sent) in zip(encoded, steps, strict=True):
         now, event = decoder.decode(each)
         assert msgspec.msgpack.encode(again.on(event, now)) == sent

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from alignedserve.estimate import Estimate
 from alignedserve.messages import AnyMessage, InstanceLimits, Request
-from alignedserve.mix import DISCIPLINES
-from alignedserve.prefill_worker.options import PrefillOptions
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import COMPILE_S
@@ -180,8 +179,14 @@ def test_a_live_step_says_what_the_simulated_one_said() -> None:
     now = [0.0]
     engine = SimEngine(prefill._limits, island.world.cost, type(island.world.computed)())
     script = Script(prefill, engine)
-    options = PrefillOptions(DISCIPLINES["fcfs"], shares_prefixes=True)
-    worker = PrefillWorker(engine, script, options, clock=lambda: now[0])
+    worker = PrefillWorker(
+        engine,
+        script,
+        prefill._make_policy(),
+        Estimate(island.world.cost),
+        lambda: now[0],
+        shares_prefixes=True,
+    )
     finish_engine = engine.finish
     assert len(recorded.boundaries) > 40
     for boundary in recorded.boundaries:

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from alignedserve.cost_presets import load_cost_model
 from alignedserve.messages import DecodeReport, Evict, Failed, NewTokens, PrefillReport
-from alignedserve.router.config import RouterConfig
 from alignedserve.router.events import Received, Send
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Roughly, nothing, oracle, sigma_for
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.mixture import is_kept, mixture, real_time
@@ -211,7 +211,7 @@ def ran(policy: str = "aligned", num_be: int = 40, window_s: float | None = None
     rt = poisson_arrivals([Lengths(60, 30)] * 30, rate=2.0, seed=2)
     scenario = Scenario(
         COST,
-        RouterConfig(policy),
+        scheduling=SchedulingConfig(policy),
         max_num_seqs=16,
         max_model_len=1024,
         slo=Slo(0.5, 0.1),
@@ -263,6 +263,8 @@ def test_whatever_the_mixture_what_is_computed_is_what_is_needed(
         for index, (prompt, output, is_rt) in enumerate(lengths)
     ]
     cost = replace(COST, num_kv_tokens=1_024)
-    done = Scenario(cost, RouterConfig(policy), max_num_seqs=8, max_model_len=1024).simulate(workload)
+    done = Scenario(cost, max_num_seqs=8, max_model_len=1024, scheduling=SchedulingConfig(policy)).simulate(
+        workload
+    )
     found = mixture(done, 0.0, 1.0)
     assert found.num_computed == found.num_needed == sum(done.computed.values())

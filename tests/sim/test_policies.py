@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from alignedserve.cost import Attention
 from alignedserve.cost_presets import load_cost_model
 from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.report import Report
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, poisson_arrivals
@@ -27,8 +28,14 @@ def mixed(num_requests: int, rate: float) -> list[Arrival]:
 
 
 def run(policy: str, attention: Attention, workload: list[Arrival]) -> Report:
-    router = RouterConfig(policy=policy, link="nccl")
-    return Scenario(COST.with_attention(attention), router, num_prefill=4, pool_bytes=800e9).run(workload)
+    scenario = Scenario(
+        COST.with_attention(attention),
+        RouterConfig(link="nccl"),
+        num_prefill=4,
+        pool_bytes=800e9,
+        scheduling=SchedulingConfig(policy),
+    )
+    return scenario.run(workload)
 
 
 def test_where_the_longest_holds_up_the_others_alike_ones_decode_faster() -> None:

@@ -92,7 +92,9 @@ class Case:
     def island(self) -> IslandPlan:
         """Raises ValueError for what does not fit this machine."""
         asked = self.asked
-        request = LaunchRequest(asked.engine, asked.router, asked.serve, self.model, asked.limits, asked.mix)
+        request = LaunchRequest(
+            asked.engine, asked.router, asked.serve, self.model, asked.limits, asked.scheduling
+        )
         check(request)
         # nobody will connect to this router
         address = RouterAddress.unix("", "")

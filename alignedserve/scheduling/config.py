@@ -1,0 +1,59 @@
+"""What a policy can be told. Frozen; the text beside a field is its help on the command line.
+
+Every process of an island that schedules has the same: the router and the instances.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+# lowest and highest that are allowed
+_RANGES: dict[str, tuple[float, float]] = {
+    "batch_share": (0.001, 1),
+    "min_batch_requests": (1, 65536),
+    "near_share": (0.001, 1),
+    "starvation_s": (0, 86400),
+    "prefill_window": (1, 1024),
+    "evict_ahead": (1, 1024),
+    "admit_ahead": (1, 65536),
+    "fill_mark": (0.001, 1),
+}
+# No flag has these: they are set by trial, and tests set others.
+INTERNAL = ("evict_ahead", "admit_ahead", "fill_mark")
+
+
+@dataclass(frozen=True)
+class SchedulingConfig:
+    policy: Annotated[
+        str, "aligned, priority or fcfs (docs/policies.md), or package.module:Class of your own"
+    ] = "aligned"
+    prefill_window: Annotated[int, "iterations of work that a prefill instance has ahead"] = 2
+    batch_share: Annotated[float, "of a decode instance's blocks that a candidate batch may fill"] = 0.4
+    min_batch_requests: Annotated[int, "requests that a candidate batch should have"] = 36
+    near_share: Annotated[float, "of a decode instance's blocks that candidate requests may fill"] = 0.1
+    starvation_s: Annotated[
+        float,
+        "a pooled request is admitted after so long, and as long again for each decode memory that waits",
+    ] = 2.0
+    be_share: Annotated[
+        float, "of an instance's time that best effort gets at least, while any of it waits"
+    ] = 0.05
+    rt_headroom: Annotated[float, "of blocks and slots that best effort leaves free for real time"] = 0.05
+    chunk_share: Annotated[float, "of the tightest TTFT objective that a best-effort chunk may take"] = 0.2
+    be_pace: Annotated[
+        float, "of the pace best effort could have, enough beside real time: decode iterations are no longer"
+    ] = 0.7
+    evict_ahead: Annotated[int, "victims are named so many iterations before blocks run out"] = 4
+    admit_ahead: Annotated[int, "admission leaves blocks for so many iterations"] = 32
+    fill_mark: Annotated[float, "of the blocks; the candidate batch is admitted while fewer are in use"] = 1.0
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:  # NaN fails every comparison
+                raise ValueError(f"{name}={value}: must be from {low} to {high}")
+        for name in ("be_share", "rt_headroom", "chunk_share", "be_pace"):
+            value, may_be_0 = getattr(self, name), name in ("be_share", "rt_headroom")
+            if not (0 <= value < 1 and (value or may_be_0)):
+                raise ValueError(f"{name}={value}: must be {'from' if may_be_0 else 'above'} 0, below 1")

@@ -1,0 +1,116 @@
+"""What policies of decode instances have in common. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.config import SchedulingConfig
+
+InOrder = Callable[[Sequence[DecodeRequest], DecodeBoundary], Sequence[DecodeRequest]]
+
+
+# ---- who leaves ------------------------------------------------------------------------------------------------------
+
+
+def victims(at: DecodeBoundary, num_iterations: int, in_order: InOrder) -> list[DecodeRequest]:
+    """Those without whom blocks suffice for so many iterations. One at least is left: what it needs, there is.
+
+    Eviction takes a moment, since the router has to find room in the pool: so it is asked for beforehand.
+    """
+    missing = at.growth(num_iterations) - at.num_free_blocks - at.num_blocks_to_come
+    chosen: list[DecodeRequest] = []
+    for member in in_order(at.running, at)[:-1] if missing > 0 else ():
+        if missing <= 0:
+            break
+        chosen.append(member)
+        missing -= member.num_blocks + at.growth_of(member, num_iterations)
+    return chosen
+
+
+def longest_of_older_batch(
+    members: Iterable[DecodeRequest], at: DecodeBoundary, has_classes: bool = False
+) -> list[DecodeRequest]:
+    """With classes, best effort before real time. Those that were named before stay named."""
+    return sorted(
+        members,
+        key=lambda member: (
+            not at.was_evicted(member),
+            has_classes and member.is_rt,
+            member.batch,
+            -member.num_tokens,
+        ),
+    )
+
+
+# ---- who runs --------------------------------------------------------------------------------------------------------
+
+
+def ready_and_behind(at: DecodeBoundary) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
+    """Those that compute one token, and those that have more to compute: some of their KV was lost."""
+    ready: list[DecodeRequest] = []
+    behind: list[DecodeRequest] = []
+    for member in at.running:
+        (behind if member.num_pending > 1 else ready).append(member)
+    return ready, behind
+
+
+def run_all(at: DecodeBoundary) -> None:
+    """All whom blocks and tokens allow; those that are behind have what is left."""
+    ready, behind = ready_and_behind(at)
+    for member in ready:
+        at.run(member)
+    for member in behind:
+        if at.num_tokens_left:
+            at.chunk(member, min(member.num_pending, at.num_tokens_left))
+
+
+# ---- who joins -------------------------------------------------------------------------------------------------------
+
+
+def has_room(
+    at: DecodeBoundary, newcomer: DecodeRequest, num_iterations: int, num_blocks_left: int = 0
+) -> bool:
+    """For all that it has, and for so many iterations of all. That is further than victims are named ahead, or the same
+    request would be evicted soon after."""
+    if at.num_free_slots <= 0:
+        return False
+    needed = at.growth_of(newcomer, num_iterations) + num_blocks_left
+    return needed <= at.num_free_blocks and needed + at.growth(num_iterations) <= at.num_free_blocks
+
+
+def admit_in_order(at: DecodeBoundary, config: SchedulingConfig, is_rt: bool | None = None) -> None:
+    """As many as there is room for, of one class or of both."""
+    admit_while(at, config, is_rt, lambda member: has_room(at, member, config.admit_ahead))
+
+
+def admit_while(
+    at: DecodeBoundary,
+    config: SchedulingConfig,
+    is_rt: bool | None,
+    may_join: Callable[[DecodeRequest], bool],
+) -> list[DecodeRequest]:
+    """Candidate requests in order; once there are none the candidate batch, while the instance is below its fill mark.
+    Of one class, or of both (None)."""
+    admitted = _admit_from(at, at.requests, is_rt, math.inf, may_join)
+    if not any(is_rt in (None, member.is_rt) for member in at.requests):
+        mark = config.fill_mark * at.limits.num_blocks
+        admitted += _admit_from(at, at.batch, is_rt, mark, may_join)
+    return admitted
+
+
+def _admit_from(
+    at: DecodeBoundary,
+    members: Sequence[DecodeRequest],
+    is_rt: bool | None,
+    fill_mark: float,
+    may_join: Callable[[DecodeRequest], bool],
+) -> list[DecodeRequest]:
+    admitted = []
+    for member in (each for each in members if is_rt in (None, each.is_rt)):
+        if at.limits.num_blocks - at.num_free_blocks >= fill_mark or not may_join(member):
+            break
+        at.admit(member)
+        admitted.append(member)
+    return admitted

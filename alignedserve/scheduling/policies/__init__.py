@@ -1,0 +1,36 @@
+"""Which policies there are, by name. To add one: a file here, and a line below; docs/policies.md says the rest."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.aligned import Aligned
+from alignedserve.scheduling.policies.base import Policy
+from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.scheduling.policies.priority import Priority
+
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Aligned, Priority, Fcfs)}
+
+
+def make_policy(config: SchedulingConfig) -> Policy:
+    """Raises ValueError if there is none of its name."""
+    name = config.policy
+    found = _import(name) if ":" in name else POLICIES.get(name)
+    if found is None:
+        raise ValueError(f"policy={name!r}: must be one of {', '.join(POLICIES)}, or package.module:Class")
+    return found(config)
+
+
+def _import(name: str) -> type[Policy]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"policy={name!r}: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ValueError(f"policy={name!r}: is no subclass of {Policy.__module__}.{Policy.__qualname__}")
+    return found
+
+
+__all__ = ["POLICIES", "Policy", "make_policy"]

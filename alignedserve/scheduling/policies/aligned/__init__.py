@@ -1,0 +1,32 @@
+"""AlignedServe's own policy: decode batches of requests of similar prefix length, and deadlines.
+
+Without a cost model nobody knows what an iteration takes: then instances go by class alone, as with `priority`.
+"""
+
+from __future__ import annotations
+
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.scheduling.policies.aligned.decode.part import AlignedDecode
+from alignedserve.scheduling.policies.aligned.prefill.part import AlignedPrefill
+from alignedserve.scheduling.policies.aligned.router.part import AlignedRouter
+from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.scheduling.policies.priority import PriorityDecode, PriorityPrefill
+
+
+class Aligned(Policy):
+    name = "aligned"
+    summary = "batches of similar length, deadlines"
+
+    def router(self) -> RouterPart:
+        return AlignedRouter(self.config)
+
+    def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
+        if estimate is None:
+            return PriorityPrefill(limits, self.config)
+        return AlignedPrefill(limits, self.config, estimate)
+
+    def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        if estimate is None:
+            return PriorityDecode(limits, self.config)
+        return AlignedDecode(limits, self.config, estimate)

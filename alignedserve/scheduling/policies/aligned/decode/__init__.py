@@ -1,0 +1,1 @@
+"""What a decode instance does under `aligned`: `part.py` is the contents page."""

@@ -1,0 +1,67 @@
+"""Who is admitted: candidate requests in order, and once there are none the candidate batch, while it is below its fill
+mark. Real time before best effort, which leaves headroom. Pure.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from alignedserve.scheduling import decoding
+from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
+from alignedserve.scheduling.policies.aligned.decode.victims import OWED
+
+
+class Admission:
+    def __init__(self, config: SchedulingConfig, mixing: Mixing) -> None:
+        self._config = config
+        self._mixing = mixing
+
+    # ---- when -------------------------------------------------------------------------------------------------------
+
+    def admit_before_iteration(self, at: DecodeBoundary) -> None:
+        """Real time, whose KV an iteration may wait for."""
+        if self._mixing.is_be_owed and not _is_be_started(at):
+            self._admit_owed(at)
+        if self._admit(at, is_rt=True):
+            self._mixing.pulls_rt()
+
+    def admit_beside_iteration(self, at: DecodeBoundary) -> None:
+        is_rt_waiting = any(member.is_rt for member in chain(at.requests, at.batch))
+        # an instance that runs nothing would not be asked again
+        may_pull = not at.running or self._mixing.may_pull_be()
+        if may_pull and not is_rt_waiting:
+            self._admit(at, is_rt=False)
+
+    def _admit(self, at: DecodeBoundary, is_rt: bool) -> list[DecodeRequest]:
+        return decoding.admit_while(at, self._config, is_rt, lambda member: self._has_room(at, member))
+
+    def _admit_owed(self, at: DecodeBoundary) -> None:
+        """One best-effort request, though real time waits."""
+        for member in chain(at.requests, at.batch):
+            if not member.is_rt and self._fits(at, member):
+                member.mark = OWED
+                at.admit(member)
+                return
+
+    # ---- whom there is room for -------------------------------------------------------------------------------------
+
+    def _has_room(self, at: DecodeBoundary, newcomer: DecodeRequest) -> bool:
+        """Best effort leaves headroom, unless it is alone: then it may take all. For real time it can give it up."""
+        if newcomer.is_rt:
+            growth = at.growth(self._config.admit_ahead, is_rt=True)
+            growth += at.growth(self._config.evict_ahead, is_rt=False)
+            needed = at.growth_of(newcomer, self._config.admit_ahead)
+            return at.num_free_slots > 0 and needed + growth <= at.num_free_blocks
+        if not (at.running or at.arriving):
+            return self._fits(at, newcomer)
+        has_slot = at.num_free_slots > self._mixing.num_headroom_slots
+        return has_slot and self._fits(at, newcomer, self._mixing.num_headroom_blocks)
+
+    def _fits(self, at: DecodeBoundary, newcomer: DecodeRequest, num_left: int = 0) -> bool:
+        return decoding.has_room(at, newcomer, self._config.admit_ahead, num_left)
+
+
+def _is_be_started(at: DecodeBoundary) -> bool:
+    return any(not member.is_rt for member in chain(at.running, at.arriving))

@@ -1,0 +1,78 @@
+"""How many are to leave, and when; who they are says `victims.py`. Pure.
+
+A victim runs on while that takes no new block; it stands still from then until there is room for it in the pool. Where
+real time (RT) finds no room, best effort (BE) makes some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
+from alignedserve.scheduling.policies.aligned.decode.victims import OWED, by_worth
+
+
+class Eviction:
+    def __init__(self, config: SchedulingConfig, mixing: Mixing) -> None:
+        self._config = config
+        self._mixing = mixing
+
+    def choose(self, at: DecodeBoundary) -> list[DecodeRequest]:
+        """At least one request is left to run: whatever it needs, the instance holds."""
+        ahead = self._config.evict_ahead
+        missing = at.growth(ahead) - at.num_free_blocks - at.num_blocks_to_come
+        victims: list[DecodeRequest] = []
+        for member in self._in_order(at, at.running)[:-1] if missing > 0 else ():
+            if missing > 0:
+                victims.append(member)
+                missing -= member.num_blocks + at.growth_of(member, ahead)
+        return victims + self._choose_for_rt(at, victims, missing)
+
+    def _choose_for_rt(
+        self, at: DecodeBoundary, victims: Sequence[DecodeRequest], missing: int
+    ) -> list[DecodeRequest]:
+        """Best effort that makes room for real time that waits, or for the next one that comes.
+
+        `missing`: blocks, before that; below zero, so many are to spare.
+        """
+        chosen = {member.key for member in victims}
+        be = [each for each in at.running if not (each.is_rt or each.mark is OWED or each.key in chosen)]
+        if not be:
+            return []
+        most_blocks = sum(each.num_blocks for each in be) - missing
+        waiting = [member for member in chain(at.requests, at.batch) if member.is_rt]
+        num_blocks, num_slots = self._needed_for_rt(at, waiting, most_blocks, len(be))
+        if not num_slots:
+            num_blocks, num_slots = self._mixing.least_headroom()
+        missing += num_blocks
+        missing_slots = num_slots - at.num_free_slots - at.num_slots_to_come - len(victims)
+        more: list[DecodeRequest] = []
+        for member in self._in_order(at, be) if missing > 0 or missing_slots > 0 else ():
+            if missing <= 0 and missing_slots <= 0:
+                break
+            more.append(member)
+            missing -= member.num_blocks
+            missing_slots -= 1
+        return more
+
+    def _needed_for_rt(
+        self, at: DecodeBoundary, waiting: Sequence[DecodeRequest], most_blocks: int, most_slots: int
+    ) -> tuple[int, int]:
+        """Blocks and slots for these, in order, as far as so many can be had."""
+        if not waiting:
+            return 0, 0
+        ahead, num_blocks, num_slots = self._config.admit_ahead, 0, 0
+        most_slots += at.num_free_slots + at.num_slots_to_come
+        reserve = at.growth(ahead, is_rt=True) - at.growth(self._config.evict_ahead, is_rt=True)
+        for member in waiting:
+            needed = at.growth_of(member, ahead)
+            if reserve + num_blocks + needed > most_blocks or num_slots >= most_slots:
+                break
+            num_blocks, num_slots = num_blocks + needed, num_slots + 1
+        return (reserve + num_blocks, num_slots) if num_slots else (0, 0)
+
+    def _in_order(self, at: DecodeBoundary, members: Iterable[DecodeRequest]) -> list[DecodeRequest]:
+        return by_worth(members, at, self._mixing.is_pressed)

@@ -1,0 +1,69 @@
+"""Who is in the next iteration, and with how many tokens: all real time (RT), and of best effort (BE) as much as keeps
+the iteration within what RT's next tokens allow. The others sit out: they keep their blocks, and nothing is moved.
+Without RT everybody runs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from alignedserve.scheduling import decoding
+from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
+
+# (tokens computed before, tokens to compute) of each
+Chunks = list[tuple[int, int]]
+
+
+def fill(at: DecodeBoundary, mixing: Mixing) -> None:
+    ready, behind = decoding.ready_and_behind(at)
+    if behind or any(not member.is_rt for member in ready):
+        _fill_mixed(at, mixing, ready, behind)
+    else:
+        _run(at, ready)
+        mixing.planned(num_be=0)
+
+
+def _fill_mixed(
+    at: DecodeBoundary, mixing: Mixing, ready: Sequence[DecodeRequest], behind: Sequence[DecodeRequest]
+) -> None:
+    """Real time, then as much of best effort as it allows."""
+    if hold_s := mixing.hold_s([each for each in at.running if each.is_rt]):
+        at.hold(hold_s)
+        return
+    rt = _run(at, [member for member in ready if member.is_rt])
+    rt_behind = [member for member in behind if member.is_rt]
+    bound_s = mixing.bound_s([*rt, *rt_behind])
+    lengths = [member.num_tokens for member in rt]
+    chunks = _catch_up(at, mixing, rt_behind, [], lengths, bound_s)
+    be = [member for member in ready if not member.is_rt]
+    chosen = _run(at, mixing.choose(rt, be, chunks, bound_s))
+    lengths += [member.num_tokens for member in chosen]
+    be_behind = [member for member in behind if not member.is_rt]
+    _catch_up(at, mixing, be_behind, chunks, lengths, bound_s)
+    mixing.planned(num_be=len(chosen))
+
+
+def _run(at: DecodeBoundary, members: Iterable[DecodeRequest]) -> list[DecodeRequest]:
+    """Those that have a block for their next token."""
+    return [member for member in members if at.run(member)]
+
+
+def _catch_up(
+    at: DecodeBoundary,
+    mixing: Mixing,
+    behind: Iterable[DecodeRequest],
+    chunks: Chunks,
+    lengths: Sequence[int],
+    bound_s: float,
+) -> Chunks:
+    """Those whose KV was lost, as far as tokens, blocks and time allow, beside the chunks that are there. Returns
+    theirs."""
+    taken: Chunks = []
+    for member in behind:
+        count = min(member.num_pending, at.num_tokens_left)
+        if count > 0:
+            count = mixing.most_tokens(member, count, [*chunks, *taken], lengths, bound_s)
+        if count > 0 and at.chunk(member, count):
+            taken.append((member.num_cached, count))
+    return taken

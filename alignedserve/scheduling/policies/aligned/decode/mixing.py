@@ -1,0 +1,206 @@
+"""How real time (RT) and best effort (BE) share a decode instance's iterations and room. Pure; see `part.py`."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.aligned.decode.coming import Coming
+from alignedserve.scheduling.policies.aligned.decode.limit import Limit
+from alignedserve.scheduling.policies.aligned.enough import num_enough
+from alignedserve.scheduling.policies.aligned.headroom import headroom_blocks, headroom_slots
+from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredit
+from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
+
+# Of what an iteration may take, how much is given away: the rest is for what forecasts miss, and for a token's way out.
+SAFETY = 0.9
+# Of what an iteration may take, the most that BE is owed of it.
+MAX_OWED = 0.5
+# While RT is about to come, and while nobody knows of any, an iteration takes at most so much of the tightest objective
+# of late: RT should not have to wait long for one that has just begun.
+BEFORE_RT = 0.5
+WITHOUT_RT = 1.25
+# To hold an iteration back for less is not worth it.
+MIN_HOLD_S = 0.0002
+# objective of RT that has none
+DEFAULT_TBT_S = 0.1
+# Who runs is looked at so often: with hundreds of requests, it would take a noticeable part of a short iteration.
+LOOK_S = 1.0
+# BE has to run when its window leaves it less than so many iterations' time for each token.
+PRESSED = 2.0
+
+Chunks = Sequence[tuple[int, int]]
+
+
+class Mixing:
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate) -> None:
+        self._estimate = estimate
+        self._limits = limits
+        self._config = config
+        self._credit = ServiceCredit(config.be_share)
+        self._most_owed_s = 0.0
+        # of the last look
+        self._now_s = 0.0
+        # when those that run were last looked at
+        self._looked_s = -math.inf
+        self._limit = Limit(limits.max_num_seqs)
+        # of RT that was here: objectives, and lengths below zero
+        self._objectives, self._lengths = SlidingMinimum(), SlidingMinimum()
+        # of the iteration that was planned last
+        self._bound_s = math.inf
+        self._num_be = 0
+        # how long the last one took
+        self._last_s = 0.0
+        self.num_headroom_blocks = 0
+        self.num_headroom_slots = headroom_slots(limits, config.rt_headroom)
+        self._coming = Coming()
+
+    def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
+        self._coming.expect(num_prefilling, num_ready, now, self._tightest_s(now))
+
+    def pulls_rt(self) -> None:
+        self._coming.pulls(self._tightest_s(self._now_s))
+
+    def may_pull_be(self) -> bool:
+        return self._coming.may_pull_be()
+
+    def _tightest_s(self, now: float) -> float:
+        return self._objectives.value(DEFAULT_TBT_S, now)
+
+    def look(self, at: DecodeBoundary) -> None:
+        """At all who are here, before a plan."""
+        now = self._now_s = at.now
+        running, pulled, waiting = at.running, at.arriving, [*at.requests, *at.batch]
+        self._coming.look(any(member.is_rt for member in pulled), now)
+        is_be_there = any(not member.is_rt for member in chain(running, pulled, waiting))
+        is_time = now - self._looked_s >= LOOK_S
+        for member in (*pulled, *waiting, *(running if is_time else ())):
+            if member.is_rt:
+                if member.deadlines.tbt_s < math.inf:
+                    self._objectives.add(member.deadlines.tbt_s, now)
+                self._lengths.add(-member.num_tokens, now)
+        if is_time:
+            self._looked_s = now
+        self._most_owed_s = MAX_OWED * min(self._tightest_s(now), DEFAULT_TBT_S)
+        self._credit.pass_time(now, is_be_there, self._most_owed_s)
+        longest = -self._lengths.value(0, now)
+        self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
+
+    # ---- room -------------------------------------------------------------------------------------------------------
+
+    def least_headroom(self) -> tuple[int, int]:
+        """Blocks and slots that are made free again at others' cost, where RT was seen lately: for one like those."""
+        longest = -self._lengths.value(0, self._now_s)
+        if not longest or not self.num_headroom_slots:
+            return 0, 0
+        return min(-(-int(longest) // self._limits.block_size), self.num_headroom_blocks), 1
+
+    @property
+    def is_be_owed(self) -> bool:
+        """It has had nothing for long: one of it may come before RT."""
+        return self._config.be_share > 0 and self._credit.seconds >= self._most_owed_s
+
+    def is_pressed(self, member: DecodeRequest) -> bool:
+        """Its job's window leaves no time for waiting."""
+        allowance_s = member.deadlines.job_allowance_s(member.num_left, self._now_s)
+        return allowance_s < PRESSED * self._last_s
+
+    # ---- iterations -------------------------------------------------------------------------------------------------
+
+    def bound_s(self, rt: Iterable[DecodeRequest]) -> float:
+        """What an iteration may take for the sake of those that run, and of those that come unannounced or in a moment:
+        they wait until it ends."""
+        tightest_s = self._objectives.value(math.inf, self._now_s)
+        bounds_s = [member.allowance_s(self._now_s) for member in rt if not member.is_lost(self._now_s)]
+        bounds_s.append(
+            BEFORE_RT * min(tightest_s, DEFAULT_TBT_S) if self._coming.is_near else WITHOUT_RT * tightest_s
+        )
+        return SAFETY * min(bounds_s)
+
+    def hold_s(self, rt: Sequence[DecodeRequest]) -> float:
+        """How long to wait for KV rather than to begin an iteration, if those that run can spare that."""
+        wanted_s = self._coming.hold_s
+        if wanted_s < MIN_HOLD_S:
+            return 0.0
+        alone_s = self._estimate.iteration([], [member.num_tokens for member in rt]) if rt else 0.0
+        slack_s = min((member.allowance_s(self._now_s) for member in rt), default=math.inf) - alone_s
+        hold_s = min(wanted_s, SAFETY * slack_s)
+        return hold_s if hold_s >= MIN_HOLD_S else 0.0
+
+    def choose(
+        self, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest], chunks: Chunks, bound_s: float
+    ) -> list[DecodeRequest]:
+        """Which of best effort join real time, who run in any case."""
+        self._bound_s = math.inf
+        if not be or math.isinf(bound_s):
+            return list(be)
+        lengths = [member.num_tokens for member in rt]
+        alone_s = self._estimate.iteration(chunks, lengths) if lengths or chunks else 0.0
+        in_order, num_pressed = self._in_order(be)
+        lengths += [member.num_tokens for member in in_order]
+
+        def seconds(num_be: int) -> float:
+            return self._estimate.iteration(chunks, lengths[: len(rt) + num_be])
+
+        num_fitting = bisect_right(
+            range(1, len(in_order) + 1), max(bound_s, alone_s + self._credit.seconds), key=seconds
+        )
+        enough = len(in_order)
+        if num_fitting and (self._coming.is_near or not all(member.is_lost(self._now_s) for member in rt)):
+            # windows count for more than short iterations
+            enough = max(num_enough(len(in_order), seconds, self._config.be_pace), num_pressed)
+        num_be = min(num_fitting, enough, self._limit.num_be)
+        if num_be == 0 and not rt:
+            num_be = 1
+        if alone_s <= bound_s:
+            self._bound_s = bound_s
+        self._credit.spend(seconds(num_be) - alone_s if num_be else 0.0)
+        return in_order[:num_be]
+
+    def _in_order(self, members: Sequence[DecodeRequest]) -> tuple[list[DecodeRequest], int]:
+        """Those who have to run, and how many they are; then who has waited longest; then who is done soonest."""
+        now, pressed_s = self._now_s, PRESSED * self._last_s
+        places, num_pressed = [], 0
+        for number, member in enumerate(members):
+            num_left = member.num_left
+            allowance_s = member.deadlines.job_allowance_s(num_left, now)
+            if allowance_s < pressed_s:
+                num_pressed += 1
+            else:
+                allowance_s = math.inf
+            places.append((allowance_s, member.last_run, num_left, number))
+        places.sort()
+        return [members[number] for *_, number in places], num_pressed
+
+    def most_tokens(
+        self, member: DecodeRequest, most: int, chunks: Chunks, lengths: Sequence[int], bound_s: float
+    ) -> int:
+        """Of a chunk that the iteration has time for, up to a block's end; of real time one block at least."""
+        before, block_size = member.num_cached, self._limits.block_size
+        first = block_size - before % block_size
+        ends: list[int] = [*range(first, most, block_size), most]
+
+        def seconds(count: int) -> float:
+            return self._estimate.iteration([*chunks, (before, count)], lengths)
+
+        fitting = bisect_right(ends, bound_s, key=seconds)
+        if fitting:
+            return ends[fitting - 1]
+        return ends[0] if member.is_rt or not (lengths or chunks) else 0
+
+    def planned(self, num_be: int) -> None:
+        self._num_be = num_be
+
+    def took(self, seconds: float) -> None:
+        self._last_s = seconds
+        if self._num_be and not math.isinf(self._bound_s):
+            if seconds > self._bound_s / SAFETY:
+                self._limit.missed(self._num_be)
+            else:
+                self._limit.kept()

@@ -1,0 +1,46 @@
+"""What a decode instance does at an iteration boundary. The running batch R, candidate requests Q (they belong with R)
+and the candidate batch B (it runs next):
+
+1. Victims are named when R will not fit, or real time finds no room (`eviction.py`, `victims.py`).
+2. Real time (RT) is admitted before best effort (BE), Q before B, and B once R is below its fill mark (`admission.py`).
+3. All RT runs, and of BE as much as RT allows (`iterations.py`).
+
+RT and BE share the instance like this (`mixing.py`):
+
+- **Time.** While RT is about to come, iterations are short, and none begins while its KV is on its way.
+- **Room.** BE leaves some blocks and a slot free for RT. When RT finds none all the same, BE is evicted.
+- **Credit.** While BE is there, a credit grows, which is spent on BE beyond what RT allows.
+"""
+
+from __future__ import annotations
+
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.scheduling.boundary import DecodeBoundary
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.aligned.decode.admission import Admission
+from alignedserve.scheduling.policies.aligned.decode.eviction import Eviction
+from alignedserve.scheduling.policies.aligned.decode.iterations import fill
+from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
+from alignedserve.scheduling.policies.base import DecodePart
+
+
+class AlignedDecode(DecodePart):
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate) -> None:
+        super().__init__(limits, config)
+        self._mixing = Mixing(limits, config, estimate)
+        self._eviction = Eviction(config, self._mixing)
+        self._admission = Admission(config, self._mixing)
+
+    def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
+        self._mixing.expect(num_prefilling, num_ready, now)
+
+    def plan(self, at: DecodeBoundary) -> None:
+        self._mixing.look(at)
+        at.evict(self._eviction.choose(at))
+        self._admission.admit_before_iteration(at)
+        fill(at, self._mixing)
+        self._admission.admit_beside_iteration(at)
+
+    def took(self, seconds: float) -> None:
+        self._mixing.took(seconds)

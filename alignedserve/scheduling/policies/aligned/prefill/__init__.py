@@ -1,0 +1,1 @@
+"""What a prefill instance does under `aligned`: `part.py` is the contents page."""

@@ -1,0 +1,93 @@
+"""Which tokens the next iteration computes: chunks of prompts, ends of chunks on block boundaries. Pure.
+
+An iteration's predicted time is bounded (AccelGen's token budget, by bisection on the estimate), so that whoever comes
+next waits for no more than that. Attention grows with what was computed before: later chunks of a prompt are shorter.
+
+Within a class prompts go in order. The first that does not fit entirely gets what is left; while one is in pieces, no
+other of its class begins in part: that one goes on in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from alignedserve.cost import ChunkCosts
+from alignedserve.estimate import Estimate
+from alignedserve.scheduling.boundary import PrefillRequest
+from alignedserve.types import RequestKey
+
+# A bound that one block alone breaks can't be held: then whatever fits into so much more than the block takes.
+FLOOR = 1.25
+
+
+@dataclass
+class Cut:
+    """One iteration's chunks, while they are being chosen."""
+
+    estimate: Estimate
+    block_size: int
+    num_left: int
+    # (tokens computed before, tokens to compute) of each
+    chunks: dict[RequestKey, tuple[int, int]] = field(default_factory=dict)
+    members: list[PrefillRequest] = field(default_factory=list)
+    _costs: ChunkCosts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._costs = self.estimate.chunks_together()
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate.iteration([*self.chunks.values()], []) if self.chunks else 0.0
+
+    def seconds_without(self, members: Iterable[PrefillRequest]) -> float:
+        left = self.chunks.keys() - {member.key for member in members}
+        return self.estimate.iteration([self.chunks[key] for key in left], []) if left else 0.0
+
+    def add(
+        self, members: Sequence[PrefillRequest], begun: PrefillRequest | None, bound_s: float, has_floor: bool
+    ) -> PrefillRequest | None:
+        """Chunks of these, of one class and in order. Returns whom it has cut, if it has.
+
+        `begun` is the one that is in pieces. With a floor, one block at least is taken, or all that is allowed.
+        """
+        queue = [member for member in members if member.key not in self.chunks]
+        while queue and self.num_left:
+            member, count = queue[0], self._most(queue[0], bound_s, has_floor)
+            if count < member.num_pending and begun in queue:
+                member, count = begun, self._most(begun, bound_s, has_floor)
+            if count:
+                self._take(member, count)
+            if count < member.num_pending:
+                return member if count else None
+            queue.remove(member)
+            has_floor = False
+        return None
+
+    def _take(self, member: PrefillRequest, count: int) -> None:
+        self.chunks[member.key] = (member.num_computed, count)
+        self.members.append(member)
+        self._costs.add(member.num_computed, count)
+        self.num_left -= count
+
+    def _most(self, member: PrefillRequest, bound_s: float, has_floor: bool) -> int:
+        """Tokens of it that fit, up to a block boundary or its end."""
+        before, most = member.num_computed, min(member.num_pending, self.num_left)
+        one_block = min(self.block_size - before % self.block_size, most)
+        if has_floor:
+            bound_s = max(bound_s, FLOOR * self._seconds_with(before, one_block))
+        if most == member.num_pending and self._seconds_with(before, most) <= bound_s:
+            return most
+        low, high = before // self.block_size, (before + most) // self.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._seconds_with(before, middle * self.block_size - before) <= bound_s:
+                low = middle
+            else:
+                high = middle - 1
+        count = max(low * self.block_size - before, 0)
+        # fewer tokens are allowed in an iteration than a block has
+        return count or (one_block if has_floor and not self.chunks else 0)
+
+    def _seconds_with(self, before: int, count: int) -> float:
+        return self.estimate.corrected(self._costs.seconds_with(before, count))

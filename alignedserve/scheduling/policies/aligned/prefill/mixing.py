@@ -1,0 +1,127 @@
+"""How real time (RT) and best effort (BE) share a prefill instance's iterations and blocks. Pure; see `part.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+
+from alignedserve.deadlines import UNSTATED_TTFT_S
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.scheduling.boundary import PrefillBoundary, PrefillRequest
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.aligned.enough import num_enough
+from alignedserve.scheduling.policies.aligned.headroom import headroom_blocks
+from alignedserve.scheduling.policies.aligned.prefill.chunks import Cut
+from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredit
+from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
+from alignedserve.types import RequestKey
+
+# Of the pace that BE could have, so much is enough while RT comes and goes: chunks are as short as that allows.
+ENOUGH = 0.95
+# And so much of it there is at least: shorter chunks would keep the instance busy for longer than they would spare RT.
+LEAST = 0.6
+# How long chunks are for that is worked out so often: it depends on what iterations cost beside the engine.
+CHOOSE_S = 1.0
+# By so much longer may an iteration with RT become for the BE that fills it up.
+MAX_STRETCH = 0.05
+
+
+class Mixing:
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate) -> None:
+        self._estimate = estimate
+        self._limits = limits
+        self._config = config
+        # tokens of BE's chunks for its pace, at least and as many as are enough; and when that was worked out
+        self._num_least, self._num_enough, self._chosen_s = 0, 0, -math.inf
+        self._credit = ServiceCredit(config.be_share)
+        # of RT that was here: objectives, and lengths below zero
+        self._objectives, self._lengths = SlidingMinimum(), SlidingMinimum()
+        # that chunks of RT and of BE may take, and that BE leaves free
+        self._tightest_s = 0.0
+        self._bound_s = 0.0
+        self._is_rt_known = False
+        self.num_headroom_blocks = 0
+        # of each class, by whether it is RT, the prompt that is in pieces
+        self._begun: dict[bool, RequestKey] = {}
+
+    def look(self, at: PrefillBoundary) -> None:
+        """At all prompts, before a plan."""
+        is_be_there, now = False, at.now
+        for member in chain(at.started, at.waiting):
+            is_be_there |= not member.is_rt and member.num_pending > 0
+            if member.is_rt and member.num_pending:
+                ttft_s = member.ttft_s
+                self._objectives.add(UNSTATED_TTFT_S if ttft_s is None else ttft_s, now)
+                self._lengths.add(-member.num_tokens, now)
+        self._tightest_s = self._objectives.value(UNSTATED_TTFT_S, now)
+        self._bound_s = self._config.chunk_share * self._tightest_s
+        self._is_rt_known = self._objectives.value(math.inf, now) < math.inf
+        if self._is_rt_known and now - self._chosen_s >= CHOOSE_S:
+            self._num_least, self._num_enough = self._nums_for_pace()
+            self._chosen_s = now
+        self._credit.pass_time(now, is_be_there, self._max_credit_s)
+        longest = -self._lengths.value(0, now)
+        self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
+
+    def _alone_s(self) -> float:
+        """What chunks of BE may take while RT has nothing to compute, or when BE is owed something."""
+        if not self._is_rt_known:
+            return self._bound_s
+        least_s = self._estimate.iteration([(0, self._num_least)], [])
+        enough_s = self._estimate.iteration([(0, self._num_enough)], [])
+        return min(max(self._bound_s, least_s), max(enough_s, self._credit.seconds))
+
+    def _nums_for_pace(self) -> tuple[int, int]:
+        """Beyond some length attention makes chunks slower again."""
+        block_size = self._limits.block_size
+        most = max(self._limits.max_num_batched_tokens // block_size, 1)
+
+        def seconds(num_blocks: int) -> float:
+            return self._estimate.iteration([(0, num_blocks * block_size)], [])
+
+        fastest = max(range(1, most + 1), key=lambda count: count / seconds(count))
+        least, enough = (num_enough(fastest, seconds, share) for share in (LEAST, ENOUGH))
+        return least * block_size, enough * block_size
+
+    @property
+    def is_owed(self) -> bool:
+        """BE has had nothing for long: one of it goes before RT."""
+        return self._config.be_share > 0 and self._credit.seconds >= self._max_credit_s
+
+    @property
+    def _max_credit_s(self) -> float:
+        """Enough for one block at least, wherever that is."""
+        block_size = self._limits.block_size
+        last_block = (max(self._limits.max_model_len - block_size, 0), block_size)
+        return max(self._bound_s, self._estimate.iteration([last_block], []))
+
+    def cut(
+        self, members: Sequence[PrefillRequest], max_tokens: int, may_fill: bool
+    ) -> list[tuple[PrefillRequest, int]]:
+        """Chunks of these, which are in order. BE fills what RT leaves, or has only what it is owed."""
+        cut = Cut(self._estimate, self._limits.block_size, max_tokens)
+        rt = [member for member in members if member.is_rt]
+        be = [member for member in members if not member.is_rt]
+        if rt or not may_fill:
+            # what an iteration takes at least is RT's
+            least_s = self._estimate.iteration([(rt[0].num_computed, 1)], []) if rt else 0.0
+            self._cut_class(cut, be, least_s + self._credit.seconds, has_floor=False)
+        owed = len(cut.chunks)
+        self._cut_class(cut, rt, self._tightest_s, has_floor=True)
+        if may_fill and not owed:
+            bound_s = cut.seconds * (1 + MAX_STRETCH) if cut.chunks else self._alone_s()
+            self._cut_class(cut, be, bound_s, has_floor=not cut.chunks)
+        self._credit.spend(cut.seconds - cut.seconds_without(be))
+        return [(member, cut.chunks[member.key][1]) for member in cut.members]
+
+    def _cut_class(
+        self, cut: Cut, members: Sequence[PrefillRequest], bound_s: float, has_floor: bool
+    ) -> None:
+        if not members:
+            return
+        is_rt = members[0].is_rt
+        begun = next((member for member in members if member.key == self._begun.get(is_rt)), None)
+        if in_pieces := cut.add(members, begun, bound_s, has_floor):
+            self._begun[is_rt] = in_pieces.key

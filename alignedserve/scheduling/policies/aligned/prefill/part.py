@@ -1,0 +1,49 @@
+"""What a prefill instance does at an iteration boundary: which prompts start (`starts.py`), the most urgent first
+(`urgency.py`), and what is computed of whom (`chunks.py`). Real time (RT) and best effort (BE) share it like this
+(`mixing.py`):
+
+- **Time.** An iteration is bounded by a share of the tightest TTFT objective that was seen lately. RT goes first; BE
+  fills up an iteration in which RT runs only while that hardly takes longer.
+- **Room.** BE leaves some of it free for RT, and gives its own up when RT finds none all the same.
+- **Credit.** While BE is there, a credit grows, which is spent on BE before RT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.scheduling import prefilling
+from alignedserve.scheduling.boundary import AnyPrefill, PrefillBoundary, PrefillRequest
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.aligned.prefill.mixing import Mixing
+from alignedserve.scheduling.policies.aligned.prefill.starts import start
+from alignedserve.scheduling.policies.aligned.prefill.urgency import is_ahead, place_of
+from alignedserve.scheduling.policies.base import PrefillPart
+
+
+class AlignedPrefill(PrefillPart):
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate) -> None:
+        super().__init__(limits, config)
+        self._estimate = estimate
+        self._mixing = Mixing(limits, config, estimate)
+
+    def in_order(self, members: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
+        def order(member: PrefillRequest) -> tuple[bool, float]:
+            return not member.is_rt, place_of(member, self._estimate, now)
+
+        return sorted(members, key=order)
+
+    def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
+        return prefilling.real_time_first(candidates)
+
+    def is_ahead(self, begun: PrefillRequest, member: PrefillRequest, now: float) -> bool:
+        return is_ahead(begun, member, self._estimate, now)
+
+    def plan(self, at: PrefillBoundary) -> None:
+        self._mixing.look(at)
+        start(at, self._mixing, self.in_order)
+        members = self.in_order(at.computing, at.now)
+        for member, count in self._mixing.cut(members, at.num_tokens_left, may_fill=not at.is_rt_copied):
+            at.chunk(member, count)

@@ -1,0 +1,1 @@
+"""What the router does under `aligned`: `part.py` is the contents page."""

@@ -1,0 +1,55 @@
+"""The express way: real time goes to a decode instance as soon as its prompt is computed, if best effort can make room
+for it. If not, batches of like lengths serve real time best (`batches.py`). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from alignedserve.scheduling.island import Assign, DecodeView, RoutedRequest
+from alignedserve.types import InstanceId
+
+# Of real time that waits, so many are looked at in one event.
+MOST = 256
+
+
+def expect_at(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView | None:
+    """Where its next iteration will end soon enough for it."""
+    needed = request.num_blocks + 1
+
+    def load(view: DecodeView) -> tuple[int, bool, int]:
+        has_room = view.num_unspoken_slots > 0 and view.num_unspoken_blocks >= needed
+        return view.num_rt + len(view.coming), not has_room, -view.num_blocks_for_rt
+
+    return min(views, key=load, default=None)
+
+
+def express(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
+    """Those that are due first go first, each to where it is expected, or to the instance with least real time; of two
+    with as much, to one where nobody has to make room. Not more than fits."""
+    blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}
+    slots = {view.instance_id: view.num_slots_for_rt for view in views}
+    idle = {
+        view.instance_id: view.num_unspoken_blocks if view.num_unspoken_slots > 0 else 0 for view in views
+    }
+    load = {view.instance_id: view.num_rt for view in views}
+    chosen: dict[InstanceId, list[RoutedRequest]] = {}
+    for request in sorted(requests, key=_due_s) if blocks else ():
+        needed, expected_at = request.num_blocks + 1, request.expected_at
+        fitting = [name for name, num_free in blocks.items() if needed <= num_free]
+        if not fitting:
+            continue
+        best = min(
+            fitting,
+            key=lambda name: (name != expected_at, load[name], idle[name] < needed, -blocks[name]),
+        )
+        chosen.setdefault(best, []).append(request)
+        blocks[best] -= needed
+        slots[best] -= 1
+        load[best] += 1
+        if not slots[best]:
+            del blocks[best]
+    return [Assign(name, found, is_urgent=True) for name, found in chosen.items()]
+
+
+def _due_s(request: RoutedRequest) -> float:
+    return request.deadlines.token_due_s(request.num_output)

@@ -1,0 +1,103 @@
+"""What the router does under `aligned`.
+
+- **Prompts.** Two lines, each by slack (`urgency.py`). Real time (RT) waits for room in the pool, and for its turn
+  among its own; best effort (BE) has a window of its own, since instances give it what RT leaves of each iteration.
+  While RT comes and goes, that window is the smaller the more BE is ready for decode instances (`prompts.py`), and on
+  as few prefill instances as possible (`placing.py`).
+- **Decode.** Batches of requests of similar prefix length, found in the pool's quad-tree (`batches.py`). RT beside BE
+  takes the express way instead (`express.py`), and is announced to a decode instance while its prompt is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from alignedserve.messages import FindNear, FormBatch
+from alignedserve.scheduling import routing
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
+from alignedserve.scheduling.policies.aligned.router import batches, express, placing, prompts
+from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of
+from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
+from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
+
+
+class AlignedRouter(RouterPart):
+    num_lines = 2
+
+    def __init__(self, config: SchedulingConfig) -> None:
+        super().__init__(config)
+        # when it came, of late
+        self._real_time = SlidingMinimum()
+
+    # ---- prompts -----------------------------------------------------------------------------------------------------
+
+    def line(self, is_rt: bool) -> int:
+        return REAL_TIME if is_rt else BEST_EFFORT
+
+    def urgency(self, request: RoutedRequest, island: Island) -> Urgency:
+        return urgency_of(request, island)
+
+    def start(self, island: Island) -> Iterator[RoutedRequest]:
+        num_iterations, share = self.config.prefill_window, self._share_for_be(island)
+        rt_room = routing.window(island.fleet, num_iterations).less(*routing.ahead(island, True))
+        be_room = routing.window(island.fleet, num_iterations * share).less(*routing.ahead(island, False))
+        yield from routing.start_line(island, REAL_TIME, rt_room)
+        yield from routing.start_line(
+            island, BEST_EFFORT, be_room, lambda request: self._may_start(request, island)
+        )
+
+    def _may_start(self, request: RoutedRequest, island: Island) -> bool:
+        """Real time that waits for room in the pool leaves best effort its share of it alone."""
+        share = 0.0 if island.queue.is_refused(REAL_TIME) else 1 - self.config.rt_headroom
+        is_wanted = self._share_for_be(island) > 0
+        return is_wanted and island.has_room_for(request, self.config.be_share, share)
+
+    def _share_for_be(self, island: Island) -> float:
+        return prompts.share_for_best_effort(island) if self._is_rt_known(island.now) else 1.0
+
+    def _is_rt_known(self, now: float) -> bool:
+        return self._real_time.value(math.inf, now) < math.inf
+
+    def place(
+        self,
+        request: RoutedRequest,
+        views: Sequence[PrefillView],
+        num_known: Callable[[PrefillView], int],
+        island: Island,
+    ) -> PrefillView:
+        if request.is_rt:
+            self._real_time.add(0.0, island.now)
+            return placing.for_real_time(views, num_known)
+        if self._is_rt_known(island.now):
+            return placing.for_best_effort(views, self.config.prefill_window)
+        return super().place(request, views, num_known, island)
+
+    def holds(self, request: RoutedRequest) -> bool:
+        """It is counted with what is under way, and comes first when its class has its turn."""
+        return not request.is_rt
+
+    # ---- pooled requests ---------------------------------------------------------------------------------------------
+
+    def expect_at(self, request: RoutedRequest, island: Island) -> DecodeView | None:
+        return express.expect_at(request, island.fleet.decodes) if self._is_express(request, island) else None
+
+    def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
+        """Beside best effort, real time is due with its next token. Where all is real time, batches of like lengths are
+        what serves it best, and only who would starve goes first."""
+        patience_s = super().admission_due_s(request, island)
+        if not self._is_express(request, island):
+            return patience_s
+        return min(patience_s, request.deadlines.token_due_s(request.num_output))
+
+    @staticmethod
+    def _is_express(request: RoutedRequest, island: Island) -> bool:
+        """Real time, and best effort that can give way."""
+        return request.is_rt and island.num_be > 0
+
+    def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
+        if island.num_be and island.pooled.real_time:
+            yield from express.express(island.pooled.soonest(express.MOST), island.fleet.decodes)
+        yield from batches.decide(island, self.config)

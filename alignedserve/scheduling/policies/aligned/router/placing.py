@@ -1,0 +1,36 @@
+"""Which prefill instance a prompt goes to. Pure.
+
+With deadlines, real time (RT) waits there for RT that came before it and for the end of an iteration with best effort
+(BE), however much BE waits. So while RT comes and goes, BE is kept on as few instances as its windows of work allow: on
+the others RT waits for no BE at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from alignedserve.scheduling.island import PrefillView
+
+# Tokens of the prompt whose KV an instance may have: so much less to do there.
+NumKnown = Callable[[PrefillView], int]
+
+
+def for_real_time(views: Sequence[PrefillView], num_known: NumKnown) -> PrefillView:
+    def wait(view: PrefillView) -> tuple[int, int]:
+        num_be = view.pending.sum(is_rt=False)
+        one_iteration = min(num_be, view.hello.limits.max_num_batched_tokens)
+        return view.pending.sum(is_rt=True) + one_iteration - num_known(view), num_be
+
+    return min(views, key=wait)
+
+
+def for_best_effort(views: Sequence[PrefillView], num_iterations: int) -> PrefillView:
+    """The window is so many iterations of work. An instance that has room in it takes more before another begins."""
+    ahead = [view.pending.sum(is_rt=False) for view in views]
+
+    def place(number: int) -> tuple[bool, int]:
+        window = num_iterations * views[number].hello.limits.max_num_batched_tokens
+        is_full = ahead[number] >= window
+        return is_full, ahead[number] if is_full else -ahead[number]
+
+    return views[min(range(len(views)), key=place)]

@@ -1,0 +1,23 @@
+"""The least of the numbers that were seen within the last minute. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+MEMORY_S = 60.0
+
+
+class SlidingMinimum:
+    def __init__(self) -> None:
+        # (when, number), both rising: a number that a later one undercuts is of no use any more
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def add(self, number: float, now: float) -> None:
+        while self._seen and self._seen[-1][1] >= number:
+            self._seen.pop()
+        self._seen.append((now, number))
+
+    def value(self, default: float, now: float) -> float:
+        while self._seen and self._seen[0][0] < now - MEMORY_S:
+            self._seen.popleft()
+        return self._seen[0][1] if self._seen else default

@@ -1,0 +1,150 @@
+"""What a policy is: a name, and up to four parts. What a part leaves out, it does in the order in which requests came.
+
+A part is asked in one process only: the router has its own, and so does each instance. It may keep what it likes of
+what it has seen; that ends with its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar
+
+from alignedserve.estimate import Estimate
+from alignedserve.messages import FindNear, FormBatch, InstanceLimits
+from alignedserve.scheduling import decoding, prefilling, routing
+from alignedserve.scheduling.boundary import (
+    AnyPrefill,
+    DecodeBoundary,
+    DecodeRequest,
+    PrefillBoundary,
+    PrefillRequest,
+)
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.island import (
+    Assign,
+    DecodeView,
+    Island,
+    PrefillView,
+    RoutedRequest,
+    Urgency,
+)
+
+
+class RouterPart:
+    """Which prompts start where, and which pooled requests go to which decode instance."""
+
+    # how many lines there are of requests that wait for prefill
+    num_lines = 1
+
+    def __init__(self, config: SchedulingConfig) -> None:
+        self.config = config
+
+    # ---- prompts -----------------------------------------------------------------------------------------------------
+
+    def line(self, is_rt: bool) -> int:
+        """Where such a request waits for prefill. It is refused only for what waits there and in lines before that."""
+        return 0
+
+    def urgency(self, request: RoutedRequest, island: Island) -> Urgency:
+        """Its place in its line."""
+        return Urgency(True, request.arrived_s, False)
+
+    def start(self, island: Island) -> Iterator[RoutedRequest]:
+        """Prompts that start, and are taken from the queue. They need not all be asked for."""
+        yield from routing.start_line(island, 0, routing.room_left(island, self.config.prefill_window))
+
+    def place(
+        self,
+        request: RoutedRequest,
+        views: Sequence[PrefillView],
+        num_known: Callable[[PrefillView], int],
+        island: Island,
+    ) -> PrefillView:
+        """The instance to compute its prompt. `num_known`: tokens of the prompt whose KV an instance may have."""
+        return min(views, key=lambda view: view.pending.total - num_known(view))
+
+    def holds(self, request: RoutedRequest) -> bool:
+        """Whether what the pool has of a prompt that was begun and waits again is not for others to take."""
+        return False
+
+    # ---- pooled requests ---------------------------------------------------------------------------------------------
+
+    def expect_at(self, request: RoutedRequest, island: Island) -> DecodeView | None:
+        """The decode instance that is told, while the prompt is computed, that it will come; None: nobody is."""
+        return None
+
+    def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
+        """By when a pooled request should be admitted somewhere: batches that the pool forms begin with who is due."""
+        return request.since_s + routing.patience_s(island, self.config.starvation_s)
+
+    def decide(self, island: Island) -> Iterable[FormBatch | FindNear | Assign]:
+        """What to ask of the pool, and what to offer. Each is carried out before the next one is asked for."""
+        return routing.assign_in_order(island.pooled, island.fleet)
+
+
+class PrefillPart:
+    """Which prompts a prefill instance starts, and of which it computes how much."""
+
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig) -> None:
+        self.limits = limits
+        self.config = config
+
+    def in_order(self, members: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
+        """The most urgent first."""
+        return members
+
+    def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
+        """Likewise of decode instances' candidates."""
+        return candidates
+
+    def is_ahead(self, begun: PrefillRequest, member: PrefillRequest, now: float) -> bool:
+        """Of two that begin alike: the one that has begun will have computed what both need before the other could."""
+        return True
+
+    def plan(self, at: PrefillBoundary) -> None:
+        if at.short_of_blocks is None:
+            prefilling.start_while(at, self.in_order(at.waiting, at.now), prefilling.fits)
+        prefilling.chunk_in_order(at, self.in_order(at.computing, at.now))
+
+
+class DecodePart:
+    """Whom a decode instance admits and evicts, and who is in its next iteration."""
+
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig) -> None:
+        self.limits = limits
+        self.config = config
+
+    def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
+        """Real time that will be offered in a moment: prompts that are computed, and those that have been."""
+
+    def plan(self, at: DecodeBoundary) -> None:
+        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        decoding.run_all(at)
+        decoding.admit_in_order(at, self.config)
+
+    def in_eviction_order(
+        self, members: Sequence[DecodeRequest], at: DecodeBoundary
+    ) -> Sequence[DecodeRequest]:
+        return decoding.longest_of_older_batch(members, at)
+
+    def took(self, seconds: float) -> None:
+        """The iteration of the last plan."""
+
+
+class Policy:
+    name: ClassVar[str]
+    # one line, for people
+    summary: ClassVar[str]
+
+    def __init__(self, config: SchedulingConfig) -> None:
+        self.config = config
+
+    def router(self) -> RouterPart:
+        return RouterPart(self.config)
+
+    def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
+        """`estimate`: how long iterations will take; None: nobody knows."""
+        return PrefillPart(limits, self.config)
+
+    def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return DecodePart(limits, self.config)

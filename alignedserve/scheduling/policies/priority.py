@@ -1,0 +1,77 @@
+"""Static priority: `fcfs`, but real time goes before best effort wherever both wait, and best effort gives way where
+somebody has to.
+
+What serving systems with a priority field do, and a baseline: whoever is running stays, however urgent the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.scheduling import decoding, prefilling, routing
+from alignedserve.scheduling.boundary import AnyPrefill, DecodeBoundary, DecodeRequest, PrefillRequest
+from alignedserve.scheduling.island import Assign, Island, RoutedRequest
+from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
+
+REAL_TIME, BEST_EFFORT = 0, 1
+
+
+class PriorityRouter(RouterPart):
+    num_lines = 2
+
+    def line(self, is_rt: bool) -> int:
+        return REAL_TIME if is_rt else BEST_EFFORT
+
+    def start(self, island: Island) -> Iterator[RoutedRequest]:
+        room = routing.room_left(island, self.config.prefill_window)
+        room = yield from routing.start_line(island, REAL_TIME, room)
+        if island.queue.is_empty(REAL_TIME):
+            yield from routing.start_line(island, BEST_EFFORT, room)
+
+    def decide(self, island: Island) -> Iterable[Assign]:
+        pooled = island.pooled
+        in_order = chain(pooled.real_time, (request for request in pooled if not request.is_rt))
+        return routing.assign_in_order(in_order, island.fleet)
+
+
+class PriorityPrefill(PrefillPart):
+    def in_order(self, members: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
+        return prefilling.real_time_first(members)
+
+    def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
+        return prefilling.real_time_first(candidates)
+
+    def is_ahead(self, begun: PrefillRequest, member: PrefillRequest, now: float) -> bool:
+        """Real time waits for no best effort."""
+        return begun.is_rt or not member.is_rt
+
+
+class PriorityDecode(DecodePart):
+    def plan(self, at: DecodeBoundary) -> None:
+        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        decoding.run_all(at)
+        decoding.admit_in_order(at, self.config, is_rt=True)
+        if not any(member.is_rt for member in chain(at.requests, at.batch)):
+            decoding.admit_in_order(at, self.config, is_rt=False)
+
+    def in_eviction_order(
+        self, members: Sequence[DecodeRequest], at: DecodeBoundary
+    ) -> Sequence[DecodeRequest]:
+        return decoding.longest_of_older_batch(members, at, has_classes=True)
+
+
+class Priority(Policy):
+    name = "priority"
+    summary = "real time first, then in order of arrival"
+
+    def router(self) -> RouterPart:
+        return PriorityRouter(self.config)
+
+    def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
+        return PriorityPrefill(limits, self.config)
+
+    def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return PriorityDecode(limits, self.config)

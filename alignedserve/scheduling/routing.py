@@ -1,0 +1,88 @@
+"""What the router's parts of policies have in common. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable
+
+from alignedserve.scheduling.island import Assign, Fleet, Island, Room, RoutedRequest
+from alignedserve.types import InstanceId
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def window(fleet: Fleet, num_iterations: float) -> Room:
+    """So many iterations of all prefill instances. However short prompts are, there are not more in them than instances
+    run at once."""
+    limits = [view.hello.limits for view in fleet.prefills]
+    return Room(
+        int(num_iterations * sum(each.max_num_batched_tokens for each in limits)),
+        math.ceil(num_iterations * sum(each.max_num_seqs for each in limits)),
+    )
+
+
+def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
+    """Tokens and requests that were started and are not computed."""
+    works = [island.reserving, *(view.pending for view in island.fleet.prefills)]
+    return sum(each.sum(is_rt) for each in works), sum(each.count(is_rt) for each in works)
+
+
+def room_left(island: Island, num_iterations: float) -> Room:
+    """In a window of work for all."""
+    return window(island.fleet, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
+
+
+def _always(_: RoutedRequest) -> bool:
+    return True
+
+
+def start_line(
+    island: Island, line: int, room: Room, may_start: Callable[[RoutedRequest], bool] = _always
+) -> Generator[RoutedRequest, None, Room]:
+    """In order, until there is no room left, or one may not. Returns what is left of the room."""
+    queue = island.queue
+    while (
+        room.is_there
+        and not queue.is_refused(line)
+        and (request := queue.first(line, island.now)) is not None
+    ):
+        if not may_start(request):
+            break
+        queue.take(request)
+        room = room.less(request.num_missing, 1)
+        yield request
+    return room
+
+
+# ---- pooled requests -------------------------------------------------------------------------------------------------
+
+
+def patience_s(island: Island, starvation_s: float) -> float:
+    """A pooled request should be admitted after so long. With more of them than decode instances can hold, all wait
+    long, whatever the order: only beyond that does somebody starve."""
+    capacity = sum(view.num_blocks * view.hello.limits.block_size for view in island.fleet.decodes)
+    num_fills = island.pooled.num_tokens / capacity if capacity else 0.0
+    return starvation_s * (1.0 + num_fills)
+
+
+def assign_in_order(requests: Iterable[RoutedRequest], fleet: Fleet) -> list[Assign]:
+    """Each to the emptiest decode instance, as soon as it fits there. Nobody is overtaken by one that comes later."""
+    decodes = fleet.decodes
+    blocks = {view.instance_id: view.num_unspoken_blocks for view in decodes}
+    slots = {view.instance_id: view.num_unspoken_slots for view in decodes}
+    block_size = max((view.hello.limits.block_size for view in decodes), default=1)
+    chosen: dict[InstanceId, list[RoutedRequest]] = {}
+    for request in requests:
+        open_ones = [name for name in blocks if slots[name] > 0]
+        if not open_ones:
+            break
+        best = max(open_ones, key=lambda name: blocks[name])
+        needed = -(-request.num_tokens // block_size)
+        if needed > blocks[best]:
+            break
+        blocks[best] -= needed
+        slots[best] -= 1
+        chosen.setdefault(best, []).append(request)
+    return [
+        Assign(view.instance_id, chosen[view.instance_id]) for view in decodes if view.instance_id in chosen
+    ]

@@ -1,0 +1,154 @@
+"""A decode instance between two iterations, as its policy sees it, and the plan that comes of what that says.
+
+What does not fit is not planned: the policy is refused, or is wrong, and hears so with both numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from alignedserve.decode_worker.candidates import Candidates
+from alignedserve.decode_worker.holders import Holders
+from alignedserve.decode_worker.members import Member
+from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.messages import InstanceLimits
+from alignedserve.scheduling.boundary import DecodeRequest
+from alignedserve.types import RequestKey
+
+
+class Boundary:
+    """See `scheduling.boundary.DecodeBoundary` for what each method promises."""
+
+    def __init__(self, limits: InstanceLimits, candidates: Candidates, holders: Holders) -> None:
+        self.limits = limits
+        self._candidates = candidates
+        self._holders = holders
+        self._begin(-math.inf, frozenset())
+        self._num_planned = 0
+
+    def begin(self, now: float) -> None:
+        """The next one."""
+        self._begin(now, self._evicted)
+        self._num_planned += 1
+
+    def _begin(self, now: float, evicted: frozenset[RequestKey]) -> None:
+        self.now = now
+        self.plan = DecodePlan()
+        # of the last boundary, and of this one
+        self._were_evicted, self._evicted = evicted, frozenset[RequestKey]()
+        self.num_tokens_left = self.limits.max_num_batched_tokens
+        self._planned: set[RequestKey] = set()
+        # of what the iteration computes, for the cost model
+        self.chunks: list[tuple[int, int]] = []
+        self.lengths: list[int] = []
+
+    # ---- who is here -------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> Sequence[Member]:
+        return [*self._holders.running.values()]
+
+    @property
+    def arriving(self) -> Sequence[Member]:
+        return [*self._holders.pulling.values()]
+
+    @property
+    def requests(self) -> Sequence[Member]:
+        return [*self._candidates.requests]
+
+    @property
+    def batch(self) -> Sequence[Member]:
+        return [*self._candidates.batch]
+
+    def was_evicted(self, request: DecodeRequest) -> bool:
+        return request.key in self._were_evicted
+
+    # ---- what is free ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._holders.num_free
+
+    @property
+    def num_free_slots(self) -> int:
+        return self._holders.num_free_slots
+
+    @property
+    def num_blocks_to_come(self) -> int:
+        return self._holders.num_blocks_to_come
+
+    @property
+    def num_slots_to_come(self) -> int:
+        return self._holders.num_slots_to_come
+
+    def growth(self, num_iterations: int, is_rt: bool | None = None) -> int:
+        members: Iterable[Member] = chain(self._holders.running.values(), self._holders.pulling.values())
+        if is_rt is not None:
+            members = (member for member in members if member.is_rt is is_rt)
+        return self._holders.growth(members, num_iterations)
+
+    def growth_of(self, request: DecodeRequest, num_iterations: int) -> int:
+        return self._holders.growth_of(_own(request), num_iterations)
+
+    # ---- what is to be done ------------------------------------------------------------------------------------------
+
+    def evict(self, members: Iterable[DecodeRequest]) -> None:
+        for member in members:
+            if member.key not in self._holders.running:
+                raise RuntimeError(f"request {member.key}: to be evicted, but it does not run")
+            self.plan.wants_evicted.append(member.key)
+        self._evicted = frozenset(self.plan.wants_evicted)
+
+    def admit(self, request: DecodeRequest) -> None:
+        member = _own(request)
+        needed = -(-member.num_tokens // self.limits.block_size)
+        if needed > self.num_free_blocks or self.num_free_slots <= 0:
+            raise RuntimeError(
+                f"request {member.key}: admitted with {needed} blocks and a slot, "
+                f"but {self.num_free_blocks} blocks and {self.num_free_slots} slots are free"
+            )
+        self._candidates.take(member)
+        self._holders.admit(member)
+        self.plan.pulls.append(member.work)
+
+    def run(self, request: DecodeRequest) -> bool:
+        return self.chunk(request, request.num_pending)
+
+    def chunk(self, request: DecodeRequest, num_tokens: int) -> bool:
+        member = _own(request)
+        if not 0 < num_tokens <= member.num_pending or member.key in self._planned:
+            is_planned = " once more" if member.key in self._planned else ""
+            raise RuntimeError(
+                f"request {member.key}: to compute {num_tokens} tokens{is_planned}, of {member.num_pending} pending"
+            )
+        if num_tokens > self.num_tokens_left or not self._grow(member, member.num_cached + num_tokens):
+            return False
+        self.num_tokens_left -= num_tokens
+        self._planned.add(member.key)
+        member.last_run = self._num_planned
+        if num_tokens < member.num_pending:
+            self.plan.chunks.append((member.key, num_tokens))
+        else:
+            self.plan.run.append(member.key)
+        if member.num_pending == 1:
+            self.lengths.append(member.num_tokens)
+        else:
+            self.chunks.append((member.num_cached, num_tokens))
+        return True
+
+    def hold(self, seconds: float) -> None:
+        self.plan.hold_s = seconds
+
+    def _grow(self, member: Member, num_tokens: int) -> bool:
+        """Victims get no blocks: they are about to give theirs back."""
+        if num_tokens <= member.num_blocks * self.limits.block_size:
+            return True
+        return member.key not in self._evicted and self._holders.grow(member, num_tokens)
+
+
+def _own(request: DecodeRequest) -> Member:
+    if not isinstance(request, Member):
+        raise TypeError(f"{request!r}: is none of this instance's requests")
+    return request

@@ -1,0 +1,139 @@
+"""A prefill instance between two iterations, as its policy sees it, and the plan that comes of what that says.
+
+What does not fit is not planned: the policy is wrong then, and hears so with both numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from alignedserve.messages import InstanceLimits, Work
+from alignedserve.prefill_worker.blocks import Blocks
+from alignedserve.prefill_worker.members import Member, State
+from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.prompts import Prompts
+from alignedserve.prefill_worker.stages import Stages
+from alignedserve.prefill_worker.twins import Twins
+from alignedserve.scheduling.boundary import PrefillRequest
+from alignedserve.types import RequestKey
+
+
+class Boundary:
+    """See `scheduling.boundary.PrefillBoundary` for what each method promises."""
+
+    def __init__(
+        self, limits: InstanceLimits, blocks: Blocks, prompts: Prompts, stages: Stages, twins: Twins
+    ) -> None:
+        self.limits = limits
+        self._blocks = blocks
+        self._prompts = prompts
+        self._stages = stages
+        self._twins = twins
+        self.begin(-math.inf, [])
+
+    def begin(self, now: float, stages: Sequence[Work]) -> None:
+        """The next one; these candidates are staged."""
+        self.now = now
+        self.plan = PrefillPlan(stages=[*stages])
+        self.num_tokens_left = self.limits.max_num_batched_tokens
+        self._planned: set[RequestKey] = set()
+        # of each chunk, tokens computed before and tokens to compute: for the cost model
+        self.computed: list[tuple[int, int]] = []
+
+    # ---- who is here -------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> Sequence[Member]:
+        return [*self._prompts.waiting.values()]
+
+    def is_waiting(self, request: PrefillRequest) -> bool:
+        return request.key in self._prompts.waiting
+
+    @property
+    def started(self) -> Sequence[Member]:
+        return [*self._prompts.started.values()]
+
+    @property
+    def computing(self) -> Sequence[Member]:
+        return self._prompts.in_state(State.COMPUTING)
+
+    @property
+    def short_of_blocks(self) -> Member | None:
+        return self._stages.short_of_blocks()
+
+    @property
+    def is_be_started(self) -> bool:
+        return self._prompts.is_be_started
+
+    @property
+    def is_rt_copied(self) -> bool:
+        return self._prompts.is_rt_copied
+
+    def had_better_wait(self, request: PrefillRequest) -> bool:
+        return self._twins.had_better_wait(_own(request))
+
+    # ---- what is free ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._blocks.num_free
+
+    @property
+    def num_blocks_to_come(self) -> int:
+        return sum(each.num_blocks for each in self._prompts.in_state(State.GIVING_UP))
+
+    @property
+    def num_free_slots(self) -> int:
+        return self._prompts.num_free_slots
+
+    def blocks_for(self, request: PrefillRequest) -> int:
+        member = _own(request)
+        return self._blocks.needed(member.num_tokens if self.is_waiting(member) else member.work.num_cached)
+
+    # ---- what is to be done ------------------------------------------------------------------------------------------
+
+    def start(self, request: PrefillRequest) -> None:
+        member = _own(request)
+        needed = self.blocks_for(member)
+        if needed > self.num_free_blocks or self.num_free_slots <= 0:
+            raise RuntimeError(
+                f"request {member.key}: started with {needed} blocks and a slot, "
+                f"but {self.num_free_blocks} blocks and {self.num_free_slots} slots are free"
+            )
+        self._prompts.start(member)
+        self._twins.started(member)
+        self.plan.starts.append(member.work)
+        if member.work.num_cached:
+            self.plan.loads.append(member.work)
+
+    def give_up(self, request: PrefillRequest) -> None:
+        member = _own(request)
+        self._check_computing(member)
+        self._prompts.give_up(member)
+        self.plan.gives_up.append(member.key)
+
+    def chunk(self, request: PrefillRequest, num_tokens: int) -> None:
+        member = _own(request)
+        self._check_computing(member)
+        most = min(member.num_pending, self.num_tokens_left)
+        if not 0 < num_tokens <= most or member.key in self._planned:
+            is_planned = " once more" if member.key in self._planned else ""
+            raise RuntimeError(
+                f"request {member.key}: to compute {num_tokens} tokens{is_planned}, but at most {most}"
+            )
+        self.num_tokens_left -= num_tokens
+        self._planned.add(member.key)
+        self.plan.chunks.append((member.key, num_tokens))
+        self.computed.append((member.num_computed, num_tokens))
+
+    @staticmethod
+    def _check_computing(member: Member) -> None:
+        if member.state is not State.COMPUTING:
+            raise RuntimeError(f"request {member.key}: is {member.state.name}, and not being computed")
+
+
+def _own(request: PrefillRequest) -> Member:
+    if not isinstance(request, Member):
+        raise TypeError(f"{request!r}: is none of this instance's requests")
+    return request
