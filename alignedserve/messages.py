@@ -20,7 +20,8 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 
 # who connects to the router; "launcher" is the command that started the others
-ROLES = ("kvpool", "prefill", "decode", "gateway", "launcher")
+# a colocated instance does what prefill and decode instances do
+ROLES = ("kvpool", "prefill", "decode", "colocated", "gateway", "launcher")
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -385,6 +386,10 @@ class DecodeReport(Message):
     num_be_running: int = 0
     # tokens whose KV was computed since the last report
     num_computed: int = 0
+    # of a colocated instance, as of a prefill instance: see PrefillReport
+    progress: list[tuple[RequestKey, int]] = []
+    num_asked: int = 0
+    num_found: int = 0
 
 
 class Gone(Message):

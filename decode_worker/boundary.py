@@ -13,6 +13,8 @@ from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.holders import Holders
 from alignedserve.decode_worker.members import Member
 from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.instance.shares import Shares
+from alignedserve.instance.twins import Twins
 from alignedserve.messages import InstanceLimits
 from alignedserve.scheduling.boundary import DecodeRequest
 from alignedserve.types import RequestKey
@@ -21,10 +23,19 @@ from alignedserve.types import RequestKey
 class Boundary:
     """See `scheduling.boundary.DecodeBoundary` for what each method promises."""
 
-    def __init__(self, limits: InstanceLimits, candidates: Candidates, holders: Holders) -> None:
+    def __init__(
+        self,
+        limits: InstanceLimits,
+        candidates: Candidates,
+        holders: Holders,
+        shares: Shares,
+        twins: Twins,
+    ) -> None:
         self.limits = limits
         self._candidates = candidates
         self._holders = holders
+        self._shares = shares
+        self._twins = twins
         self._begin(-math.inf, frozenset())
         self._num_planned = 0
 
@@ -64,6 +75,9 @@ class Boundary:
 
     def was_evicted(self, request: DecodeRequest) -> bool:
         return request.key in self._were_evicted
+
+    def had_better_wait(self, request: DecodeRequest) -> bool:
+        return self._twins.had_better_wait(_own(request))
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -110,8 +124,14 @@ class Boundary:
                 f"but {self.num_free_blocks} blocks and {self.num_free_slots} slots are free"
             )
         self._candidates.take(member)
-        self._holders.admit(member)
-        self.plan.pulls.append(member.work)
+        if member.num_cached:
+            self._holders.admit(member)
+            self.plan.pulls.append(member.work)
+            return
+        member.num_cached = self._shares.take(member.work)
+        self._holders.start(member)
+        self._twins.started(member)
+        self.plan.starts.append(member.work)
 
     def run(self, request: DecodeRequest) -> bool:
         return self.chunk(request, request.num_pending)

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator, ValuesView
 from itertools import chain
 
 from alignedserve.decode_worker.members import Member, Members, member_of
+from alignedserve.instance.shares import NothingShared, Shares
 from alignedserve.messages import Work
 from alignedserve.types import InstanceId, RequestKey
 
 
 class Candidates:
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, shares: Shares | None = None) -> None:
         self._max_model_len = max_model_len
+        self._shares = shares or NothingShared()
         self._requests: Members = {}
         self._batch: Members = {}
         self._num_batches = 0
@@ -25,7 +27,8 @@ class Candidates:
 
     def add(self, work: Work, is_batch: bool, source: InstanceId | None) -> None:
         into = self._batch if is_batch else self._requests
-        into[work.request.key] = member_of(work, source, self._num_batches, self._max_model_len)
+        names = () if work.num_cached else self._shares.names(work)
+        into[work.request.key] = member_of(work, source, self._num_batches, self._max_model_len, names)
 
     def take(self, member: Member) -> None:
         """It is admitted. One of the candidate batch makes that the batch that runs; a candidate request joins it."""

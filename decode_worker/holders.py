@@ -3,6 +3,7 @@
 Who was admitted is in one place at a time:
 
     pulling (blocks taken, KV on its way) -> running -> leaving (KV on its way to the pool) -> gone
+    starting: a prompt of which there is no KV runs at once
 
 Abort takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever became of the request:
 an outcome that is answered with False is of one that was aborted meanwhile, and is gone now.
@@ -40,6 +41,10 @@ class Holders:
     def admit(self, member: Member) -> None:
         self._take(member, self._blocks_for(member.num_tokens))
         self._pulling[member.key] = member
+
+    def start(self, member: Member) -> None:
+        self._take(member, self._blocks_for(member.num_tokens))
+        self._running[member.key] = member
 
     def pulled(self, key: RequestKey) -> bool:
         if self._bury(key):
@@ -86,6 +91,11 @@ class Holders:
         if member:
             self._free(member)
         return member is not None
+
+    @property
+    def beginning(self) -> list[Member]:
+        """Those of whose first blocks some are still to be computed, for others to share."""
+        return [member for member in self._running.values() if member.names and member.num_pending > 1]
 
     # ---- blocks and slots -------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ class Member:
     num_blocks: int = 0
     # the last iteration of which it was part
     last_run: int = 0
+    # of its first blocks, those that it may share with prompts that begin alike
+    names: Sequence[bytes] = ()
+    # for another that begins alike: see `instance/twins.py`
+    is_following: bool = False
     # the policy's own
     mark: Any = None
 
@@ -38,6 +43,10 @@ class Member:
     @property
     def deadlines(self) -> Deadlines:
         return self.work.deadlines
+
+    @property
+    def num_computed(self) -> int:
+        return self.num_cached
 
     @property
     def num_pooled(self) -> int:
@@ -70,7 +79,9 @@ class Member:
 Members = dict[RequestKey, Member]
 
 
-def member_of(work: Work, source: InstanceId | None, batch: int, max_model_len: int) -> Member:
+def member_of(
+    work: Work, source: InstanceId | None, batch: int, max_model_len: int, names: Sequence[bytes] = ()
+) -> Member:
     key, request = work.request.key, work.request
     num_tokens = len(request.prompt) + len(work.output)
     room = max_model_len - len(request.prompt)
@@ -80,4 +91,6 @@ def member_of(work: Work, source: InstanceId | None, batch: int, max_model_len: 
             f"request {key}: {work.num_cached} tokens cached, {num_tokens} known, at most {max_cached} to cache: "
             "must ascend"
         )
-    return Member(work, source, batch, num_tokens, work.num_cached, max_cached, work.deadlines.is_rt)
+    return Member(
+        work, source, batch, num_tokens, work.num_cached, max_cached, work.deadlines.is_rt, names=names
+    )

@@ -9,27 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.holders import Holders
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.estimate import Estimate
+from alignedserve.instance.shares import NothingShared, Shares
+from alignedserve.instance.twins import Twins
 from alignedserve.messages import InstanceLimits, Work
-from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import Policy, make_policy
+from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.types import InstanceId, RequestKey
 
 
 class DecodeSchedule:
     def __init__(
-        self, limits: InstanceLimits, policy: Policy | None = None, estimate: Estimate | None = None
+        self,
+        limits: InstanceLimits,
+        policy: DecodePart,
+        estimate: Estimate | None = None,
+        shares: Shares | None = None,
     ) -> None:
-        """`estimate`: how long iterations will take; None: nobody knows."""
-        self.limits = limits
-        self._policy = (policy or make_policy(SchedulingConfig())).decode(limits, estimate)
+        """`estimate`: how long iterations will take; None: nobody knows.
+        `shares`: None, where prompts share no KV.
+        """
+        self.limits = replace(limits, shares_prefixes=shares is not None)
+        shares = shares or NothingShared()
+        self._policy = policy
         self._estimate = estimate
-        self._candidates, self._holders = Candidates(limits.max_model_len), Holders(limits)
-        self._boundary = Boundary(limits, self._candidates, self._holders)
+        self._candidates, self._holders = Candidates(limits.max_model_len, shares), Holders(limits)
+        self._twins = Twins(limits.block_size, shares, policy.is_ahead)
+        self._boundary = Boundary(limits, self._candidates, self._holders, shares, self._twins)
         # of the iteration that was planned last
         self._predicted_s = 0.0
 
@@ -37,6 +48,8 @@ class DecodeSchedule:
         """Takes the blocks that it plans with. What it plans fits."""
         at = self._boundary
         at.begin(now)
+        if self.limits.shares_prefixes:
+            self._twins.look(self._policy.in_order(self._holders.beginning, now), now)
         self._policy.plan(at)
         if self._estimate and at.plan.goes_on:
             self._predicted_s = self._estimate.iteration(at.chunks, at.lengths)

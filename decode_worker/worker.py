@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 
 from alignedserve.decode_worker.plan import DecodePlan
+from alignedserve.decode_worker.prompts import Prompts
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.request import Request
 from alignedserve.estimate import Estimate
 from alignedserve.instance.executor import Executor, Iteration, Transfers
-from alignedserve.instance.requests import adopt, coming_news, complete, limits_of
+from alignedserve.instance.requests import adopt, coming_news, complete, key_of, limits_of
 from alignedserve.instance.worker import Worker
 from alignedserve.messages import (
     Abort,
@@ -31,7 +33,9 @@ from alignedserve.messages import (
     Offer,
     Work,
 )
-from alignedserve.scheduling.policies import Policy
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import Policy, make_policy
+from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.transport.completions import Outcome
 from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
@@ -43,6 +47,11 @@ class Changes:
 
     admitted: list[RequestKey] = field(default_factory=list)
     evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
+    # prompts that can't be run
+    refused: list[NewTokens] = field(default_factory=list)
+    progress: list[tuple[RequestKey, int]] = field(default_factory=list)
+    num_asked: int = 0
+    num_found: int = 0
     num_computed: int = 0
 
 
@@ -53,6 +62,8 @@ class DecodeStep:
     iteration: Iteration | None
     # of each request that gets a token, all but the token
     news: list[NewTokens]
+    # those of whose prompts some is computed
+    prompts: list[RequestKey] = field(default_factory=list)
 
 
 class DecodeWorker(Worker[DecodeStep]):
@@ -64,9 +75,15 @@ class DecodeWorker(Worker[DecodeStep]):
         estimate: Estimate | None = None,
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
+        shares_prefixes: bool = False,
     ) -> None:
+        """`shares_prefixes`: prompts that begin like earlier ones reuse their KV."""
         super().__init__(engine, transfers, clock, threads)
-        self.schedule = DecodeSchedule(limits_of(engine), policy, estimate)
+        limits = limits_of(engine)
+        part = self._part(policy or make_policy(SchedulingConfig()), limits, estimate)
+        self._prompts = Prompts(engine, self._compiling, shares_prefixes)
+        shares = self._prompts.sharing if shares_prefixes else None
+        self.schedule = DecodeSchedule(limits, part, estimate, shares)
         # of prefill instances that stage for it
         self._addresses: dict[InstanceId, str] = {}
         # those that hold blocks
@@ -79,6 +96,9 @@ class DecodeWorker(Worker[DecodeStep]):
         # of the last report: see `_levels`
         self._last_levels: tuple[object, ...] = ()
 
+    def _part(self, policy: Policy, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return policy.decode(limits, estimate)
+
     @property
     def limits(self) -> InstanceLimits:
         return self.schedule.limits
@@ -88,7 +108,7 @@ class DecodeWorker(Worker[DecodeStep]):
 
     def check_idle(self) -> None:
         self.schedule.check_idle()
-        num_left = len(self._requests) + self._num_copies.total()
+        num_left = len(self._requests) + len(self._prompts) + self._num_copies.total()
         if num_left:
             raise RuntimeError(f"idle, but {num_left} requests and copies are left")
 
@@ -97,9 +117,7 @@ class DecodeWorker(Worker[DecodeStep]):
     def on(self, order: AnyMessage) -> None:
         match order:
             case Offer():
-                self.schedule.offer(order.works, order.is_batch, order.source)
-                if order.source is not None:
-                    self._addresses[order.source] = order.address
+                self._offered(order)
             case Coming():
                 self.schedule.expect(order.num_prefilling, order.num_ready, self._clock())
             case Evict():
@@ -108,6 +126,22 @@ class DecodeWorker(Worker[DecodeStep]):
                 self._abort(order.key, Gone([order.key]))
             case _:
                 raise RuntimeError(f"{type(order).__name__}: no order for a decode instance")
+
+    def _offered(self, order: Offer) -> None:
+        begun = [work for work in order.works if work.num_cached]
+        self.schedule.offer(begun, order.is_batch, order.source)
+        if order.source is not None:
+            self._addresses[order.source] = order.address
+        for work in order.works:
+            if not work.num_cached:
+                self._offered_prompt(work, order.is_batch)
+
+    def _offered_prompt(self, work: Work, is_batch: bool) -> None:
+        if error := self._prompts.check(work):
+            key, first = work.request.key, len(work.output)
+            self._changes.refused.append(NewTokens(key, first, [], finish_reason="error", error=error))
+            return
+        self._prompts.when_compiled(work, partial(self.schedule.offer, [work], is_batch))
 
     def _evict(self, order: Evict) -> None:
         request = self._requests.get(order.key)
@@ -127,6 +161,8 @@ class DecodeWorker(Worker[DecodeStep]):
         self._save(order.key, list(pairs), self._evicted)
 
     def _abort(self, key: RequestKey, farewell: Gone | None) -> None:
+        if key not in self._requests:
+            self._prompts.forget(key)
         if self.schedule.abort(key):
             self._farewells[key] = farewell
             self.transfers.abandon(key)
@@ -139,6 +175,7 @@ class DecodeWorker(Worker[DecodeStep]):
 
     def drop_orders(self) -> None:
         self.schedule.expect(0, 0, self._clock())
+        self._prompts.forget_waiting()
         for key in self.schedule.drop_candidates():
             self._abort(key, None)
         self._stop_copies()
@@ -196,6 +233,14 @@ class DecodeWorker(Worker[DecodeStep]):
             else:
                 self._compiling.when_ready(key, partial(self._arrived, key))
 
+    def _start(self, work: Work) -> None:
+        key = work.request.key
+        request = self._requests[key] = self._prompts.start(work)
+        self.engine.join(request)
+        self._changes.admitted.append(key)
+        if request.num_computed:
+            self._changes.progress.append((key, request.num_computed))
+
     def _arrived(self, key: RequestKey) -> None:
         """Its KV, and its grammar is compiled; or it was aborted."""
         if self.schedule.pulled(key):
@@ -219,6 +264,7 @@ class DecodeWorker(Worker[DecodeStep]):
     def _leave(self, key: RequestKey, message: Failed | Gone | None = None) -> None:
         """It does not run, and has no copy under way."""
         self.engine.release(self._requests.pop(key))
+        self._prompts.left(key)
         farewell = self._farewells.pop(key) if key in self._farewells else message
         if farewell:
             self._outbox.append(farewell)
@@ -231,13 +277,15 @@ class DecodeWorker(Worker[DecodeStep]):
         self.transfers.completions.run()
         plan = self.schedule.plan(begun_s)
         self.patience_s = plan.hold_s or None
+        for work in plan.starts:
+            self._start(work)
         self._pull(plan.pulls)
         return self._launch(DecodeStep(begun_s, plan, None, []))
 
     def finish(self, step: DecodeStep) -> tuple[list[AnyMessage], bool]:
         plan = step.plan
         if step.iteration is not None:
-            self._computed(step.iteration, step.news)
+            self._computed(step, step.iteration)
         if plan.goes_on:
             self.schedule.took(*self._stopwatch.lap())
         else:
@@ -253,6 +301,9 @@ class DecodeWorker(Worker[DecodeStep]):
         if not work:
             return step
         self._stopwatch.engine_begins()
+        step.prompts = [
+            key_of(request.request_id) for request, count in work if count > 1 or not request.output
+        ]
         step.iteration = self.engine.launch(work)
         self._changes.num_computed += sum(count for _, count in work)
         # beside a GPU: all that needs no tokens
@@ -262,13 +313,18 @@ class DecodeWorker(Worker[DecodeStep]):
         step.news = [coming_news(request) for request in step.iteration.requests]
         return step
 
-    def _computed(self, iteration: Iteration, news: list[NewTokens]) -> None:
+    def _computed(self, step: DecodeStep, iteration: Iteration) -> None:
         outputs = self.engine.finish(iteration)
         self._stopwatch.engine_ends()
-        # outputs beyond those have prompt_logprobs alone, which nobody asks an instance for
-        for one, output in zip(news, outputs, strict=False):
-            complete(one, output)
-            if output.finish_reason:
+        self._prompts.computed(map(self._requests.__getitem__, step.prompts))
+        self._changes.progress += [(key, self._requests[key].num_computed) for key, _ in step.plan.chunks]
+        for one, output in zip_longest(step.news, outputs):
+            # those beyond the news have log-probabilities of prompts alone
+            if one is not None:
+                complete(one, output)
+            if step.prompts:
+                self._prompts.take_output(output, one)
+            if one is not None and output.finish_reason:
                 self.schedule.ended(one.key)
                 self._leave(one.key)
 
@@ -279,8 +335,9 @@ class DecodeWorker(Worker[DecodeStep]):
     ) -> DecodeReport:
         schedule, changes, lengths = self.schedule, self._changes, self.schedule.lengths()
         num_be_running, num_be_blocks = schedule.best_effort()
+        changes.num_asked, changes.num_found = self._prompts.sharing.take_counts()
         return DecodeReport(
-            news=news,
+            news=news + changes.refused,
             admitted=changes.admitted,
             wants_evicted=wants_evicted,
             evicted=changes.evicted,
@@ -295,6 +352,9 @@ class DecodeWorker(Worker[DecodeStep]):
             pace=schedule.pace,
             num_be_running=num_be_running,
             num_be_blocks=num_be_blocks,
+            progress=changes.progress,
+            num_asked=changes.num_asked,
+            num_found=changes.num_found,
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:
@@ -312,3 +372,10 @@ class DecodeWorker(Worker[DecodeStep]):
     def _levels(report: DecodeReport) -> tuple[object, ...]:
         """What is worth a report when it changes, though nothing was computed."""
         return report.num_free_blocks, report.num_running, tuple(report.wants_evicted)
+
+
+class ColocatedWorker(DecodeWorker):
+    """It computes prompts as well: what it is offered need not have any KV yet."""
+
+    def _part(self, policy: Policy, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return policy.colocated(limits, estimate)

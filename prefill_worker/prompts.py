@@ -10,37 +10,13 @@ became of the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
+from alignedserve.instance.shares import Shares
 from alignedserve.messages import Work
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.members import Member, Members, State, num_tokens
 from alignedserve.types import RequestKey
-
-
-class Shares(Protocol):
-    """KV that an instance keeps of prompts, for others that begin alike: see `sharing.py`."""
-
-    def names(self, work: Work) -> Sequence[bytes]:
-        """Of a prompt's first blocks, those that it may share."""
-
-    def num_found(self, names: Sequence[bytes]) -> int:
-        """How many tokens there is KV of, right now."""
-
-    def take(self, work: Work) -> int:
-        """Likewise, of a prompt that starts: it holds these from here on."""
-
-
-class NothingShared:
-    def names(self, work: Work) -> Sequence[bytes]:
-        return ()
-
-    def num_found(self, names: Sequence[bytes]) -> int:
-        return 0
-
-    def take(self, work: Work) -> int:
-        return 0
 
 
 class Prompts:

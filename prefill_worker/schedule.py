@@ -14,14 +14,15 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from alignedserve.estimate import Estimate
+from alignedserve.instance.shares import NothingShared, Shares
+from alignedserve.instance.twins import Twins
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.boundary import Boundary
 from alignedserve.prefill_worker.members import State, num_tokens
 from alignedserve.prefill_worker.plan import PrefillPlan
-from alignedserve.prefill_worker.prompts import NothingShared, Prompts, Shares
+from alignedserve.prefill_worker.prompts import Prompts
 from alignedserve.prefill_worker.stages import Stages
-from alignedserve.prefill_worker.twins import Twins
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.types import RequestKey
@@ -51,7 +52,7 @@ class PrefillSchedule:
         self._estimate = estimate
         self._prompts = Prompts(limits.max_num_seqs, self._blocks, shares)
         self._stages = Stages(num_staging_blocks, self._policy, self._blocks)
-        self._twins = Twins(limits.block_size, shares, self._policy)
+        self._twins = Twins(limits.block_size, shares, self._policy.is_ahead)
         self._boundary = Boundary(limits, self._blocks, self._prompts, self._stages, self._twins)
         # of the iteration that was planned last
         self._predicted_s = 0.0

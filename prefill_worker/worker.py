@@ -18,6 +18,7 @@ from alignedserve.engine.validate import check_request
 from alignedserve.estimate import Estimate
 from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
+from alignedserve.instance.sharing import Beginning, Sharing
 from alignedserve.instance.worker import DRAIN_STEP_S, Worker
 from alignedserve.messages import (
     Abort,
@@ -34,7 +35,6 @@ from alignedserve.messages import (
 )
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
-from alignedserve.prefill_worker.sharing import Beginning, Sharing
 from alignedserve.prefill_worker.staging import Staging
 from alignedserve.scheduling.policies import Policy
 from alignedserve.text.grammar import Matcher

@@ -28,7 +28,7 @@ def refuse(
             f"{num_queued_tokens} tokens wait for prefill already, and with the {len(request.prompt)} of this "
             f"prompt there would be more than {config.max_num_queued_tokens}",
         )
-    instances = [*fleet.prefills, *fleet.decodes]
+    instances = fleet.instances
     if not fleet.pool or not instances:
         return None
     limits = instances[0].hello.limits

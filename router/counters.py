@@ -29,9 +29,8 @@ class InstanceCounters:
         if report.num_computed:
             self.num_computed_tokens += report.num_computed
             self.computing_s += report.duration_s
-        if isinstance(report, PrefillReport):
-            self.num_asked_tokens += report.num_asked
-            self.num_found_tokens += report.num_found
+        self.num_asked_tokens += report.num_asked
+        self.num_found_tokens += report.num_found
 
     def _add_moved(self, all_moved: Iterable[Moved]) -> None:
         for each in all_moved:

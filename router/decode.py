@@ -16,7 +16,7 @@ from alignedserve.messages import (
     Unstage,
 )
 from alignedserve.router.entry import Entry, State
-from alignedserve.router.fleet import DecodeView, PrefillView
+from alignedserve.router.fleet import ColocatedView, DecodeView, PrefillView
 from alignedserve.router.life import Life
 from alignedserve.scheduling.island import Assign
 from alignedserve.types import InstanceId, RequestKey
@@ -79,12 +79,13 @@ class DecodeSide:
         if entries and view and is_batch and not view.batch:
             view.is_batch_begun = False
         prefills = self._life.fleet.prefills if self._life.config.link != "host" else []
-        stager = max(prefills, key=lambda view: view.num_free_staging_blocks, default=None)
+        stagers = [view for view in prefills if isinstance(view, PrefillView)]
+        stager = max(stagers, key=lambda view: view.num_free_staging_blocks, default=None)
         if stager and is_urgent and not _has_room_at_once(stager, entries):
             stager = None
         staged = self._stage(stager, decode, entries, is_batch) if stager else set()
         if fetched := [entry for entry in entries if entry.key not in staged]:
-            self._offer(decode, fetched, is_batch, source=None)
+            self.offer(decode, fetched, is_batch, source=None)
 
     def _stage(
         self, stager: PrefillView, decode: InstanceId, entries: Sequence[Entry], is_batch: bool
@@ -114,14 +115,19 @@ class DecodeSide:
                 groups.setdefault((entry.staged_for, entry.is_in_batch), []).append(entry)
         for (decode, is_batch), entries in groups.items():
             if decode and self._life.fleet.decode(decode):
-                self._offer(decode, entries, is_batch, source=stager)
+                self.offer(decode, entries, is_batch, source=stager)
             else:
                 for entry in entries:
                     self._life.recall(entry)
 
-    def _offer(
-        self, decode: InstanceId, entries: Sequence[Entry], is_batch: bool, source: InstanceId | None
+    def offer(
+        self,
+        decode: InstanceId,
+        entries: Sequence[Entry],
+        is_batch: bool,
+        source: InstanceId | None = None,
     ) -> None:
+        """What no prefill instance has staged is fetched from the pool, or computed."""
         for entry in entries:
             self._life.enter(entry, State.OFFERED, decode)
             self._promise(decode, entry, is_batch)
@@ -133,7 +139,8 @@ class DecodeSide:
         if view := self._life.fleet.decode(decode):
             if is_batch and not view.batch:
                 view.batch_since_s = self._life.now
-            needed = (view.batch if is_batch else view.near)[entry.key] = len(entry.blocks) + 1
+            num_blocks = entry.num_blocks or -(-entry.num_tokens // view.hello.limits.block_size)
+            needed = (view.batch if is_batch else view.near)[entry.key] = num_blocks + 1
             if not entry.is_rt:
                 view.be_promised[entry.key] = needed
 
@@ -149,6 +156,10 @@ class DecodeSide:
         self._admitted(view, report.admitted)
         life.news(sender, report.news)
         view.pace = report.pace
+        if isinstance(view, ColocatedView):
+            for key, num_computed in report.progress:
+                if key in view.pending and (entry := life.entries.get(key)):
+                    view.pending.put(key, max(entry.num_tokens - num_computed, 0), entry.is_rt)
         if report.news:
             view.progress_s = life.now
         self._victims(view, report.wants_evicted)
@@ -186,8 +197,8 @@ class DecodeSide:
                 self._life.unstaged(entry)
         for stager, staged_keys in unstaged.items():
             self.unstaged(stager, staged_keys)
-        if entries:
-            self._life.send_pool(MakeSpare([entry.key for entry in entries]))
+        if pooled := [entry.key for entry in entries if entry.blocks]:
+            self._life.send_pool(MakeSpare(pooled))
 
     def unstaged(self, stager: InstanceId, keys: list[RequestKey]) -> None:
         if view := self._life.fleet.prefill(stager):

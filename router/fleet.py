@@ -24,15 +24,31 @@ class Process:
 
 
 @dataclass(eq=False, slots=True)
+class Prompts:
+    """That an instance was given."""
+
+    # tokens of each that it has not computed
+    pending: Tally
+    beginnings: Beginnings
+
+
+def _no_prompts(process: Process) -> Prompts:
+    limits = process.hello.limits
+    return Prompts(Tally(), Beginnings(limits.num_blocks * limits.block_size))
+
+
+@dataclass(eq=False, slots=True)
 class PrefillView(Process):
-    # tokens of each request that it was given to compute and has not
-    pending: Tally = field(default_factory=Tally)
+    prompts: Prompts = field(init=False)
     # of those that it was given to stage, with blocks needed
     staging: dict[RequestKey, int] = field(default_factory=dict)
-    beginnings: Beginnings = field(init=False)
 
     def __post_init__(self) -> None:
-        self.beginnings = Beginnings(self.hello.limits.num_blocks * self.hello.limits.block_size)
+        self.prompts = _no_prompts(self)
+
+    @property
+    def pending(self) -> Tally:
+        return self.prompts.pending
 
     @property
     def num_free_staging_blocks(self) -> int:
@@ -133,17 +149,35 @@ class DecodeView(Process):
         self.running.pop(key, None)
 
 
+@dataclass(eq=False, slots=True)
+class ColocatedView(DecodeView):
+    """It computes prompts too."""
+
+    prompts: Prompts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompts = _no_prompts(self)
+
+    @property
+    def pending(self) -> Tally:
+        return self.prompts.pending
+
+
 class Fleet:
     def __init__(self) -> None:
         self._processes: dict[InstanceId, Process] = {}
         self.pool: Process | None = None
         # those of them that compute, in the order in which they came, and how long the longest request may get there
-        self.prefills: list[PrefillView] = []
+        self.prefills: list[PrefillView | ColocatedView] = []
         self.decodes: list[DecodeView] = []
         self.max_model_len = 0
 
     def add(self, hello: Hello) -> Process:
-        kinds: dict[str, type[Process]] = {"prefill": PrefillView, "decode": DecodeView}
+        kinds: dict[str, type[Process]] = {
+            "prefill": PrefillView,
+            "decode": DecodeView,
+            "colocated": ColocatedView,
+        }
         process = kinds.get(hello.role, Process)(hello)
         process.num_free_blocks = hello.limits.num_blocks
         if hello.role == "kvpool":
@@ -160,7 +194,7 @@ class Fleet:
         return process
 
     def _sort(self) -> None:
-        self.prefills = [process for process in self if isinstance(process, PrefillView)]
+        self.prefills = [process for process in self if isinstance(process, PrefillView | ColocatedView)]
         self.decodes = [process for process in self if isinstance(process, DecodeView)]
         self.max_model_len = max(
             (view.hello.limits.max_model_len for view in (*self.prefills, *self.decodes)), default=0
@@ -200,6 +234,21 @@ class Fleet:
     def prefill(self, instance_id: InstanceId | None) -> PrefillView | None:
         process = self._processes.get(instance_id) if instance_id else None
         return process if isinstance(process, PrefillView) else None
+
+    def computing(self, instance_id: InstanceId | None) -> PrefillView | ColocatedView | None:
+        """One that computes prompts."""
+        process = self._processes.get(instance_id) if instance_id else None
+        return process if isinstance(process, PrefillView | ColocatedView) else None
+
+    @property
+    def instances(self) -> list[Process]:
+        """Those of them that compute."""
+        return [process for process in self if isinstance(process, PrefillView | DecodeView)]
+
+    @property
+    def is_colocated(self) -> bool:
+        """Prompts are computed where requests decode."""
+        return any(isinstance(view, ColocatedView) for view in self.prefills)
 
     def decode(self, instance_id: InstanceId | None) -> DecodeView | None:
         process = self._processes.get(instance_id) if instance_id else None

@@ -18,7 +18,7 @@ from alignedserve.router.config import RouterConfig
 from alignedserve.router.counters import Counters
 from alignedserve.router.entry import COMING, RUNNING, Entry, State
 from alignedserve.router.events import Send
-from alignedserve.router.fleet import Fleet
+from alignedserve.router.fleet import ColocatedView, Fleet
 from alignedserve.router.memory import Memory
 from alignedserve.router.pooled import Pooled
 from alignedserve.router.queue import PrefillQueue
@@ -94,8 +94,8 @@ class Life:
         self.pooled.discard(entry)
         self.queue.discard(entry)
         self.held.pop(entry.key, None)
-        if prefill := self.fleet.prefill(entry.place):
-            prefill.pending.discard(entry.key)
+        if place != entry.place and (computing := self.fleet.computing(entry.place)):
+            computing.pending.discard(entry.key)
         for name in (entry.place, entry.staged_for):
             if decode := self.fleet.decode(name):
                 decode.forget(entry.key)
@@ -247,6 +247,8 @@ class Life:
                 entry.deadlines = with_first_token(entry.deadlines, self.now)
                 if (view := self.fleet.decode(entry.expected_at)) and entry.key in view.coming:
                     view.coming[entry.key] = True
+                if isinstance(view := self.fleet.decode(sender), ColocatedView):
+                    view.pending.discard(entry.key)
             if is_first or news.finish_reason:
                 self.telling.tell_story(entry)
             self.telling.tell(entry, news, self.now)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
 
 from alignedserve.messages import Prefill, PrefillReport, Reserve, Reserved
 from alignedserve.router import beginnings
+from alignedserve.router.decode import DecodeSide
 from alignedserve.router.entry import Entry, State
-from alignedserve.router.fleet import PrefillView
+from alignedserve.router.fleet import ColocatedView, PrefillView
 from alignedserve.router.life import Life
 from alignedserve.types import InstanceId
 
@@ -20,8 +20,9 @@ MAX_STARTS = 16
 
 
 class PrefillSide:
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: Life, decode_side: DecodeSide) -> None:
         self._life = life
+        self._decode_side = decode_side
 
     def start(self) -> None:
         life = self._life
@@ -29,6 +30,10 @@ class PrefillSide:
             return
         for request in islice(life.policy.start(life), MAX_STARTS):
             entry = life.entries[request.key]
+            if life.fleet.is_colocated and not entry.blocks:
+                # it has room in the pool when it is evicted
+                self._compute(entry)
+                continue
             life.enter(entry, State.RESERVING)
             life.send_pool(Reserve(entry.key, entry.num_tokens, entry.request.request_id))
 
@@ -42,25 +47,33 @@ class PrefillSide:
         if not views or entry.is_pooled:
             life.requeue(entry)
             return
-        view, num_known = self._choose(entry, views)
-        life.enter(entry, State.PREFILLING, view.instance_id)
-        num_pending = max(entry.num_missing - num_known, int(LEAST_WORK * entry.num_missing), 1)
-        view.pending.put(entry.key, num_pending, entry.is_rt)
-        life.send(view.instance_id, Prefill([entry.work()]))
+        self._compute(entry)
 
-    def _choose(self, entry: Entry, views: Sequence[PrefillView]) -> tuple[PrefillView, int]:
+    def _compute(self, entry: Entry) -> None:
+        """Its prompt, by some instance."""
+        view, num_known = self._choose(entry)
+        num_pending = max(entry.num_missing - num_known, int(LEAST_WORK * entry.num_missing), 1)
+        if isinstance(view, ColocatedView):
+            self._decode_side.offer(view.instance_id, [entry], is_batch=False)
+        else:
+            self._life.enter(entry, State.PREFILLING, view.instance_id)
+            self._life.send(view.instance_id, Prefill([entry.work()]))
+        view.pending.put(entry.key, num_pending, entry.is_rt)
+
+    def _choose(self, entry: Entry) -> tuple[PrefillView | ColocatedView, int]:
         """And how much of the prompt it may have."""
+        views = self._life.fleet.prefills
         names = beginnings.names(entry.request) if views[0].hello.limits.shares_prefixes else []
 
         def num_known(instance_id: InstanceId) -> int:
-            view = self._life.fleet.prefill(instance_id)
+            view = self._life.fleet.computing(instance_id)
             # what the pool has comes from there
-            return view.beginnings.num_tokens(names) if view and not entry.num_cached else 0
+            return view.prompts.beginnings.num_tokens(names) if view and not entry.num_cached else 0
 
         chosen = self._life.policy.place(entry, views, lambda view: num_known(view.instance_id), self._life)
         view = next(view for view in views if view is chosen)
         found = view, num_known(view.instance_id)
-        view.beginnings.add(names)
+        view.prompts.beginnings.add(names)
         return found
 
     def _refused(self, entry: Entry) -> None:

@@ -27,7 +27,7 @@ class Recovery:
         life.send(hello.instance_id, Welcome(self._epoch, life.config.silence_s))
         if hello.role == "kvpool":
             self._pool_connected(hello)
-        elif hello.role in ("prefill", "decode") and self._segment:
+        elif self._segment and hello.instance_id in {each.instance_id for each in life.fleet.instances}:
             life.send(hello.instance_id, UsePool(self._segment))
         # a new chance for policies that found nothing to do
         life.pooled.num_changes += 1
@@ -66,9 +66,8 @@ class Recovery:
         life = self._life
         if hello.segment != self._segment:
             self._segment = hello.segment
-            for process in life.fleet:
-                if process.hello.role in ("prefill", "decode"):
-                    life.send(process.instance_id, UsePool(self._segment))
+            for process in life.fleet.instances:
+                life.send(process.instance_id, UsePool(self._segment))
         stored = {each.key: each for each in hello.inventory}
         # who asks for room comes last: it may be made of what others have not said yet that they need
         for entry in sorted(life.entries.values(), key=lambda entry: entry.state is State.MAKING_ROOM):

@@ -29,6 +29,7 @@ from alignedserve.router.config import RouterConfig
 from alignedserve.router.decode import DecodeSide
 from alignedserve.router.entry import Entry, State
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
+from alignedserve.router.fleet import PrefillView
 from alignedserve.router.life import Life
 from alignedserve.router.orphans import Orphans
 from alignedserve.router.prefill import PrefillSide
@@ -48,8 +49,8 @@ class Router:
         self._remarks: dict[str, str] = {}
         self._num_remarked = 0
         self._orphans = Orphans(config.orphan_s)
-        self._prefill = PrefillSide(self.life)
         self._decode = DecodeSide(self.life)
+        self._prefill = PrefillSide(self.life, self._decode)
         self._recovery = Recovery(self.life, self._decode, self._orphans, epoch)
 
     def on(self, event: Event, now: float) -> list[Send]:
@@ -100,7 +101,11 @@ class Router:
     def check_idle(self) -> None:
         """Nothing is left of requests that ended. Raises with what is."""
         life = self.life
-        holding = [view.instance_id for view in life.fleet.prefills if view.pending or view.staging]
+        holding = [
+            view.instance_id
+            for view in life.fleet.prefills
+            if view.pending or (isinstance(view, PrefillView) and view.staging)
+        ]
         holding += [
             view.instance_id for view in life.fleet.decodes if view.batch or view.near or view.running
         ]

@@ -51,6 +51,7 @@ _MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
     "kvpool": (Reserved, Candidates, PoolUse),
     "prefill": (PrefillReport, Gone, Failed),
     "decode": (DecodeReport, Gone, Failed),
+    "colocated": (DecodeReport, Gone, Failed),
     "gateway": (Submit, Abort, Echo, AskCluster),
     "launcher": (AskCluster, Drain, Stop),
 }

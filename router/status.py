@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from alignedserve.messages import Cluster, Hello, InstanceStats, Moved, Part, PoolUse
-from alignedserve.router.fleet import DecodeView, PrefillView
 from alignedserve.router.router import Router
 from alignedserve.types import Epoch, InstanceId
 
@@ -88,7 +87,7 @@ def _num_free_blocks(router: Router, hello: Hello, pool_use: PoolUse | None) -> 
         return pool_use.num_free_blocks if pool_use else hello.limits.num_blocks
     fleet = router.life.fleet
     view = fleet.prefill(hello.instance_id) or fleet.decode(hello.instance_id)
-    return view.num_free_blocks if isinstance(view, PrefillView | DecodeView) else 0
+    return view.num_free_blocks if view else 0
 
 
 def _absent(router: Router, role: str, name: InstanceId) -> Part:
@@ -96,5 +95,5 @@ def _absent(router: Router, role: str, name: InstanceId) -> Part:
 
 
 def _order(part: Part) -> tuple[int, str]:
-    roles = ("router", "kvpool", "prefill", "decode", "gateway")
+    roles = ("router", "kvpool", "prefill", "decode", "colocated", "gateway")
     return roles.index(part.role), part.instance_id

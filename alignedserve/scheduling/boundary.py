@@ -73,6 +73,9 @@ class DecodeRequest(Protocol):
         """It is so late that hurrying won't help."""
 
 
+AnyDecode = TypeVar("AnyDecode", bound=DecodeRequest)
+
+
 class DecodeBoundary(Protocol):
     """Of an instance that decodes."""
 
@@ -99,6 +102,9 @@ class DecodeBoundary(Protocol):
     @property
     def batch(self) -> Sequence[DecodeRequest]:
         """Candidates that are the batch to run next, likewise."""
+
+    def had_better_wait(self, member: DecodeRequest) -> bool:
+        """Of a prompt that has not started: another one computes what it begins with. It shares that later."""
 
     def was_evicted(self, member: DecodeRequest) -> bool:
         """Whether its eviction was wanted at the last boundary already."""
@@ -131,7 +137,8 @@ class DecodeBoundary(Protocol):
         blocks. Whoever is not named stays, even if it was named before."""
 
     def admit(self, member: DecodeRequest) -> None:
-        """A candidate: its blocks are taken, and its KV is on its way. There must be room for it."""
+        """A candidate: its blocks are taken, and its KV is on its way. One of which there is no KV runs from here on.
+        There must be room for it."""
 
     def run(self, member: DecodeRequest) -> bool:
         """It computes all that it has pending, and samples a token. False, and nothing is done: there are not enough

@@ -26,7 +26,7 @@ INTERNAL = ("evict_ahead", "admit_ahead", "fill_mark")
 @dataclass(frozen=True)
 class SchedulingConfig:
     policy: Annotated[
-        str, "aligned, priority or fcfs (docs/policies.md), or package.module:Class of your own"
+        str, "aligned, priority, fcfs or sarathi (docs/policies.md), or package.module:Class of your own"
     ] = "aligned"
     prefill_window: Annotated[int, "iterations of work that a prefill instance has ahead"] = 2
     batch_share: Annotated[float, "of a decode instance's blocks that a candidate batch may fill"] = 0.4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 
 InOrder = Callable[[Sequence[DecodeRequest], DecodeBoundary], Sequence[DecodeRequest]]
@@ -42,6 +42,12 @@ def longest_of_older_batch(
             -member.num_tokens,
         ),
     )
+
+
+def youngest(members: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
+    """Whoever was admitted last goes first. Those that were named before stay named."""
+    in_order = [*members][::-1]
+    return sorted(in_order, key=lambda member: not at.was_evicted(member))
 
 
 # ---- who runs --------------------------------------------------------------------------------------------------------
@@ -109,8 +115,42 @@ def _admit_from(
 ) -> list[DecodeRequest]:
     admitted = []
     for member in (each for each in members if is_rt in (None, each.is_rt)):
+        if not member.num_pooled and at.had_better_wait(member):
+            continue
         if at.limits.num_blocks - at.num_free_blocks >= fill_mark or not may_join(member):
             break
         at.admit(member)
         admitted.append(member)
     return admitted
+
+
+# ---- where prompts are computed as well ------------------------------------------------------------------------------
+
+
+def real_time_first(members: Iterable[AnyDecode]) -> list[AnyDecode]:
+    return sorted(members, key=lambda member: not member.is_rt)
+
+
+def compute(at: DecodeBoundary, member: DecodeRequest, num_tokens: int) -> int:
+    """Up to so many of the tokens that it has pending. Returns how many."""
+    count = min(member.num_pending, num_tokens, at.num_tokens_left)
+    return count if count > 0 and at.chunk(member, count) else 0
+
+
+def begin_in_order(
+    at: DecodeBoundary,
+    config: SchedulingConfig,
+    candidates: Iterable[DecodeRequest],
+    num_tokens: int | None = None,
+) -> None:
+    """Those that were evicted, and then prompts, while there is room for them and tokens are left. Who waits for
+    another prompt keeps nobody from starting. `num_tokens`: of all prompts that begin, in this iteration."""
+    num_left = at.num_tokens_left if num_tokens is None else num_tokens
+    for member in sorted(candidates, key=lambda member: not member.num_pooled):
+        if not member.num_pooled and at.had_better_wait(member):
+            continue
+        if num_left <= 0 or not has_room(at, member, config.admit_ahead):
+            break
+        at.admit(member)
+        if not member.num_pooled:
+            num_left -= compute(at, member, num_left)

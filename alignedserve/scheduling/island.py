@@ -151,6 +151,9 @@ class PrefillView(Protocol):
     def pending(self) -> Work:
         """That it was given and has not computed."""
 
+    @property
+    def num_free_blocks(self) -> int: ...
+
 
 class Search(Protocol):
     """A question to the pool. What found nothing is asked again when there is something new to find."""
@@ -228,6 +231,10 @@ class Fleet(Protocol):
 
     @property
     def decodes(self) -> Sequence[DecodeView]: ...
+
+    @property
+    def is_colocated(self) -> bool:
+        """The same instances compute prompts and decode."""
 
     def prefill_s(self, num_cached: int, num_tokens: int) -> float:
         """What an instance takes for a prompt of which so much is there."""

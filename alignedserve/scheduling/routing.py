@@ -54,6 +54,11 @@ def start_line(
     return room
 
 
+def has_evicted(island: Island) -> bool:
+    """Some wait to come back to colocated instances: they go before prompts that would take what they wait for."""
+    return island.fleet.is_colocated and len(island.pooled) > 0
+
+
 # ---- pooled requests -------------------------------------------------------------------------------------------------
 
 

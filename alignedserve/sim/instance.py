@@ -8,11 +8,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.worker import DecodeWorker
+from alignedserve.decode_worker.worker import ColocatedWorker, DecodeWorker
 from alignedserve.estimate import Estimate
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.messages import AnyMessage, Hello, InstanceLimits, UsePool, Welcome
@@ -206,18 +206,37 @@ class SimPrefill(SimInstance):
 
 class SimDecode(SimInstance):
     role = "decode"
+    worker_class: ClassVar[type[DecodeWorker]] = DecodeWorker
+    _shares_prefixes = False
 
     def _make_worker(self) -> DecodeWorker:
-        return DecodeWorker(
+        return self.worker_class(
             self.engine,
             self.transfers,
             self._make_policy(),
             Estimate(self.world.cost),
             self._now,
             SimThreads(self.after),
+            self._shares_prefixes,
         )
 
     @property
     def _channels(self) -> SimChannels:
         channels = self.world.cost.channels
         return SimChannels(load=channels.fetch, save=channels.save, pull=channels.admit)
+
+
+class SimColocated(SimDecode):
+    role = "colocated"
+    worker_class = ColocatedWorker
+
+    def __init__(
+        self,
+        world: World,
+        instance_id: InstanceId,
+        limits: InstanceLimits,
+        make_policy: Callable[[], Policy],
+        shares_prefixes: bool = False,
+    ) -> None:
+        super().__init__(world, instance_id, limits, make_policy)
+        self._shares_prefixes = shares_prefixes

@@ -14,7 +14,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
-from alignedserve.sim.instance import SimDecode, SimInstance, SimPrefill
+from alignedserve.sim.instance import SimColocated, SimDecode, SimInstance, SimPrefill
 from alignedserve.sim.network import Latency
 from alignedserve.sim.pool import PoolProcess
 from alignedserve.sim.process import SimProcess
@@ -34,6 +34,8 @@ class IslandConfig:
     pool_blocks: int
     num_prefill: int = 1
     num_decode: int = 1
+    # instead of those
+    num_colocated: int = 0
     num_gateways: int = 1
     router: RouterConfig = field(default_factory=RouterConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
@@ -57,8 +59,10 @@ class Island:
             InstanceId("kvpool-0"),
             InstanceLimits(num_blocks=config.pool_blocks, block_size=config.decode.block_size),
         )
-        self.prefills = [self._prefill(index) for index in range(config.num_prefill)]
-        self.decodes = [self._decode(index) for index in range(config.num_decode)]
+        is_apart = not config.num_colocated
+        self.prefills = [self._prefill(index) for index in range(config.num_prefill * is_apart)]
+        self.decodes = [self._decode(index) for index in range(config.num_decode * is_apart)]
+        self.colocated = [self._colocated(index) for index in range(config.num_colocated)]
         self.gateways = [
             SimGateway(self.world, InstanceId(f"gateway-{index}"), config.decode.max_model_len)
             for index in range(config.num_gateways)
@@ -74,16 +78,20 @@ class Island:
     def _decode(self, index: int) -> SimDecode:
         return SimDecode(self.world, InstanceId(f"decode-{index}"), self.config.decode, self._policy)
 
+    def _colocated(self, index: int) -> SimColocated:
+        config, name = self.config, InstanceId(f"colocated-{index}")
+        return SimColocated(self.world, name, config.decode, self._policy, config.shares_prefixes)
+
     def _policy(self) -> Policy:
         return make_policy(self.config.scheduling)
 
     @property
     def processes(self) -> list[SimProcess]:
-        return [self.pool, *self.prefills, *self.decodes, *self.gateways]
+        return [self.pool, *self.instances, *self.gateways]
 
     @property
     def instances(self) -> list[SimInstance]:
-        return [*self.prefills, *self.decodes]
+        return [*self.prefills, *self.decodes, *self.colocated]
 
     @property
     def now(self) -> float:

@@ -47,8 +47,9 @@ def schedule_of(
     limits: InstanceLimits = LIMITS, policy: str = "aligned", **scheduling: float
 ) -> DecodeSchedule:
     told = {"be_share": 0.0, "rt_headroom": 0.0, "be_pace": 0.8} | scheduling
+    estimate = Estimate(PLAIN)
     config = SchedulingConfig(policy, evict_ahead=1, admit_ahead=1, **told)  # type: ignore[arg-type]
-    return DecodeSchedule(limits, make_policy(config), Estimate(PLAIN))
+    return DecodeSchedule(limits, make_policy(config).decode(limits, estimate), estimate)
 
 
 def rt(length: int = 20, tbt_s: float = 0.03, first_s: float = 0.0, num_cached: int | None = None) -> Work:

@@ -15,7 +15,8 @@ from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import Policy, make_policy
+from alignedserve.scheduling.policies import make_policy
+from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.types import RequestKey
 from tests.works import make_work
 
@@ -25,8 +26,9 @@ LIMITS = InstanceLimits(
 )
 
 
-def ahead(evict: int, admit: int, fill_mark: float = 1.0) -> Policy:
-    return make_policy(SchedulingConfig(evict_ahead=evict, admit_ahead=admit, fill_mark=fill_mark))
+def ahead(evict: int, admit: int, fill_mark: float = 1.0) -> DecodePart:
+    config = SchedulingConfig(evict_ahead=evict, admit_ahead=admit, fill_mark=fill_mark)
+    return make_policy(config).decode(LIMITS, None)
 
 
 # no thought of the future
@@ -83,7 +85,7 @@ def test_the_batch_is_admitted_below_the_fill_mark_only() -> None:
 
 
 def test_a_batch_leaves_no_block_unused() -> None:
-    schedule = DecodeSchedule(LIMITS)
+    schedule = DecodeSchedule(LIMITS, ahead(4, 32))
     schedule.offer([make_work(16, max_tokens=4) for _ in range(4)], is_batch=True)
     assert len(admit_all(schedule).pulls) == 4 and schedule.num_free_blocks == 0
 
@@ -118,7 +120,7 @@ def test_whoever_is_alone_fits() -> None:
     limits = InstanceLimits(
         num_blocks=15, block_size=BLOCK, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=60
     )
-    schedule = DecodeSchedule(limits)
+    schedule = DecodeSchedule(limits, ahead(4, 32))
     work = make_work(50)
     schedule.offer([work], is_batch=True)
     admit_all(schedule)
@@ -128,7 +130,7 @@ def test_whoever_is_alone_fits() -> None:
     schedule.check_idle()
 
 
-def full(policy: Policy, *works: Work, is_batch: bool = False) -> DecodeSchedule:
+def full(policy: DecodePart, *works: Work, is_batch: bool = False) -> DecodeSchedule:
     schedule = DecodeSchedule(LIMITS, policy)
     for work in works:
         schedule.offer([work], is_batch)
@@ -275,9 +277,10 @@ def test_what_is_wrong_is_said() -> None:
         DecodeSchedule(
             InstanceLimits(
                 num_blocks=3, block_size=4, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=60
-            )
+            ),
+            NEXT_ONLY,
         )
-    schedule = DecodeSchedule(LIMITS)
+    schedule = DecodeSchedule(LIMITS, ahead(4, 32))
     work = make_work(8)
     schedule.offer([work], is_batch=False)
     with pytest.raises(RuntimeError, match="offered, but it is here already"):
@@ -345,6 +348,8 @@ class World:
         plan = self.schedule.plan(0.0)
         self.schedule.check()
         self.pulling |= set(keys(plan.pulls))
+        # of these there is no KV, and nothing to wait for
+        self.running |= set(keys(plan.starts))
         assert self.running >= {*plan.run, *plan.wants_evicted}
         num_tokens = sum(self.lengths[key] - self.cached[key] for key in plan.run)
         num_tokens += sum(count for _, count in plan.chunks)
@@ -362,7 +367,7 @@ class World:
                 self.running.remove(key)
                 self.num_finished += 1
         self.wanted = [key for key in plan.wants_evicted if key in self.running]
-        return bool(plan.run or plan.chunks)
+        return plan.goes_on
 
     def end_copies(self, share: float) -> bool:
         ended = [key for key in sorted(self.pulling | self.leaving) if self.rng.random() < share]

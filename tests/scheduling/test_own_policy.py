@@ -117,7 +117,7 @@ def test_those_that_are_registered_have_a_name_and_a_line_for_people() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("best", "must be one of aligned, priority, fcfs, or package.module:Class"),
+        ("best", "must be one of aligned, .* or package.module:Class"),
         ("nowhere.at_all:Best", "No module named 'nowhere'"),
         (f"{__name__}:Worst", "has no attribute 'Worst'"),
         (f"{__name__}:BLOCK_SIZE", "is no subclass of"),

@@ -9,8 +9,9 @@ from alignedserve.scheduling.policies.aligned import Aligned
 from alignedserve.scheduling.policies.base import Policy
 from alignedserve.scheduling.policies.fcfs import Fcfs
 from alignedserve.scheduling.policies.priority import Priority
+from alignedserve.scheduling.policies.sarathi import Sarathi
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Aligned, Priority, Fcfs)}
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Aligned, Priority, Fcfs, Sarathi)}
 
 
 def make_policy(config: SchedulingConfig) -> Policy:

@@ -13,6 +13,7 @@ from alignedserve.estimate import Estimate
 from alignedserve.messages import FindNear, FormBatch, InstanceLimits
 from alignedserve.scheduling import decoding, prefilling, routing
 from alignedserve.scheduling.boundary import (
+    AnyDecode,
     AnyPrefill,
     DecodeBoundary,
     DecodeRequest,
@@ -51,7 +52,8 @@ class RouterPart:
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
         """Prompts that start, and are taken from the queue. They need not all be asked for."""
-        yield from routing.start_line(island, 0, routing.room_left(island, self.config.prefill_window))
+        if not routing.has_evicted(island):
+            yield from routing.start_line(island, 0, routing.room_left(island, self.config.prefill_window))
 
     def place(
         self,
@@ -61,7 +63,7 @@ class RouterPart:
         island: Island,
     ) -> PrefillView:
         """The instance to compute its prompt. `num_known`: tokens of the prompt whose KV an instance may have."""
-        return min(views, key=lambda view: view.pending.total - num_known(view))
+        return min(views, key=lambda view: (view.pending.total - num_known(view), -view.num_free_blocks))
 
     def holds(self, request: RoutedRequest) -> bool:
         """Whether what the pool has of a prompt that was begun and waits again is not for others to take."""
@@ -114,6 +116,14 @@ class DecodePart:
         self.limits = limits
         self.config = config
 
+    def in_order(self, members: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
+        """Of a colocated instance's prompts, the most urgent first."""
+        return members
+
+    def is_ahead(self, begun: DecodeRequest, member: DecodeRequest, now: float) -> bool:
+        """Of two prompts that begin alike: see `PrefillPart`."""
+        return True
+
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
         """Real time that will be offered in a moment: prompts that are computed, and those that have been."""
 
@@ -129,6 +139,22 @@ class DecodePart:
 
     def took(self, seconds: float) -> None:
         """The iteration of the last plan."""
+
+
+class ColocatedPart(DecodePart):
+    """What an instance does that computes prompts and decodes: candidates are prompts, or come back from the pool."""
+
+    def plan(self, at: DecodeBoundary) -> None:
+        """Who runs goes on, in order of arrival; with the tokens that are left others begin."""
+        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        for member in at.running:
+            decoding.compute(at, member, at.num_tokens_left)
+        decoding.begin_in_order(at, self.config, [*at.requests, *at.batch])
+
+    def in_eviction_order(
+        self, members: Sequence[DecodeRequest], at: DecodeBoundary
+    ) -> Sequence[DecodeRequest]:
+        return decoding.youngest(members, at)
 
 
 class Policy:
@@ -148,3 +174,6 @@ class Policy:
 
     def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         return DecodePart(limits, self.config)
+
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return ColocatedPart(limits, self.config)

@@ -12,9 +12,15 @@ from itertools import chain
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits
 from alignedserve.scheduling import decoding, prefilling, routing
-from alignedserve.scheduling.boundary import AnyPrefill, DecodeBoundary, DecodeRequest, PrefillRequest
+from alignedserve.scheduling.boundary import (
+    AnyDecode,
+    AnyPrefill,
+    DecodeBoundary,
+    DecodeRequest,
+    PrefillRequest,
+)
 from alignedserve.scheduling.island import Assign, Island, RoutedRequest
-from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy, PrefillPart, RouterPart
 
 REAL_TIME, BEST_EFFORT = 0, 1
 
@@ -28,7 +34,7 @@ class PriorityRouter(RouterPart):
     def start(self, island: Island) -> Iterator[RoutedRequest]:
         room = routing.room_left(island, self.config.prefill_window)
         room = yield from routing.start_line(island, REAL_TIME, room)
-        if island.queue.is_empty(REAL_TIME):
+        if island.queue.is_empty(REAL_TIME) and not routing.has_evicted(island):
             yield from routing.start_line(island, BEST_EFFORT, room)
 
     def decide(self, island: Island) -> Iterable[Assign]:
@@ -63,6 +69,31 @@ class PriorityDecode(DecodePart):
         return decoding.longest_of_older_batch(members, at, has_classes=True)
 
 
+class PriorityColocated(ColocatedPart):
+    def plan(self, at: DecodeBoundary) -> None:
+        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        for member in decoding.real_time_first(at.running):
+            decoding.compute(at, member, at.num_tokens_left)
+        decoding.begin_in_order(at, self.config, [each for each in _waiting(at) if each.is_rt])
+        if not any(each.is_rt for each in _waiting(at)):
+            decoding.begin_in_order(at, self.config, _waiting(at))
+
+    def in_eviction_order(
+        self, members: Sequence[DecodeRequest], at: DecodeBoundary
+    ) -> Sequence[DecodeRequest]:
+        return sorted(decoding.youngest(members, at), key=lambda member: member.is_rt)
+
+    def in_order(self, members: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
+        return decoding.real_time_first(members)
+
+    def is_ahead(self, begun: DecodeRequest, member: DecodeRequest, now: float) -> bool:
+        return begun.is_rt or not member.is_rt
+
+
+def _waiting(at: DecodeBoundary) -> list[DecodeRequest]:
+    return [*at.requests, *at.batch]
+
+
 class Priority(Policy):
     name = "priority"
     summary = "real time first, then in order of arrival"
@@ -75,3 +106,6 @@ class Priority(Policy):
 
     def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         return PriorityDecode(limits, self.config)
+
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return PriorityColocated(limits, self.config)

@@ -11,7 +11,7 @@ from alignedserve.scheduling.policies.aligned.decode.part import AlignedDecode
 from alignedserve.scheduling.policies.aligned.prefill.part import AlignedPrefill
 from alignedserve.scheduling.policies.aligned.router.part import AlignedRouter
 from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
-from alignedserve.scheduling.policies.priority import PriorityDecode, PriorityPrefill
+from alignedserve.scheduling.policies.priority import PriorityColocated, PriorityDecode, PriorityPrefill
 
 
 class Aligned(Policy):
@@ -29,4 +29,9 @@ class Aligned(Policy):
     def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         if estimate is None:
             return PriorityDecode(limits, self.config)
+        return AlignedDecode(limits, self.config, estimate)
+
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        if estimate is None:
+            return PriorityColocated(limits, self.config)
         return AlignedDecode(limits, self.config, estimate)

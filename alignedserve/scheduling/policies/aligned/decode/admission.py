@@ -24,7 +24,7 @@ class Admission:
         """Real time, whose KV an iteration may wait for."""
         if self._mixing.is_be_owed and not _is_be_started(at):
             self._admit_owed(at)
-        if self._admit(at, is_rt=True):
+        if any(member.num_pooled for member in self._admit(at, is_rt=True)):
             self._mixing.pulls_rt()
 
     def admit_beside_iteration(self, at: DecodeBoundary) -> None:

@@ -32,7 +32,7 @@ def _fill_mixed(
         at.hold(hold_s)
         return
     rt = _run(at, [member for member in ready if member.is_rt])
-    rt_behind = [member for member in behind if member.is_rt]
+    rt_behind = sorted((member for member in behind if member.is_rt), key=_due_s)
     bound_s = mixing.bound_s([*rt, *rt_behind])
     lengths = [member.num_tokens for member in rt]
     chunks = _catch_up(at, mixing, rt_behind, [], lengths, bound_s)
@@ -40,8 +40,15 @@ def _fill_mixed(
     chosen = _run(at, mixing.choose(rt, be, chunks, bound_s))
     lengths += [member.num_tokens for member in chosen]
     be_behind = [member for member in behind if not member.is_rt]
-    _catch_up(at, mixing, be_behind, chunks, lengths, bound_s)
+    if be_behind:
+        bound_s = mixing.chunk_bound_s(be_behind[0], chunks, lengths, bound_s)
+        taken = _catch_up(at, mixing, be_behind, chunks, lengths, bound_s)
+        mixing.spent_on_chunks(taken, chunks, lengths)
     mixing.planned(num_be=len(chosen))
+
+
+def _due_s(member: DecodeRequest) -> float:
+    return member.deadlines.token_due_s(member.num_output)
 
 
 def _run(at: DecodeBoundary, members: Iterable[DecodeRequest]) -> list[DecodeRequest]:

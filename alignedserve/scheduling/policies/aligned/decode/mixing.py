@@ -194,6 +194,28 @@ class Mixing:
             return ends[fitting - 1]
         return ends[0] if member.is_rt or not (lengths or chunks) else 0
 
+    def chunk_bound_s(
+        self, first: DecodeRequest, chunks: Chunks, lengths: Sequence[int], bound_s: float
+    ) -> float:
+        """What the iteration may take with chunks of BE, the first of these: so much of them as is enough for their
+        pace, and what BE is owed."""
+        block_size = self._limits.block_size
+        most = max(self._limits.max_num_batched_tokens // block_size, 1)
+        if math.isinf(bound_s):
+            return bound_s
+
+        def seconds(num_blocks: int) -> float:
+            return self._estimate.iteration([*chunks, (first.num_cached, num_blocks * block_size)], lengths)
+
+        enough_s = seconds(num_enough(most, seconds, self._config.be_pace))
+        alone_s = self._estimate.iteration(chunks, lengths) if chunks or lengths else 0.0
+        return max(min(bound_s, enough_s), alone_s + self._credit.seconds)
+
+    def spent_on_chunks(self, taken: Chunks, chunks: Chunks, lengths: Sequence[int]) -> None:
+        alone_s = self._estimate.iteration(chunks, lengths) if chunks or lengths else 0.0
+        if taken:
+            self._credit.spend(self._estimate.iteration([*chunks, *taken], lengths) - alone_s)
+
     def planned(self, num_be: int) -> None:
         self._num_be = num_be
 

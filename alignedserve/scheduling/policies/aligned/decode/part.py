@@ -1,5 +1,6 @@
-"""What a decode instance does at an iteration boundary. The running batch R, candidate requests Q (they belong with R)
-and the candidate batch B (it runs next):
+"""What a decode instance does at an iteration boundary, and a colocated one, where prompts are candidates too.
+
+There are the running batch R, candidate requests Q (they belong with R) and the candidate batch B (it runs next):
 
 1. Victims are named when R will not fit, or real time finds no room (`eviction.py`, `victims.py`).
 2. Real time (RT) is admitted before best effort (BE), Q before B, and B once R is below its fill mark (`admission.py`).
@@ -14,9 +15,12 @@ RT and BE share the instance like this (`mixing.py`):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from alignedserve.estimate import Estimate
 from alignedserve.messages import InstanceLimits
-from alignedserve.scheduling.boundary import DecodeBoundary
+from alignedserve.scheduling import decoding
+from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.decode.admission import Admission
 from alignedserve.scheduling.policies.aligned.decode.eviction import Eviction
@@ -31,6 +35,13 @@ class AlignedDecode(DecodePart):
         self._mixing = Mixing(limits, config, estimate)
         self._eviction = Eviction(config, self._mixing)
         self._admission = Admission(config, self._mixing)
+
+    def in_order(self, members: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
+        return decoding.real_time_first(members)
+
+    def is_ahead(self, begun: DecodeRequest, member: DecodeRequest, now: float) -> bool:
+        """Real time waits for no best effort."""
+        return begun.is_rt or not member.is_rt
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
         self._mixing.expect(num_prefilling, num_ready, now)

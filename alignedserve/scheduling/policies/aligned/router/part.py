@@ -45,6 +45,8 @@ class AlignedRouter(RouterPart):
         rt_room = routing.window(island.fleet, num_iterations).less(*routing.ahead(island, True))
         be_room = routing.window(island.fleet, num_iterations * share).less(*routing.ahead(island, False))
         yield from routing.start_line(island, REAL_TIME, rt_room)
+        if routing.has_evicted(island):
+            return
         yield from routing.start_line(
             island, BEST_EFFORT, be_room, lambda request: self._may_start(request, island)
         )
@@ -82,7 +84,9 @@ class AlignedRouter(RouterPart):
     # ---- pooled requests ---------------------------------------------------------------------------------------------
 
     def expect_at(self, request: RoutedRequest, island: Island) -> DecodeView | None:
-        return express.expect_at(request, island.fleet.decodes) if self._is_express(request, island) else None
+        is_apart = not island.fleet.is_colocated
+        is_told = is_apart and self._is_express(request, island)
+        return express.expect_at(request, island.fleet.decodes) if is_told else None
 
     def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
         """Beside best effort, real time is due with its next token. Where all is real time, batches of like lengths are

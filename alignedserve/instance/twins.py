@@ -6,21 +6,48 @@ They come of one call with several choices, and of batch jobs whose lines have a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
+from typing import Any, Protocol
 
-from alignedserve.prefill_worker.members import Member
-from alignedserve.prefill_worker.prompts import Shares
+from alignedserve.instance.shares import Shares
 from alignedserve.prefixes import pays_to_wait
-from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.types import RequestKey
 
 
+class Member(Protocol):
+    """A prompt as its schedule sees it."""
+
+    # for another that begins alike
+    is_following: bool
+
+    @property
+    def key(self) -> RequestKey: ...
+
+    @property
+    def is_rt(self) -> bool: ...
+
+    @property
+    def names(self) -> Sequence[bytes]:
+        """Of its first blocks, those that it may share."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_computed(self) -> int: ...
+
+
+# of two that begin alike, one that has begun and one that waits: will the first have computed what both need before the
+# other could?
+IsAhead = Callable[[Any, Any, float], bool]
+
+
 class Twins:
-    def __init__(self, block_size: int, shares: Shares, policy: PrefillPart) -> None:
+    def __init__(self, block_size: int, shares: Shares, is_ahead: IsAhead) -> None:
         self._block_size = block_size
         self._shares = shares
-        self._policy = policy
+        self._is_ahead = is_ahead
         self._now = 0.0
         # blocks that are still to be computed, by name: by whom
         self._coming: dict[bytes, Member] = {}
@@ -58,7 +85,7 @@ class Twins:
             if other is None:
                 return False
             if other.key not in is_ahead:
-                is_ahead[other.key] = self._policy.is_ahead(other, member, self._now)
+                is_ahead[other.key] = self._is_ahead(other, member, self._now)
             return is_ahead[other.key]
 
         return self._block_size * sum(1 for _ in takewhile(is_coming, missing))

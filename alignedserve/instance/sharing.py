@@ -30,7 +30,7 @@ class Beginning:
 
 
 class Sharing:
-    """See `prompts.Shares`."""
+    """See `shares.Shares`."""
 
     def __init__(self, engine: Executor, is_enabled: bool) -> None:
         self._engine = engine

@@ -1,0 +1,99 @@
+"""Prompts that a colocated instance computes: what it keeps of each beside its blocks, until its first token is out.
+
+A grammar is compiled before the prompt is offered to the schedule. Prompts share KV with others that begin alike
+(`instance/sharing.py`). Log-probabilities of a prompt come chunk by chunk, and go out with its first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
+from alignedserve.engine.request import Request
+from alignedserve.engine.validate import check_request
+from alignedserve.instance.compiling import Compiling
+from alignedserve.instance.executor import Executor
+from alignedserve.instance.requests import adopt, key_of, plain
+from alignedserve.instance.sharing import Beginning, Sharing
+from alignedserve.messages import NewTokens, Work
+from alignedserve.prompt_logprobs import pack
+from alignedserve.text.grammar import Matcher
+from alignedserve.types import InvalidRequest, RequestKey
+
+
+class Prompts:
+    def __init__(self, engine: Executor, compiling: Compiling, shares_prefixes: bool) -> None:
+        self._engine = engine
+        self._compiling = compiling
+        self.sharing = Sharing(engine, shares_prefixes)
+        # of those that have not started, those with a grammar
+        self._matchers: dict[RequestKey, Matcher] = {}
+        # of those that have
+        self._beginnings: dict[RequestKey, Beginning] = {}
+        self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
+
+    def __len__(self) -> int:
+        return len(self._matchers) + len(self._beginnings)
+
+    # ---- before they start -------------------------------------------------------------------------------------------
+
+    def check(self, work: Work) -> str | None:
+        """Why it can't be run."""
+        wanted = work.request
+        try:
+            check_request(wanted.prompt, wanted.params, self._engine.vocabulary, self._engine.max_model_len)
+        except InvalidRequest as error:
+            return str(error)
+        return None
+
+    def when_compiled(self, work: Work, then: Callable[[], None]) -> None:
+        key, structure = work.request.key, work.request.params.structured_outputs
+        if structure is not None:
+            matcher = self._matchers[key] = self._engine.grammars.matcher(structure)
+            self._compiling.begin(key, matcher)
+        self._compiling.when_ready(key, then)
+
+    def forget(self, key: RequestKey) -> bool:
+        """It will not start. Whether it was still waiting for its grammar."""
+        self._matchers.pop(key, None)
+        self.sharing.forget(key)
+        return self._compiling.drop(key)
+
+    def forget_waiting(self) -> None:
+        for key in list(self._matchers):
+            self.forget(key)
+        self.sharing.forget_waiting()
+
+    # ---- from there on -----------------------------------------------------------------------------------------------
+
+    def start(self, work: Work) -> Request:
+        key = work.request.key
+        beginning = self._beginnings[key] = self.sharing.start(work)
+        request = adopt(self._engine, work, self._matchers.pop(key, None), beginning.num_found)
+        if request.params.prompt_logprobs is not None:
+            self._logprobs[key] = []
+        return request
+
+    def computed(self, requests: Iterable[Request]) -> None:
+        """More of each than before, and others may share that."""
+        for request in requests:
+            if beginning := self._beginnings.get(key_of(request.request_id)):
+                self.sharing.computed(request, beginning)
+
+    def take_output(self, output: TokenOutput, news: NewTokens | None) -> None:
+        """Of one iteration; with the token that it yielded, if any."""
+        key = key_of(output.request_id)
+        if output.prompt_logprobs and key in self._logprobs:
+            self._logprobs[key] += output.prompt_logprobs
+        beginning = self._beginnings.get(key)
+        if beginning and isinstance(output.error, BrokenLogits):
+            self.sharing.spoilt(beginning)
+        if news is not None and beginning and not news.first:
+            news.num_reused = beginning.num_found
+            if (logprobs := self._logprobs.pop(key, None)) is not None:
+                news.prompt_logprobs = pack([*map(plain, logprobs)])
+
+    def left(self, key: RequestKey) -> None:
+        """Safe to repeat."""
+        self._beginnings.pop(key, None)
+        self._logprobs.pop(key, None)

@@ -1,0 +1,177 @@
+"""Colocated instances in virtual time: prompts and decodes in one iteration, preempted into the pool and back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from alignedserve.messages import DecodeReport, Request
+from alignedserve.router.events import Event, Received, Send
+from alignedserve.scheduling.policies import POLICIES
+from alignedserve.sim.island import Island
+from alignedserve.sim.model import make_request
+from alignedserve.types import InstanceId
+from tests.sim.islands import limits, requests, small_island
+
+SHORT = limits(num_blocks=34)
+every_policy = pytest.mark.parametrize("policy", POLICIES)
+
+
+def island_of(policy: str, num: int = 1, **options: Any) -> Island:
+    return small_island(policy, num_colocated=num, **({"pool_blocks": 120} | options))
+
+
+def both_classes(asked: list[Request]) -> list[Request]:
+    """Every third is real time."""
+    return [
+        replace(each, tier="be") if each.key % 3 else replace(each, ttft_s=0.5, tbt_s=0.1) for each in asked
+    ]
+
+
+def finish(island: Island, num_requests: int, limit_s: float = 1000.0) -> None:
+    assert island.run_until_done(num_requests, limit_s), f"{island.num_open} are open at {island.now} s"
+    island.settle()
+    island.check_idle()
+    assert all(stream.is_complete for stream in island.streams)
+
+
+def run(island: Island, asked: list[Request]) -> None:
+    island.submit(asked)
+    island.start()
+    finish(island, len(asked))
+
+
+def evictions(island: Island) -> int:
+    core = island.router.core
+    assert core
+    return sum(core.life.counters.of(each.instance_id).num_evictions for each in island.colocated)
+
+
+@every_policy
+def test_every_request_gets_its_tokens(policy: str) -> None:
+    island = island_of(policy, num=2)
+    run(island, both_classes(requests(60, every_s=0.01)))
+    assert all(island.world.computed[stream.request.key] for stream in island.streams)
+
+
+@every_policy
+def test_who_is_preempted_comes_back_with_its_kv(policy: str) -> None:
+    """Nothing is computed twice, however often somebody has to leave."""
+    island = island_of(policy, decode=SHORT, pool_blocks=400)
+    asked = both_classes(requests(40, every_s=0.0, prompt_len=60, output_len=240))
+    run(island, asked)
+    assert evictions(island) > 10
+    for stream in island.streams:
+        num_tokens = len(stream.request.prompt) + len(stream.tokens)
+        assert island.world.computed[stream.request.key] == num_tokens - 1
+
+
+@every_policy
+@pytest.mark.parametrize("victim", ["colocated-0", "kvpool-0", "router"])
+def test_a_death_in_mid_stream_costs_no_token(policy: str, victim: str) -> None:
+    """Also that of the only instance there is."""
+    island = island_of(policy, decode=SHORT)
+    asked = both_classes(requests(24, every_s=0.02, output_len=80))
+    island.submit(asked)
+    island.start()
+    island.run(0.8)
+    process: Any = island.router if victim == "router" else island.world.processes[InstanceId(victim)]
+    process.kill()
+    island.run(0.5)
+    process.start()
+    finish(island, len(asked))
+
+
+@every_policy
+def test_prompts_that_begin_alike_are_computed_once(policy: str) -> None:
+    island = island_of(policy, shares_prefixes=True, pool_blocks=256)
+    document, asked = [7] * 320, []
+    for key in range(1, 9):
+        made = make_request(key, 340, num_output_tokens=10, arrival_s=0.0)
+        asked.append(replace(made, prompt=[*document, *[key] * 20]))
+    run(island, asked)
+    own = sum(20 + len(stream.tokens) - 1 for stream in island.streams)
+    assert sum(island.world.computed.values()) == 320 + own
+
+
+def test_real_time_does_not_wait_for_best_effort() -> None:
+    """A batch that fills the instance, and then some chats."""
+    batch = [replace(each, tier="be") for each in requests(60, every_s=0.0, prompt_len=200, output_len=80)]
+    chats = [
+        make_request(1000 + number, 60, 20, 0.5 + 0.3 * number, max_tokens=50, ttft_s=0.3, tbt_s=0.1)
+        for number in range(12)
+    ]
+    found = {}
+    for policy in ("aligned", "fcfs"):
+        island = island_of(policy)
+        run(island, batch + chats)
+        found[policy] = max(
+            stream.times_s[0] - stream.request.arrival_s
+            for stream in island.streams
+            if stream.request.tier == "rt"
+        )
+    assert found["aligned"] < 0.3 < 10 * found["aligned"] < found["fcfs"]
+
+
+def test_whoever_decodes_is_stalled_by_no_prompt() -> None:
+    """`sarathi` keeps iterations within the objective; `fcfs` computes as many tokens as it may."""
+    chats = [make_request(key, 40, 100, 0.0, tbt_s=0.05, max_tokens=200) for key in range(1, 5)]
+    documents = [make_request(10 + key, 480, 5, 0.5 + 0.4 * key) for key in range(5)]
+    longest = {}
+    for policy in ("sarathi", "fcfs"):
+        roomy = limits(num_blocks=256, max_num_batched_tokens=2048)
+        island = island_of(policy, decode=roomy, pool_blocks=400)
+        run(island, chats + documents)
+        gaps = [
+            late - early
+            for stream in island.streams
+            if stream.request.key < 10
+            for early, late in zip(stream.times_s, stream.times_s[1:], strict=False)
+        ]
+        longest[policy] = max(gaps)
+    assert longest["sarathi"] < 0.052 < longest["fcfs"]
+
+
+def test_no_iteration_has_more_tokens_than_it_may() -> None:
+    for policy in POLICIES:
+        island = island_of(policy, decode=limits(num_blocks=128, max_num_batched_tokens=64))
+        most = 0
+
+        def watch(now: float, event: Event, sends: list[Send]) -> None:
+            nonlocal most
+            if isinstance(event, Received) and isinstance(event.message, DecodeReport):
+                most = max(most, event.message.num_computed)
+
+        island.router.observers.append(watch)
+        run(island, both_classes(requests(30, every_s=0.0)))
+        assert 60 < most <= 64, policy
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([*POLICIES]), st.integers(1, 3))
+def test_whatever_dies_and_is_aborted_nothing_is_lost(seed: int, policy: str, num: int) -> None:
+    dice = random.Random(seed)
+    island = island_of(policy, num, decode=SHORT, shares_prefixes=dice.random() < 0.5)
+    asked = both_classes(requests(30, every_s=0.03, prompt_len=150, output_len=120))
+    island.submit(asked)
+    island.start()
+    for key in dice.sample(range(1, 31), 6):
+        island.world.clock.at(dice.uniform(0.0, 3.0), lambda key=key: island.gateways[0].abort(key))  # type: ignore[misc]
+    victims: list[Any] = [island.router, island.pool, *island.colocated]
+    for _ in range(6):
+        island.run(dice.uniform(0.05, 0.6))
+        island.check()
+        victim = dice.choice(victims)
+        victim.kill()
+        island.run(dice.uniform(0.0, 0.4))
+        victim.start()
+    assert island.run_until_done(30, 1000.0)
+    island.settle()
+    island.check_idle()
+    assert {stream.outcome for stream in island.streams} <= {"stop", "length", "abort"}
