@@ -1,4 +1,4 @@
-"""The Ray shell of a decode instance. Its module is imported where it runs: the launcher needs none of it."""
+"""The Ray shells of decode and colocated instances. Modules are imported where they run: the launcher needs none."""
 
 from __future__ import annotations
 
@@ -16,3 +16,14 @@ class DecodeActor:
         from alignedserve.decode_worker.process import DecodeProcess
 
         DecodeProcess(self._config).run()
+
+
+@ray.remote
+class ColocatedActor:
+    def __init__(self, config: InstanceConfig) -> None:
+        self._config = config
+
+    def run(self) -> None:
+        from alignedserve.decode_worker.process import ColocatedProcess
+
+        ColocatedProcess(self._config).run()

@@ -1,8 +1,8 @@
-"""A decode instance's process."""
+"""The processes of decode and colocated instances."""
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.worker import DecodeWorker
+from alignedserve.decode_worker.worker import ColocatedWorker, DecodeWorker
 from alignedserve.engine.engine import Engine
 from alignedserve.estimate import Estimate
 from alignedserve.instance.live_transfers import LiveTransfers
@@ -27,3 +27,18 @@ class DecodeProcess(InstanceProcess):
 
     def _attach(self, segment: str, form: BlockFormat) -> Segment:
         return Segment.attach(segment, form)
+
+
+class ColocatedProcess(DecodeProcess):
+    role = "colocated"
+
+    def _make_worker(
+        self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
+    ) -> ColocatedWorker:
+        return ColocatedWorker(
+            engine,
+            transfers,
+            make_policy(self._config.scheduling),
+            estimate,
+            shares_prefixes=self._config.engine.enable_prefix_caching,
+        )

@@ -24,6 +24,8 @@ from alignedserve.types import InstanceId, RequestKey
 # Victims without room in the pool wait for it while others run. When nothing has run for so long, or for so many
 # iterations, one of them is computed again later.
 STANDSTILL_S = 1.0
+# A colocated instance computes it again itself, and need not wait for others to have room for its prompt.
+STANDSTILL_COLOCATED_S = 0.1
 STANDSTILL_ITERATIONS = 4
 
 
@@ -244,7 +246,8 @@ class DecodeSide:
 
     def _stands_still(self, view: DecodeView, victims: Sequence[Entry]) -> bool:
         iteration_s = view.report.duration_s if view.report else 0.0
-        patience_s = max(STANDSTILL_S, STANDSTILL_ITERATIONS * iteration_s)
+        least_s = STANDSTILL_COLOCATED_S if isinstance(view, ColocatedView) else STANDSTILL_S
+        patience_s = max(least_s, STANDSTILL_ITERATIONS * iteration_s)
         since_s = max(view.progress_s, max(entry.since_s for entry in victims))
         return self._life.now - since_s > patience_s
 

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alignedserve.decode_worker.actor import DecodeActor
+from alignedserve.decode_worker.actor import ColocatedActor, DecodeActor
 from alignedserve.gateway.actor import GatewayActor
 from alignedserve.kvpool.actor import PoolActor
 from alignedserve.launch.plan import ProcessSpec
@@ -19,6 +19,7 @@ ACTORS: dict[str, Any] = {
     "kvpool": PoolActor,
     "prefill": PrefillActor,
     "decode": DecodeActor,
+    "colocated": ColocatedActor,
     "gateway": GatewayActor,
 }
 

@@ -17,8 +17,13 @@ class ServeConfig:
     host: Annotated[str, "address of the HTTP endpoint"] = "127.0.0.1"
     port: Annotated[int, "port of the HTTP endpoint"] = 8000
     served_model_name: Annotated[str | None, "the model's name to clients [default: as it was given]"] = None
-    prefill_instances: Annotated[int, "of each island; one GPU each where there are GPUs"] = 1
-    decode_instances: Annotated[int, "of each island; one GPU each where there are GPUs"] = 1
+    prefill_instances: Annotated[
+        int | None, "of each island; one GPU each where there are GPUs [default: 1]"
+    ] = None
+    decode_instances: Annotated[int | None, "likewise [default: 1]"] = None
+    colocated_instances: Annotated[
+        int | None, "instead of those, each computes prompts and decodes [default: 1 where there is one GPU]"
+    ] = None
     pool_memory_bytes: Annotated[
         int | None, "shared memory of each island for KV [default: 1 GiB at most]"
     ] = None
@@ -82,8 +87,16 @@ class ServeConfig:
     otlp_endpoint: Annotated[str | None, "where OpenTelemetry traces go, over HTTP [default: nowhere]"] = None
 
     def __post_init__(self) -> None:
-        for name in ("prefill_instances", "decode_instances"):
-            _in_range(name, getattr(self, name), 1, 1024)
+        apart = ("prefill_instances", "decode_instances")
+        for name in (*apart, "colocated_instances"):
+            if (count := getattr(self, name)) is not None:
+                _in_range(name, count, 1, 1024)
+        for name in apart:
+            if self.colocated_instances is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"colocated_instances={self.colocated_instances} and {name}={getattr(self, name)}: "
+                    "an island has one or the other"
+                )
         if not self.shutdown_timeout >= 0:
             raise ValueError(f"shutdown_timeout={self.shutdown_timeout}: must be at least 0")
         has_keys = self.api_key or self.api_key_file is not None
@@ -121,6 +134,14 @@ class ServeConfig:
                 )
         if self.pool_memory_bytes is not None:
             _in_range("pool_memory_bytes", self.pool_memory_bytes, 1, 2**63 - 1)
+
+    def instances(self, num_gpus: int = 0) -> dict[str, int]:
+        """How many of each role an island has with so many GPUs. One alone would hold the weights twice if two
+        instances shared it."""
+        has_no_say = self.prefill_instances is None and self.decode_instances is None
+        if self.colocated_instances is not None or (has_no_say and num_gpus == 1):
+            return {"colocated": self.colocated_instances or 1}
+        return {"prefill": self.prefill_instances or 1, "decode": self.decode_instances or 1}
 
     @property
     def log(self) -> LogConfig:

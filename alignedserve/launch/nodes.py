@@ -24,7 +24,7 @@ _NODES_POLL_S = 1.0
 @contextmanager
 def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[Node]]:
     """`prefix` is what names of shared memory begin with; what is left of that at the end is removed."""
-    num_instances = config.prefill_instances + config.decode_instances
+    num_instances = sum(config.instances().values())
     num_threads = threads_of_each(config)
     with removing(prefix) as left, local_ray(left.directory, num_instances + 3, num_threads) as ray:
         left.note_processes()
@@ -35,7 +35,7 @@ def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[
 
 def threads_of_each(config: ServeConfig) -> int:
     """The number of threads of an instance on a CPU, where the environment sets none."""
-    return max(1, len(os.sched_getaffinity(0)) // (config.prefill_instances + config.decode_instances))
+    return max(1, len(os.sched_getaffinity(0)) // sum(config.instances().values()))
 
 
 @contextmanager

@@ -102,8 +102,12 @@ def check(asked: LaunchRequest) -> None:
 def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> IslandPlan:
     """Raises ValueError for what does not fit the node."""
     is_cpu = runs_on_cpu(asked.engine, node.num_gpus)
-    num_gpus = 0.0 if is_cpu else _gpus_of_each(asked.serve, node)
+    roles = asked.serve.instances(0 if is_cpu else node.num_gpus)
+    num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), node)
     transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
+    if "colocated" in roles:
+        # nothing goes from one to another
+        transport = "host"
     if transport == "nccl" and num_gpus < 1:
         raise ValueError(
             f"link='nccl': instances would have to share GPUs on {node.name}; host and ipc can do that"
@@ -137,10 +141,7 @@ def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> Island
             ),
             num_gpus=num_gpus,
         )
-        for role, count in (
-            ("prefill", asked.serve.prefill_instances),
-            ("decode", asked.serve.decode_instances),
-        )
+        for role, count in roles.items()
         for name in (InstanceId(f"{role}-{number}") for number in range(count))
     ]
     pool_name = InstanceId("kvpool-0")
@@ -210,11 +211,11 @@ def _local(asked: LaunchRequest) -> EngineConfig:
     return replace(asked.engine, model=str(asked.model.directory), revision=None)
 
 
-def _gpus_of_each(serve: ServeConfig, node: Node) -> float:
+def _gpus_of_each(num_instances: int, node: Node) -> float:
     """The GPUs of each instance: one, or where there are not enough, an equal part of one."""
     if not node.num_gpus:
         raise ValueError(f"device='cuda': {node.name} has no GPU")
-    num_sharing = math.ceil((serve.prefill_instances + serve.decode_instances) / node.num_gpus)
+    num_sharing = math.ceil(num_instances / node.num_gpus)
     # Ray counts GPUs in ten-thousandths
     return math.floor(10_000 / num_sharing) / 10_000
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import chain
 
-from alignedserve.scheduling.island import Assign, Fleet, Island, Room, RoutedRequest
+from alignedserve.scheduling.island import Assign, Fleet, Island, Pooled, Room, RoutedRequest
 from alignedserve.types import InstanceId
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------
@@ -68,6 +69,10 @@ def patience_s(island: Island, starvation_s: float) -> float:
     capacity = sum(view.num_blocks * view.hello.limits.block_size for view in island.fleet.decodes)
     num_fills = island.pooled.num_tokens / capacity if capacity else 0.0
     return starvation_s * (1.0 + num_fills)
+
+
+def real_time_first(pooled: Pooled) -> Iterator[RoutedRequest]:
+    return chain(pooled.real_time, (request for request in pooled if not request.is_rt))
 
 
 def assign_in_order(requests: Iterable[RoutedRequest], fleet: Fleet) -> list[Assign]:

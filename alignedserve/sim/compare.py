@@ -41,8 +41,11 @@ class Setting:
     policy: str
     num_prefill: int
     num_decode: int
+    num_colocated: int = 0
 
     def __str__(self) -> str:
+        if self.num_colocated:
+            return f"{self.policy} {self.num_colocated} colocated"
         return f"{self.policy} {self.num_prefill}+{self.num_decode}"
 
 
@@ -75,10 +78,7 @@ class Comparison:
         self._engine = engine
         self._router = router
         self._scheduling = scheduling
-        self.settings = [
-            Setting(*each)
-            for each in product(config.policy, config.prefill_instances, config.decode_instances)
-        ]
+        self.settings = [Setting(policy, *each) for policy, each in product(config.policy, config.islands)]
         self.scenarios = [self._scenario(setting) for setting in self.settings]
         traffic = make_traffic(config)
         if config.find_rate and not any(each.tier == "rt" for each in traffic):
@@ -144,7 +144,7 @@ class Comparison:
         most_tokens = self._cost.num_kv_tokens // block_size * block_size
         max_model_len = config.max_model_len or min(MAX_MODEL_LEN, most_tokens)
         kv_bytes = most_tokens * self._cost.kv_bytes_per_token
-        pool_bytes = config.pool_memory_bytes or 2 * setting.num_decode * kv_bytes
+        pool_bytes = config.pool_memory_bytes or 2 * (setting.num_colocated or setting.num_decode) * kv_bytes
         if max_model_len > most_tokens:
             raise ValueError(f"max_model_len={max_model_len}: an instance holds {most_tokens} tokens")
         if pool_bytes < -(-max_model_len // block_size) * block_size * self._cost.kv_bytes_per_token:
@@ -157,6 +157,7 @@ class Comparison:
             router,
             num_prefill=setting.num_prefill,
             num_decode=setting.num_decode,
+            num_colocated=setting.num_colocated,
             block_size=block_size,
             max_num_seqs=self._engine.max_num_seqs,
             max_num_batched_tokens=self._engine.max_num_batched_tokens,

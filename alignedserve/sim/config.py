@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, get_args
 
 from alignedserve.cost import Attention
@@ -25,8 +26,11 @@ class SimConfig:
     policy: Annotated[
         tuple[str, ...], "as of alignedserve serve; repeat to compare, as the next two [default: aligned]"
     ] = ("aligned",)
-    prefill_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = (1,)
-    decode_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = (1,)
+    prefill_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = ()
+    decode_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = ()
+    colocated_instances: Annotated[
+        tuple[int, ...], "islands that have so many instead; repeat to compare [default: none]"
+    ] = ()
     link: Annotated[str, "how KV gets to decode instances: host, ipc, gloo or nccl"] = "host"
     pool_memory_bytes: Annotated[
         int | None, "host memory for KV [default: twice what the decode instances hold]"
@@ -64,10 +68,10 @@ class SimConfig:
     attainment: Annotated[float, "share of it that is enough"] = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("policy", "prefill_instances", "decode_instances"):
+        for name in ("policy", "prefill_instances", "decode_instances", "colocated_instances"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)}: names one twice")
-        for count in (*self.prefill_instances, *self.decode_instances):
+        for count in (*self.prefill_instances, *self.decode_instances, *self.colocated_instances):
             _in_range("instances", count, 1, 1024)
         if self.attention is not None:
             _one_of("attention", self.attention, get_args(Attention))
@@ -90,6 +94,15 @@ class SimConfig:
             _in_range("be_share", self.be_share, 0, 1)
         if not 0 < self.attainment <= 1:
             raise ValueError(f"attainment={self.attainment}: must be above 0, at most 1")
+
+    @property
+    def islands(self) -> list[tuple[int, int, int]]:
+        """Numbers of prefill, decode and colocated instances."""
+        colocated = [(0, 0, count) for count in self.colocated_instances]
+        if colocated and not (self.prefill_instances or self.decode_instances):
+            return colocated
+        apart = product(self.prefill_instances or (1,), self.decode_instances or (1,), (0,))
+        return [*apart, *colocated]
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> None:

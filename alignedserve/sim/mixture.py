@@ -127,4 +127,4 @@ def _busy(ran: Ran, begin_s: float, end_s: float) -> float:
         for iterations in ran.lifetimes.iterations.values()
         for each in iterations
     )
-    return computing_s / ((end_s - begin_s) * ran.scenario.num_decode)
+    return computing_s / ((end_s - begin_s) * ran.scenario.num_decoding)

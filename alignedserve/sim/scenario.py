@@ -31,6 +31,8 @@ class Scenario:
     router: RouterConfig = field(default_factory=RouterConfig)
     num_prefill: int = 1
     num_decode: int = 1
+    # instead of those
+    num_colocated: int = 0
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -57,11 +59,17 @@ class Scenario:
             pool_blocks=int(self.pool_bytes / (self.block_size * self.cost.kv_bytes_per_token)),
             num_prefill=self.num_prefill,
             num_decode=self.num_decode,
+            num_colocated=self.num_colocated,
             router=self.router,
             scheduling=self.scheduling,
             foresee=self.foresee,
         )
         return Island(config)
+
+    @property
+    def num_decoding(self) -> int:
+        """Instances."""
+        return self.num_colocated or self.num_decode
 
     def requests(self, workload: Sequence[Arrival]) -> list[Request]:
         """Those that fit the model."""

@@ -62,7 +62,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _who(row: Row) -> list[str]:
-    return [row.setting.policy, str(row.setting.num_prefill), str(row.setting.num_decode)]
+    setting = row.setting
+    if setting.num_colocated:
+        return [setting.policy, "-", f"{setting.num_colocated} colocated"]
+    return [setting.policy, str(setting.num_prefill), str(setting.num_decode)]
 
 
 def _real_time(row: Row) -> list[str]:

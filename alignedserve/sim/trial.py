@@ -109,7 +109,7 @@ class Trial:
             num_be_complete=len(complete),
             num_refused=sum(stream.outcome in _REFUSED for stream in traffic),
             num_open=self._num_left,
-            prefill_busy=self._load.computing_s["prefill"] / (window_s * self._scenario.num_prefill),
+            prefill_busy=self._load.computing_s["prefill"] / (window_s * max(self._scenario.num_prefill, 1)),
             mean_batch=self._mean_batch(),
             pool_peak=self._load.most_pool_blocks / island.pool.core.num_blocks,
             window_s=window_s,

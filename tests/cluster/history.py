@@ -35,7 +35,7 @@ class History:
         self.most_running: Counter[InstanceId] = Counter()
         # spare copies that had to go
         self.num_dropped = 0
-        # tokens of prompts whose KV a prefill instance had already
+        # tokens of prompts whose KV an instance had already
         self.found: Counter[InstanceId] = Counter()
         self.failures: list[Failed] = []
         # what was sent to gateways
@@ -53,6 +53,7 @@ class History:
                 self.found[sender] += num_found
             case Received(sender=sender, message=DecodeReport() as report):
                 self.evicted[sender] += len(report.evicted)
+                self.found[sender] += report.num_found
                 self.most_running[sender] = max(self.most_running[sender], report.num_running)
                 for key in report.admitted:
                     self.admitted[sender, self._sources[key]] += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from alignedserve.decode_worker.process import DecodeProcess
+from alignedserve.decode_worker.process import ColocatedProcess, DecodeProcess
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine, Iteration
 from alignedserve.engine.outputs import TokenOutput
@@ -59,6 +59,7 @@ PROCESSES: dict[str, Any] = {
     "kvpool": PoolProcess,
     "prefill": PrefillProcess,
     "decode": DecodeProcess,
+    "colocated": ColocatedProcess,
     "gateway": GatewayProcess,
     "slow prefill": SlowPrefill,
     "slow decode": SlowDecode,

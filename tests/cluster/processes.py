@@ -33,6 +33,7 @@ TOKEN = "of this test"
 ROUTER, POOL = InstanceId("router"), InstanceId("kvpool-0")
 PREFILLS = (InstanceId("prefill-0"), InstanceId("prefill-1"))
 DECODES = (InstanceId("decode-0"), InstanceId("decode-1"))
+COLOCATED = InstanceId("colocated-0")
 # for the longest of the tests' prompts
 MAX_MODEL_LEN = 384
 MAX_BLOCKS = MAX_MODEL_LEN // 16
@@ -52,6 +53,8 @@ class Setup:
     num_pool_blocks: int = 3 * MAX_BLOCKS
     silence_s: float = 10.0
     timeout_s: float = 30.0
+    # so many instead of prefill and decode instances
+    num_colocated: int = 0
     # instances that take their time
     is_slow: bool = False
     log: LogConfig = field(default_factory=LogConfig)
@@ -78,8 +81,11 @@ class Processes:
         self.router = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
         self.segment_prefix = f"alignedserve-test-{os.getpid()}-{next(_numbers)}"
         self.configs: dict[InstanceId, Any] = {POOL: self._pool()}
-        self.configs |= {name: self._instance(name, 2 * MAX_BLOCKS + 16, 64) for name in PREFILLS}
-        self.configs |= {name: self._instance(name, setup.num_decode_blocks, 64) for name in DECODES}
+        colocated = [InstanceId(f"colocated-{number}") for number in range(setup.num_colocated)]
+        if not colocated:
+            self.configs |= {name: self._instance(name, 2 * MAX_BLOCKS + 16, 64) for name in PREFILLS}
+        for name in colocated or DECODES:
+            self.configs[name] = self._instance(name, setup.num_decode_blocks, 64)
         expected = {name: name.split("-")[0] for name in self.configs}
         decides = RouterConfig(
             link=setup.link,

@@ -64,7 +64,8 @@ def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:
 
 
 def test_instances_that_share_a_gpu_can_map_each_others_memory() -> None:
-    wanted = replace(asked(EngineConfig(MODEL, device="cuda")), router=RouterConfig(link="ipc"))
+    apart = asked(EngineConfig(MODEL, device="cuda"), prefill_instances=1)
+    wanted = replace(apart, router=RouterConfig(link="ipc"))
     plan = plan_island(wanted, replace(NODE, num_gpus=1), "prefix")
     assert [(spec.num_gpus, spec.config.transfers.transport) for spec in plan.processes[2:]] == [
         (0.5, "ipc")
@@ -96,6 +97,24 @@ def test_instances_share_gpus_where_there_are_too_few(num_instances: int, num_gp
         assert spec.config.engine.device == "cuda"
 
 
+def test_one_gpu_alone_is_one_colocated_instance() -> None:
+    plan = plan_island(asked(), replace(NODE, num_gpus=1), "prefix")
+    assert [(spec.role, spec.num_gpus) for spec in plan.processes[2:]] == [("colocated", 1.0)]
+    assert plan.processes[0].config.expected == {"kvpool-0": "kvpool", "colocated-0": "colocated"}
+    assert [spec.role for spec in plan_island(asked(), NODE, "prefix").processes[2:]] == ["prefill", "decode"]
+
+
+def test_colocated_instances_are_instead_of_the_others() -> None:
+    wanted = replace(asked(colocated_instances=3), router=RouterConfig(link="gloo"))
+    instances = plan_island(wanted, NODE, "prefix").processes[2:]
+    assert [spec.instance_id for spec in instances] == ["colocated-0", "colocated-1", "colocated-2"]
+    assert {spec.config.transfers.transport for spec in instances} == {"host"}
+    with pytest.raises(
+        ValueError, match="colocated_instances=1 and decode_instances=2: an island has one or"
+    ):
+        ServeConfig(colocated_instances=1, decode_instances=2)
+
+
 def test_on_a_cpu_nothing_is_shared() -> None:
     plan = plan_island(asked(EngineConfig(MODEL, gpu_memory_utilization=0.9)), NODE, "prefix")
     assert not plan.shares_gpus
@@ -108,7 +127,7 @@ def test_no_gpu_at_all_is_refused() -> None:
 
 
 def test_nccl_needs_a_gpu_for_each() -> None:
-    wanted = replace(asked(), router=RouterConfig(link="nccl"))
+    wanted = replace(asked(prefill_instances=1), router=RouterConfig(link="nccl"))
     assert (
         plan_island(wanted, replace(NODE, num_gpus=2), "prefix").processes[2].config.transfers.transport
         == "nccl"

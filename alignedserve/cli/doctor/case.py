@@ -35,7 +35,8 @@ class Case:
 
     @property
     def num_instances(self) -> int:
-        return self.serve.prefill_instances + self.serve.decode_instances
+        num_gpus = 0 if self.engine.device == "cpu" else len(self.gpus.gpus)
+        return sum(self.serve.instances(num_gpus).values())
 
     @property
     def num_threads(self) -> int:

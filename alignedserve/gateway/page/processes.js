@@ -4,11 +4,11 @@ import { Changes, keyOf } from "./changes.js";
 import { Bar, Rows, byId, element, setText } from "./dom.js";
 import { NONE, age, clock, number, percent } from "./format.js";
 
-const ROLES = ["gateway", "router", "kvpool", "prefill", "decode"];
+const ROLES = ["gateway", "router", "kvpool", "prefill", "decode", "colocated"];
 // These states are the ones that the metrics count.
 const RUNNING = ["prefilling", "running", "making room"];
 const GONE = ["leaving"];
-const WITH_REQUESTS = ["prefill", "decode"];
+const WITH_REQUESTS = ["prefill", "decode", "colocated"];
 const FRESH_MS = 60_000;
 const STATES = {
   up: ["up", "● up"],

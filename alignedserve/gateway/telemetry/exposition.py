@@ -151,7 +151,7 @@ def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     parts = [(str(island), part) for island, cluster in clusters.items() for part in cluster.parts]
     yield _processes(parts)
     yield _kv_use(parts)
-    instances = [(island, part) for island, part in parts if part.role in ("prefill", "decode")]
+    instances = [(island, part) for island, part in parts if part.role in INSTANCE_ROLES]
     yield from _instances(instances)
     yield from _moves(instances)
 
@@ -177,7 +177,7 @@ def _recoveries(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
         "recoveries", "Requests that went on without a process that had them.", "island", "lost"
     )
     for island, cluster in clusters.items():
-        for role in ("prefill", "decode", "kvpool"):
+        for role in (*INSTANCE_ROLES, "kvpool"):
             recoveries.add_metric([str(island), role], cluster.recoveries.get(role, 0))
     yield recoveries
 
@@ -210,6 +210,7 @@ def _kv_use(parts: Iterable[tuple[str, Part]]) -> Metric:
     return use
 
 
+INSTANCE_ROLES = ("prefill", "decode", "colocated")
 INSTANCE_LABELS = ("island", "role", "instance")
 
 # name -> help, and where InstanceStats has it

@@ -11,8 +11,9 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.messages import Cluster, Part
 from alignedserve.store import Store
 
-# An island without one of each answers nothing.
+# An island without one of each answers nothing; instead of the last two it may have colocated instances.
 NEEDED = ("kvpool", "prefill", "decode")
+NEEDED_COLOCATED = ("kvpool", "colocated")
 _STORE_REASON = "files and batches answer 503, and batches wait: their store can't be reached, or can't write"
 
 
@@ -50,7 +51,8 @@ def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:
 
 def _missing(cluster: Cluster) -> list[str]:
     up = {part.role for part in cluster.parts if part.state == "up"}
-    return [role for role in NEEDED if role not in up]
+    is_colocated = any(part.role == "colocated" for part in cluster.parts)
+    return [role for role in (NEEDED_COLOCATED if is_colocated else NEEDED) if role not in up]
 
 
 def _requests(clusters: Iterable[Cluster]) -> dict[str, int]:

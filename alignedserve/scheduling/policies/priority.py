@@ -38,9 +38,7 @@ class PriorityRouter(RouterPart):
             yield from routing.start_line(island, BEST_EFFORT, room)
 
     def decide(self, island: Island) -> Iterable[Assign]:
-        pooled = island.pooled
-        in_order = chain(pooled.real_time, (request for request in pooled if not request.is_rt))
-        return routing.assign_in_order(in_order, island.fleet)
+        return routing.assign_in_order(routing.real_time_first(island.pooled), island.fleet)
 
 
 class PriorityPrefill(PrefillPart):

@@ -104,4 +104,8 @@ class AlignedRouter(RouterPart):
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
         if island.num_be and island.pooled.real_time:
             yield from express.express(island.pooled.soonest(express.MOST), island.fleet.decodes)
-        yield from batches.decide(island, self.config)
+        if island.fleet.is_colocated:
+            # those that were evicted; prompts run beside whoever decodes, so that like lengths gain nothing
+            yield from routing.assign_in_order(routing.real_time_first(island.pooled), island.fleet)
+        else:
+            yield from batches.decide(island, self.config)

@@ -1,0 +1,48 @@
+"""Requests that are made of processes again and again while something happens to these, and what they should bring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from alignedserve.messages import Request
+from alignedserve.sampling_params import SamplingParams
+from tests.cluster.client import Client, Stream, all_ended, connected
+from tests.cluster.processes import Processes
+from tests.cluster.requests import Result, alone, make_request, mixed_prompts, results
+from tests.engine.helpers import greedy_params
+
+NUM_REQUESTS = 16
+
+
+class Scene:
+    """Processes, the requests that are made of them again and again, and what those should bring."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self._params = [
+            greedy_params(200) if number % 2 else SamplingParams(seed=number, max_tokens=200, ignore_eos=True)
+            for number in range(NUM_REQUESTS)
+        ]
+        self._prompts = [prompt[:150] for prompt in mixed_prompts(NUM_REQUESTS, seed=3)]
+        self._expected = alone(processes.setup.directory, self.requests())
+
+    def requests(self) -> list[Request]:
+        return [make_request(*each) for each in zip(self._prompts, self._params, strict=True)]
+
+    @property
+    def expected(self) -> list[Result]:
+        return self._expected
+
+    def play(self, act: Callable[[Client, list[Stream]], object]) -> None:
+        """`act` is awaited when all have been submitted."""
+
+        async def scenario() -> None:
+            async with connected(self.processes) as client:
+                streams = [client.submit(request) for request in self.requests()]
+                await act(client, streams)  # type: ignore[misc]
+                await client.until(partial(all_ended, streams))
+                assert results(streams) == self._expected
+
+        asyncio.run(scenario())

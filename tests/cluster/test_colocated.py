@@ -1,0 +1,103 @@
+"""Colocated instances as processes: the engine's own tokens, whatever is preempted, shared or killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import InstanceId
+from tests.cluster.client import Client, Stream, all_ended, connected
+from tests.cluster.history import History
+from tests.cluster.processes import COLOCATED, POOL, ROUTER, Setup, running
+from tests.cluster.requests import (
+    alone,
+    greedy_requests,
+    known_requests,
+    make_request,
+    results,
+    sampled_requests,
+)
+from tests.cluster.scene import NUM_REQUESTS, Scene
+from tests.tiny_models import greedy
+
+Directory = Callable[[str], Path]
+FAMILY = "llama-gqa-tied"
+NUM_EARLY = 15
+
+
+@pytest.fixture(scope="module")
+def scenes(tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Scene]]:
+    """Each started once."""
+    made: dict[Setup, Scene] = {}
+    with ExitStack() as stack:
+
+        def scene(**options: object) -> Scene:
+            setup = Setup(tiny_model(FAMILY), **{"num_colocated": 1} | options)  # type: ignore[arg-type]
+            if setup not in made:
+                made[setup] = Scene(stack.enter_context(running(setup, tmp_path_factory.mktemp("events"))))
+            return made[setup]
+
+        yield scene
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["aligned", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fcfs", "priority", "sarathi"))],
+)
+def test_tokens_are_transformers_and_the_engines(scenes: Callable[..., Scene], policy: str) -> None:
+    scene = scenes(policy=policy)
+    directory, known = scene.processes.setup.directory, known_requests()
+    more = [*greedy_requests(24, seed=1), *sampled_requests(24, seed=2)]
+    logged = [
+        make_request([(7 * number + place) % 150 for place in range(200)], params)
+        for number, params in enumerate(
+            [SamplingParams(prompt_logprobs=2, max_tokens=8, ignore_eos=True)] * 3
+        )
+    ]
+
+    async def generate() -> list[Stream]:
+        async with connected(scene.processes) as client:
+            return await client.generate([*more[:20], *known, *logged, *more[20:]], at_once=12, every=40)
+
+    streams = asyncio.run(generate())
+    assert [stream.tokens for stream in streams[20 : 20 + len(known)]] == greedy(directory)
+    assert results(streams) == alone(directory, [stream.request for stream in streams])
+    history = History(scene.processes.logs)
+    assert history.evicted[COLOCATED] > 3 and history.found[COLOCATED]
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [(COLOCATED,), (POOL, COLOCATED), (ROUTER,), (COLOCATED, ROUTER, COLOCATED)],
+    ids="-then-".join,
+)
+def test_killed_in_mid_stream(scenes: Callable[..., Scene], victims: Sequence[InstanceId]) -> None:
+    """There is no other instance to go on meanwhile."""
+    scene = scenes(policy="aligned")
+
+    async def kill(client: Client, streams: list[Stream]) -> None:
+        for victim in victims:
+            enough = client.num_tokens + NUM_EARLY * NUM_REQUESTS
+            await client.until(lambda enough=enough: client.num_tokens >= enough)
+            assert not all_ended(streams)
+            scene.processes.kill(victim)
+            scene.processes.start(victim)
+
+    scene.play(kill)
+
+
+def test_of_two_one_goes_on_with_what_the_other_had(scenes: Callable[..., Scene]) -> None:
+    scene = scenes(policy="fcfs", num_colocated=2)
+
+    async def kill(client: Client, streams: list[Stream]) -> None:
+        await client.until(lambda: client.num_tokens >= NUM_EARLY * NUM_REQUESTS)
+        scene.processes.kill(COLOCATED)
+        await client.until(lambda: all_ended(streams))
+        scene.processes.start(COLOCATED)
+
+    scene.play(kill)
