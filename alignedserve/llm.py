@@ -16,8 +16,8 @@ from tqdm import tqdm
 from alignedserve.collect import SequenceCollector
 from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
-from alignedserve.engine.request import Request
 from alignedserve.engine.validate import check_request
+from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.outputs import CompletionOutput, RequestOutput
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
@@ -42,7 +42,7 @@ class _Job:
     params: SamplingParams
     sequences: list[SequenceCollector] = field(default_factory=list)
     # of the first sequence
-    request: Request | None = None
+    request: LocalRequest | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -72,6 +72,7 @@ class LLM:
         self.config = EngineConfig(model=model, **options)
         built = build_engine(self.config)
         self.engine = built.engine
+        self.instance = LocalInstance(built.engine, shares_prefixes=self.config.enable_prefix_caching)
         self.model_config = built.model_config
         self._tokenizer: Tokenizer | None = None
         # A preset has no files, and so no tokenizer.
@@ -80,7 +81,7 @@ class LLM:
             self._tokenizer = Tokenizer.from_directory(tokenizer)
         self._seeds = random.Random(self.config.seed)
         self._ids = count()
-        # one generate call at a time: the engine's events are for whoever takes a step
+        # one generate call at a time: what a step says is for whoever takes it
         self._running = Lock()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -173,10 +174,10 @@ class LLM:
             for job in jobs:
                 self._submit(job, owners)
             while owners:
-                for event in self.engine.step():
+                for event in self.instance.step():
                     job, sequence = owners[event.request_id]
                     if sequence.add(event):
-                        self.engine.abort(event.request_id)
+                        self.instance.abort(event.request_id)
                     if sequence.output.finished():
                         del owners[event.request_id]
                         bar.update(job.is_finished)
@@ -187,17 +188,17 @@ class LLM:
         seed = self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
         for index, sequence in enumerate(job.sequences):
             request_id = RequestId(f"{job.request_id}-{index}")
-            request = self.engine.add_request(request_id, job.token_ids, params, child_seed(seed, index))
+            request = self.instance.add_request(request_id, job.token_ids, params, child_seed(seed, index))
             job.request = job.request or request
             owners[request_id] = job, sequence
 
     @contextmanager
     def _emptying(self) -> Iterator[None]:
-        """Whatever ends a call early, a ctrl-C in the middle of a step too, nothing of it stays in the engine."""
+        """Whatever ends a call early, a ctrl-C in the middle of a step too, nothing of it is left."""
         try:
             yield
         except BaseException:
-            self.engine.reset()
+            self.instance.reset()
             raise
 
 

@@ -61,8 +61,10 @@ class InstanceLimits(Message):
     # of a prefill instance: how many of its blocks may hold candidates of decode instances
     num_staging_blocks: int = 0
     block_bytes: int = 0
-    # of a prefill instance: prompts that begin like earlier ones reuse their KV
+    # prompts that begin like earlier ones reuse their KV
     shares_prefixes: bool = False
+    # tokens of one request in one iteration of a colocated instance; 0: as many as of all
+    max_prefill_chunk: int = 0
 
 
 class Stored(Message):

@@ -30,6 +30,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.messages import DecodeReport, Offer, Request, Work
+from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
 
@@ -80,11 +81,12 @@ def params_of(args: argparse.Namespace) -> SamplingParams:
 
 
 def stepping(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
+    instance = LocalInstance(engine)
     for index in range(args.batch):
-        engine.add_request(RequestId(str(index)), [1] * args.context, params_of(args), 0)
-    while any(request.num_pending > 1 for request in engine._requests.values()):
-        engine.step()
-    return lambda: len(engine.step())
+        instance.add_request(RequestId(str(index)), [1] * args.context, params_of(args), 0)
+    while len(instance.step()) < args.batch:
+        pass
+    return lambda: len(instance.step())
 
 
 def executing(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:

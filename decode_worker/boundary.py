@@ -109,11 +109,10 @@ class Boundary:
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
     def evict(self, members: Iterable[DecodeRequest]) -> None:
-        for member in members:
-            if member.key not in self._holders.running:
-                raise RuntimeError(f"request {member.key}: to be evicted, but it does not run")
-            self.plan.wants_evicted.append(member.key)
+        self.plan.wants_evicted = [member.key for member in members]
         self._evicted = frozenset(self.plan.wants_evicted)
+        if unknown := self._evicted - self._holders.running.keys():
+            raise RuntimeError(f"requests {sorted(unknown)}: to be evicted, but they do not run")
 
     def admit(self, request: DecodeRequest) -> None:
         member = _own(request)

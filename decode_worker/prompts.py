@@ -93,6 +93,17 @@ class Prompts:
             if (logprobs := self._logprobs.pop(key, None)) is not None:
                 news.prompt_logprobs = pack([*map(plain, logprobs)])
 
+    def resumed(self, work: Work, request: Request) -> None:
+        """Its KV is here again."""
+        if self.sharing.is_enabled:
+            beginning = self._beginnings[work.request.key] = self.sharing.start(work)
+            self.sharing.computed(request, beginning)
+
+    def ended(self, request: Request) -> None:
+        """By itself."""
+        if beginning := self._beginnings.get(key_of(request.request_id)):
+            self.sharing.ended(request, beginning)
+
     def left(self, key: RequestKey) -> None:
         """Safe to repeat."""
         self._beginnings.pop(key, None)

@@ -150,6 +150,11 @@ class DecodeSchedule:
         """Of all that run, in tokens."""
         return [member.num_tokens for member in self._holders.running.values()]
 
+    def work_of(self, key: RequestKey) -> Work | None:
+        """Of one that is being pulled; None: it was aborted."""
+        member = self._holders.pulling.get(key)
+        return member.work if member else None
+
     def source_of(self, key: RequestKey) -> InstanceId | None:
         """Where to pull it from; of a request in a plan's pulls."""
         return self._holders.pulling[key].source

@@ -15,6 +15,7 @@ from itertools import zip_longest
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.prompts import Prompts
 from alignedserve.decode_worker.schedule import DecodeSchedule
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.estimate import Estimate
 from alignedserve.instance.executor import Executor, Iteration, Transfers
@@ -243,8 +244,11 @@ class DecodeWorker(Worker[DecodeStep]):
 
     def _arrived(self, key: RequestKey) -> None:
         """Its KV, and its grammar is compiled; or it was aborted."""
+        work = self.schedule.work_of(key)
         if self.schedule.pulled(key):
             self.engine.join(self._requests[key])
+            if work is not None:
+                self._prompts.resumed(work, self._requests[key])
             self._changes.admitted.append(key)
         else:
             self._leave(key)
@@ -316,6 +320,9 @@ class DecodeWorker(Worker[DecodeStep]):
     def _computed(self, step: DecodeStep, iteration: Iteration) -> None:
         outputs = self.engine.finish(iteration)
         self._stopwatch.engine_ends()
+        self._take_outputs(step, outputs)
+
+    def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
         self._prompts.computed(map(self._requests.__getitem__, step.prompts))
         self._changes.progress += [(key, self._requests[key].num_computed) for key, _ in step.plan.chunks]
         for one, output in zip_longest(step.news, outputs):
@@ -325,6 +332,7 @@ class DecodeWorker(Worker[DecodeStep]):
             if step.prompts:
                 self._prompts.take_output(output, one)
             if one is not None and output.finish_reason:
+                self._prompts.ended(self._requests[one.key])
                 self.schedule.ended(one.key)
                 self._leave(one.key)
 

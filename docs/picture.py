@@ -22,15 +22,15 @@ PAGE = ROOT / "docs/architecture.md"
 # from above to below
 LAYERS = {
     "commands": ("cli", "launch", "bench", "sim", "demo"),
-    "HTTP": ("gateway", "batch", "store", "lengths"),
+    "front ends": ("gateway", "batch", "store", "lengths", "offline"),
     "instances": ("prefill_worker", "decode_worker", "instance", "profile", "transport"),
     "decisions": ("router", "kvpool"),
     "policies": ("scheduling",),
-    "the engine": ("LLM", "engine", "models", "text", "kernels"),
+    "the engine": ("engine", "models", "text", "kernels"),
     "base": ("wire", "base"),
 }
 # modules that are no folder: those of the offline API and of the command line; all others are the base
-SINGLE = {"llm": "LLM", "collect": "LLM", "__main__": "cli"}
+SINGLE = {"llm": "offline", "collect": "offline", "__main__": "cli"}
 
 Graph = Mapping[str, Set[str]]
 

@@ -22,7 +22,7 @@ ALPHABET = [{"role": "user", "content": "List the letters from c to h."}]
 def llm() -> Iterator[LLM]:
     llm = LLM(str(demo.MODEL_DIR), dtype="float32", max_num_seqs=64, use_tqdm=False)
     yield llm
-    llm.engine.check_idle()
+    llm.instance.check_idle()
 
 
 def test_chat_answers_and_ends_by_itself(llm: LLM) -> None:
@@ -72,7 +72,7 @@ def test_stop_strings(llm: LLM, changes: dict, text: str, reason: str | None) ->
     [result] = llm.chat(ALPHABET, SamplingParams(temperature=0, max_tokens=99, **changes), use_tqdm=False)
     output = result.outputs[0]
     assert (output.text, output.stop_reason, output.finish_reason) == (text, reason, "stop")
-    llm.engine.check_idle()
+    llm.instance.check_idle()
 
 
 def test_stop_string_beginning_in_one_token_and_ending_in_another(llm: LLM) -> None:
@@ -112,7 +112,7 @@ def test_a_bad_prompt_is_named_and_nothing_has_run(llm: LLM) -> None:
     for bad, words in (("", "empty"), ([999999], "999999"), ([-1], "-1"), ({"text": "x"}, "text"), (7, "7")):
         with pytest.raises(InvalidRequest, match=rf"prompts\[1\].*{words}"):
             llm.generate(["hello", bad, "hello"], GREEDY, use_tqdm=False)  # type: ignore[list-item]
-        llm.engine.check_idle()
+        llm.instance.check_idle()
     for params in ({"temperature": 0}, [None], "greedy"):
         with pytest.raises(InvalidRequest, match="sampling_params holds .* must be a SamplingParams"):
             llm.generate("x", params)  # type: ignore[arg-type]
@@ -123,17 +123,17 @@ def test_a_bad_prompt_is_named_and_nothing_has_run(llm: LLM) -> None:
 
 
 def test_an_interrupted_call_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, calls = llm.engine.step, iter(range(3))
+    step, calls = llm.instance.step, iter(range(3))
 
     def interrupted() -> list:
         if next(calls, None) is None:
             raise KeyboardInterrupt
         return step()
 
-    monkeypatch.setattr(llm.engine, "step", interrupted)
+    monkeypatch.setattr(llm.instance, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.chat([ALPHABET] * 5, GREEDY, use_tqdm=False)
-    llm.engine.check_idle()
+    llm.instance.check_idle()
 
 
 @pytest.mark.parametrize(("owner", "method"), [("_table", "enter"), ("_table", "leave"), ("_blocks", "free")])
@@ -146,7 +146,7 @@ def test_an_interrupt_halfway_through_a_move_leaves_nothing(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(getattr(llm.engine, owner), method, interrupt)
         llm.chat([ALPHABET] * 5, GREEDY, use_tqdm=False)
-    llm.engine.check_idle()
+    llm.instance.check_idle()
     [result] = llm.chat(ALPHABET, GREEDY, use_tqdm=False)
     assert result.outputs[0].text == "c, d, e, f, g, h"
 

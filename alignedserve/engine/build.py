@@ -21,9 +21,9 @@ from alignedserve.engine.choices import (
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import KVCache
+from alignedserve.engine.limits import Limits
 from alignedserve.engine.ops import CudaOptions, make_ops
 from alignedserve.engine.ops.base import Ops
-from alignedserve.engine.policy import FcfsPolicy, IterationPolicy, Limits
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
 from alignedserve.engine.step import StepInputs
@@ -48,12 +48,10 @@ class BuiltEngine:
 Allocate = Callable[..., torch.Tensor]
 
 
-def build_engine(
-    config: EngineConfig, policy: type[IterationPolicy] = FcfsPolicy, allocate: Allocate = torch.empty
-) -> BuiltEngine:
+def build_engine(config: EngineConfig, allocate: Allocate = torch.empty) -> BuiltEngine:
     """`allocate`: as torch.empty, for the blocks of the KV cache."""
     try:
-        return _build(config, policy, allocate)
+        return _build(config, allocate)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{config.model} does not fit the GPU's memory with "
@@ -63,7 +61,7 @@ def build_engine(
         ) from error
 
 
-def _build(config: EngineConfig, policy: type[IterationPolicy], allocate: Allocate) -> BuiltEngine:
+def _build(config: EngineConfig, allocate: Allocate) -> BuiltEngine:
     source = resolve_model(config.model, config.load_format, config.revision)
     model_config = source.config
     device = _device(config.device)
@@ -76,7 +74,7 @@ def _build(config: EngineConfig, policy: type[IterationPolicy], allocate: Alloca
     weights.finish()
     form = block_format(config, model_config, dtype_name)
     grammars = _grammars(config, source)
-    engine = _assemble(config, model, ops, form, max_model_len, policy, grammars, allocate)
+    engine = _assemble(config, model, ops, form, max_model_len, grammars, allocate)
     return BuiltEngine(engine, model_config, source)
 
 
@@ -86,7 +84,6 @@ def _assemble(
     ops: Ops,
     form: BlockFormat,
     max_model_len: int,
-    policy: type[IterationPolicy],
     grammars: Grammars,
     allocate: Allocate,
 ) -> Engine:
@@ -107,14 +104,13 @@ def _assemble(
     )
     return Engine(
         runner=ModelRunner(compiled, Sampler(ops), step, max_rows=max_seqs),
-        policy=policy(limits),
+        limits=limits,
         blocks=blocks,
         cache=cache,
         table=BatchTable(max_seqs, max_blocks_per_seq, form.block_size),
         vocabulary=vocabulary_of(model.config),
         max_model_len=max_model_len,
         grammars=grammars,
-        shares_prefixes=config.enable_prefix_caching,
     )
 
 

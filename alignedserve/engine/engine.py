@@ -1,6 +1,7 @@
-"""The engine of one instance: requests in, tokens out, one iteration at a time.
+"""The engine of one instance: it holds requests and their blocks, and computes what it is told, an iteration at a time.
 
-`step` is the table of contents: plan what to run, move requests as planned, run, apply what came out.
+Who is adopted, joins the batch, parts from it and is released, and of whom how much is computed, is its instance's
+decision (`decode_worker`, `prefill_worker`). `launch` and `finish` are the two halves of an iteration.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from alignedserve.engine.batch import BatchTable, Due
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.endings import Endings
 from alignedserve.engine.kv_cache import KVCache
+from alignedserve.engine.limits import Limits
 from alignedserve.engine.outputs import BrokenLogits, TokenOutput
-from alignedserve.engine.policy import IterationPolicy, Limits, Plan, Queues
-from alignedserve.engine.prefix_cache import PrefixCache
 from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
@@ -35,8 +35,6 @@ class Iteration:
     launched: Launched
     # those who get a token first, in the order of `requests`; tokens and what comes of them are filled in by `finish`
     outputs: list[TokenOutput]
-    # those of whose prompts it computes a chunk
-    chunked: list[Request]
 
     @property
     def requests(self) -> list[Request]:
@@ -48,39 +46,24 @@ class Engine:
     def __init__(
         self,
         runner: ModelRunner,
-        policy: IterationPolicy,
+        limits: Limits,
         blocks: BlockManager,
         cache: KVCache,
         table: BatchTable,
         vocabulary: Vocabulary,
         max_model_len: int,
         grammars: Grammars,
-        shares_prefixes: bool = False,
     ) -> None:
-        """`shares_prefixes`: of requests that are added. Of those that are adopted it is the caller's business."""
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
         self.grammars = grammars
         self._runner = runner
-        self._policy = policy
+        self.limits = limits
         self._blocks = blocks
         self.cache = cache
         self._table = table
         self._endings = Endings(vocabulary)
-        self._prefixes = PrefixCache(blocks, cache.format.block_size, shares_prefixes)
-        self._queues = Queues(num_found=self._prefixes.num_found)
         self._requests: dict[RequestId, Request] = {}
-
-    def add_request(
-        self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
-    ) -> Request:
-        """Queues a request. Raises InvalidRequest, and nothing is queued, when it can't be run."""
-        if params.structured_outputs is not None:
-            self.grammars.check(params.structured_outputs)
-        request = self._request(request_id, prompt_token_ids, params, seed)
-        self._prefixes.add(request)
-        self._queues.waiting.append(request)
-        return request
 
     def adopt(
         self,
@@ -107,7 +90,6 @@ class Engine:
         if num_blocks > self._blocks.num_free:
             return None
         request = self._request(request_id, prompt_token_ids, params, seed, matcher)
-        request.status, request.is_adopted = Status.HELD, True
         request.output, request.num_computed = list(output), num_computed
         if params.has_penalties:
             request.output_counts = dict(Counter(output))
@@ -136,21 +118,22 @@ class Engine:
 
     def join(self, request: Request) -> None:
         """The KV of its computed tokens is in its blocks: it can run."""
-        request.num_blocks = 0
-        self._enter(request, 0)
+        request.status, request.num_blocks = Status.RUNNING, 0
+        self._table.enter(request)
         self._table.add_blocks(request, self.blocks_of(request))
 
     def part(self, request: Request) -> None:
         """It runs no more. Its blocks stay as they are until `release`, or until it joins again."""
-        self._queues.running.remove(request)
         self._table.leave(request)
         request.status = Status.HELD
 
     def release(self, request: Request) -> None:
-        """Ends an adopted request; its blocks are free."""
-        if request.status is Status.RUNNING:
-            self._queues.running.remove(request)
-        self._release(request)
+        """Ends it; its blocks are free."""
+        if request.row >= 0:
+            self._table.leave(request)
+        self._blocks.free(request.request_id)
+        request.status = Status.FINISHED
+        del self._requests[request.request_id]
 
     def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
         """Blocks for KV that is only passed on: no request of this engine has it. Held until `give_back`."""
@@ -162,36 +145,15 @@ class Engine:
     def give_back(self, owner: RequestId) -> None:
         self._blocks.free(owner)
 
-    def abort(self, request_id: RequestId) -> bool:
-        """Ends a request wherever it is; its blocks are free at once. False if it had ended already."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return False
-        if request.status is Status.WAITING:
-            self._queues.waiting.remove(request)
-        elif request.status is Status.PREEMPTED:
-            self._queues.preempted.remove(request)
-        elif request.status is Status.RUNNING:
-            self._queues.running.remove(request)
-        self._release(request)
-        return True
-
     def reset(self) -> None:
         """Ends all requests, also where an exception in the middle of a step has left them half moved."""
         self._requests.clear()
-        self._queues = Queues(num_found=self._prefixes.num_found)
-        self._prefixes.reset()
         self._blocks.reset()
-        self.cache.reset()
         self._table.reset()
 
     @property
     def format(self) -> BlockFormat:
         return self.cache.format
-
-    @property
-    def limits(self) -> Limits:
-        return self._policy.limits
 
     @property
     def num_blocks(self) -> int:
@@ -205,14 +167,6 @@ class Engine:
     def num_unfinished(self) -> int:
         return len(self._requests)
 
-    def step(self) -> list[TokenOutput]:
-        plan = self._policy.plan(self._queues, self._blocks.num_free)
-        self._move(plan)
-        if not plan.work:
-            self._check_progress(plan)
-            return []
-        return self.execute(plan.work)
-
     def execute(self, work: Work) -> list[TokenOutput]:
         """One iteration: computes so many tokens of these requests, which have joined. There must be blocks."""
         return self.finish(self.launch(work))
@@ -224,34 +178,20 @@ class Engine:
             request, count = batch.work[entry]
             self._grow(request, request.num_computed + count)
         launched = self._runner.launch(self._table, batch)
-        self._queues.is_decoding = batch.is_decode and len(batch.work) == len(self._queues.running)
         self._table.computed(batch)
-        chunked = [request for request, _ in batch.work[batch.num_decodes :]]
-        return Iteration(launched, self._announce(launched), chunked)
+        return Iteration(launched, self._announce(launched))
 
     def finish(self, iteration: Iteration) -> list[TokenOutput]:
         """The second half: waits for the tokens, and ends requests."""
         launched = iteration.launched
         self._apply(launched.due, iteration.outputs, self._runner.finish(launched))
-        for request in iteration.chunked:
-            self._prefixes.computed(request)
         return iteration.outputs
 
     def check_idle(self) -> None:
         """Nothing is left of finished requests. Raises with both numbers otherwise."""
         self._blocks.check_idle()
-        if self._requests or len(self._queues) or self.cache.num_saved_blocks:
-            raise RuntimeError(
-                f"idle, but {len(self._requests)} requests, {len(self._queues)} queued, "
-                f"{self.cache.num_saved_blocks} saved blocks are left"
-            )
-
-    def _check_progress(self, plan: Plan) -> None:
-        if self._requests and not plan.evict:
-            raise RuntimeError(
-                f"{len(self._requests)} requests wait, {self._blocks.num_free} of {self._blocks.num_blocks} "
-                f"blocks are free, and policy {self._policy.name} runs none of them"
-            )
+        if self._requests:
+            raise RuntimeError(f"idle, but {len(self._requests)} requests are left")
 
     def _request(
         self,
@@ -280,44 +220,6 @@ class Engine:
         self._endings.watch(request)
         self._requests[request_id] = request
         return request
-
-    def _move(self, plan: Plan) -> None:
-        for request in plan.evict:
-            self._evict(request)
-        for request in plan.resume:
-            self._resume(request)
-        for request in plan.admit:
-            self._queues.waiting.remove(request)
-            shared = self._prefixes.share(request)
-            self._enter(request, request.num_tokens, shared)
-
-    def _evict(self, request: Request) -> None:
-        held = self._blocks.held(request.request_id)
-        num_used = self.cache.format.num_blocks(request.num_computed)
-        self.cache.save(request.request_id, held[:num_used])
-        self._queues.running.remove(request)
-        self._leave(request)
-        self._prefixes.evicted(request)
-        request.status = Status.PREEMPTED
-        self._queues.preempted.append(request)
-
-    def _resume(self, request: Request) -> None:
-        self._queues.preempted.remove(request)
-        self._enter(request, request.num_tokens)
-        self.cache.restore(request.request_id, self._blocks.held(request.request_id))
-
-    def _enter(self, request: Request, num_tokens: int, shared: Sequence[BlockId] = ()) -> None:
-        request.status = Status.RUNNING
-        self._queues.running.append(request)
-        self._queues.is_decoding = False
-        self._table.enter(request)
-        self._table.add_blocks(request, shared)
-        self._grow(request, num_tokens)
-
-    def _leave(self, request: Request) -> None:
-        self._table.leave(request)
-        self._blocks.free(request.request_id)
-        request.num_blocks = 0
 
     def _grow(self, request: Request, num_tokens: int) -> None:
         """Blocks for the KV of the first `num_tokens` tokens."""
@@ -364,26 +266,8 @@ class Engine:
     def _end_if_over(self, request: Request, output: TokenOutput) -> None:
         if output.error is None:
             output.finish_reason, output.stop_reason = self._endings.reasons(request)
-        else:
-            self._prefixes.spoilt(request)
         if output.finish_reason:
-            self._finish(request)
-
-    def _finish(self, request: Request) -> None:
-        if request.is_adopted:
             self.part(request)
-        else:
-            self._queues.running.remove(request)
-            self._release(request)
-
-    def _release(self, request: Request) -> None:
-        if request.row >= 0:
-            self._table.leave(request)
-        self._prefixes.ended(request)
-        self._blocks.free(request.request_id)
-        self.cache.drop(request.request_id)
-        request.status = Status.FINISHED
-        del self._requests[request.request_id]
 
 
 def _errors(due: Due, sampled: Sampled) -> dict[int, Exception]:

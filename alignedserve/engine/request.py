@@ -14,11 +14,8 @@ from alignedserve.types import RequestId
 
 
 class Status(Enum):
-    WAITING = "waiting"
     RUNNING = "running"
-    # its KV is in host memory
-    PREEMPTED = "preempted"
-    # adopted, and not in the batch: its blocks may be under a copy
+    # not in the batch: its blocks may be under a copy
     HELD = "held"
     FINISHED = "finished"
 
@@ -33,23 +30,17 @@ class Request:
     # ends the output, unless params.ignore_eos
     stop_token_ids: frozenset[int]
     max_output_len: int
-    # who added it says when it runs, and releases it
-    is_adopted: bool = False
     # of params.structured_outputs
     matcher: Matcher | None = None
 
     # set by the engine
-    status: Status = Status.WAITING
+    status: Status = Status.HELD
     # tokens whose KV exists
     num_computed: int = 0
     num_blocks: int = 0
     output: list[int] = field(default_factory=list)
     # how often each token is in the output; kept only for requests with penalties
     output_counts: dict[int, int] = field(default_factory=dict)
-    # of the first blocks of its prompt, those that it may share
-    names: Sequence[bytes] = ()
-    # tokens whose KV was there when it started, of others that begin alike
-    num_found: int = 0
     # its row in the batch table while it runs
     row: int = -1
     # of the prompt; asked for so often that numpy's own answer takes too long

@@ -39,6 +39,9 @@ class Limits(Protocol):
     @property
     def max_num_batched_tokens(self) -> int: ...
 
+    @property
+    def max_prefill_chunk(self) -> int: ...
+
 
 class Grammars(Protocol):
     def matcher(self, structure: StructuredOutputsParams) -> Matcher: ...

@@ -23,6 +23,7 @@ def limits_of(engine: Executor) -> InstanceLimits:
         max_num_batched_tokens=engine.limits.max_num_batched_tokens,
         max_model_len=engine.max_model_len,
         block_bytes=engine.format.block_bytes,
+        max_prefill_chunk=engine.limits.max_prefill_chunk,
     )
 
 

@@ -7,13 +7,13 @@ blocks only with the same salt, if they bring one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor
 from alignedserve.instance.requests import id_of
 from alignedserve.messages import Work
-from alignedserve.prefixes import names_of
+from alignedserve.prefixes import Namer
 from alignedserve.types import RequestKey
 
 
@@ -27,6 +27,10 @@ class Beginning:
     num_found: int = 0
     # blocks that others may share
     num_named: int = 0
+    # what comes after the full blocks: tokens, and of what they are a part
+    tail: list[int] = field(default_factory=list)
+    num_output: int = 0
+    namer: Namer | None = None
 
 
 class Sharing:
@@ -34,14 +38,14 @@ class Sharing:
 
     def __init__(self, engine: Executor, is_enabled: bool) -> None:
         self._engine = engine
-        self._is_enabled = is_enabled
+        self.is_enabled = is_enabled
         self._block_size = engine.format.block_size
         # of prompts that wait
         self._waiting: dict[RequestKey, Beginning] = {}
         self._num_asked = self._num_found = 0
 
     def names(self, work: Work) -> Sequence[bytes]:
-        if not self._is_enabled or work.num_cached:
+        if not self.is_enabled or work.num_cached:
             return ()
         beginning = self._waiting[work.request.key] = self._beginning(work)
         return self._usable(work, beginning)
@@ -80,10 +84,19 @@ class Sharing:
             self._engine.name_blocks(request, first, beginning.names[first:end])
             beginning.num_named = end
 
+    def ended(self, request: Request, beginning: Beginning) -> None:
+        """Others may share what it has said, too: a chat goes on from its last answer."""
+        if beginning.namer is not None:
+            num_more = request.num_computed - len(beginning.names) * self._block_size
+            more = [*beginning.tail, *request.output[beginning.num_output :]][: max(num_more, 0)]
+            beginning.names += beginning.namer.names_of(more)
+            self.computed(request, beginning)
+
     def spoilt(self, beginning: Beginning) -> None:
         """Something is wrong with its KV, perhaps."""
         self._engine.forget_names(beginning.names)
         beginning.names.clear()
+        beginning.namer = None
 
     def take_counts(self) -> tuple[int, int]:
         """Tokens of prompts that started, and how many of them had KV here; since the last call."""
@@ -97,8 +110,12 @@ class Sharing:
 
     def _beginning(self, work: Work) -> Beginning:
         wanted = work.request
-        tokens = wanted.prompt + work.output
-        return Beginning(names_of(tokens, self._block_size, wanted.cache_salt) if self._is_enabled else [])
+        if not self.is_enabled:
+            return Beginning([])
+        tokens, namer = wanted.prompt + work.output, Namer(self._block_size, wanted.cache_salt)
+        names = namer.names_of(tokens)
+        tail = tokens[len(names) * self._block_size :]
+        return Beginning(names, tail=tail, num_output=len(work.output), namer=namer)
 
 
 def _shares(work: Work) -> bool:

@@ -133,7 +133,8 @@ def real_time_first(members: Iterable[AnyDecode]) -> list[AnyDecode]:
 
 def compute(at: DecodeBoundary, member: DecodeRequest, num_tokens: int) -> int:
     """Up to so many of the tokens that it has pending. Returns how many."""
-    count = min(member.num_pending, num_tokens, at.num_tokens_left)
+    most = at.limits.max_prefill_chunk or at.limits.max_num_batched_tokens
+    count = min(member.num_pending, num_tokens, at.num_tokens_left, most)
     return count if count > 0 and at.chunk(member, count) else 0
 
 

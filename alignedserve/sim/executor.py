@@ -96,7 +96,6 @@ class SimEngine:
             seed=seed,
             stop_token_ids=frozenset(),
             max_output_len=min(room, params.max_tokens or room),
-            is_adopted=True,
             matcher=matcher,
             status=Status.HELD,
             num_computed=num_computed,

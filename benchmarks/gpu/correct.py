@@ -19,14 +19,13 @@ from safetensors.torch import save_file
 
 from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
-from alignedserve.engine.engine import Engine
 from alignedserve.engine.ops.torch_ops import TorchOps
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.policy import FcfsPolicy, Plan, Queues
 from alignedserve.models.hf_config import model_config_from_dict
 from alignedserve.models.presets import PRESETS
 from alignedserve.models.registry import build_model
 from alignedserve.models.source import resolve_model
+from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
 from benchmarks.gpu.bench import Bench
@@ -106,10 +105,10 @@ def compare_captured(bench: Bench, directory: Path) -> Row:
     options = {"dtype": "bfloat16", "max_num_batched_tokens": 256, "max_prefill_chunk": 100}
     each = []
     for is_eager in (True, False):
-        engine = engine_of(
+        instance = instance_of(
             directory, bench.device, bench.options.backend, 256, options | {"enforce_eager": is_eager}
         )
-        events = run_prompts(engine, SamplingParams(temperature=0, max_tokens=1, logprobs=0))
+        events = run_prompts(instance, SamplingParams(temperature=0, max_tokens=1, logprobs=0))
         each.append([event.logprobs.logprobs[0] for event in events if event.logprobs])
     error = max(abs(one - other) for one, other in zip(*each, strict=True))
     return {
@@ -120,38 +119,26 @@ def compare_captured(bench: Bench, directory: Path) -> Row:
     }
 
 
-class Counted(FcfsPolicy):
-    """Counts its evictions."""
-
-    num_evictions = 0
-
-    def plan(self, queues: Queues, num_free_blocks: int) -> Plan:
-        plan = super().plan(queues, num_free_blocks)
-        Counted.num_evictions += len(plan.evict)
-        return plan
-
-
 def generate(
     directory: Path, device: torch.device, backend: str, options: dict[str, Any]
 ) -> tuple[Tokens, int]:
     options = dict(options)
     num_blocks = FEW_BLOCKS if options.pop("few_blocks", False) else 256
-    engine = engine_of(directory, device, backend, num_blocks, {"dtype": "float32"} | options)
-    Counted.num_evictions = 0
+    instance = instance_of(directory, device, backend, num_blocks, {"dtype": "float32"} | options)
     tokens: dict[RequestId, list[int]] = {}
-    for event in run_prompts(engine, SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)):
+    for event in run_prompts(instance, SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)):
         assert event.token_id is not None
         tokens.setdefault(event.request_id, []).append(event.token_id)
-    return [tokens[RequestId(str(index))] for index in range(len(tokens))], Counted.num_evictions
+    return [tokens[RequestId(str(index))] for index in range(len(tokens))], instance.num_evictions
 
 
-def engine_of(
+def instance_of(
     directory: Path, device: torch.device, backend: str, num_blocks: int, options: dict[str, Any]
-) -> Engine:
+) -> LocalInstance:
     config = resolve_model(directory).config
     # enough for float32
     block_bytes = 4 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * BLOCK_SIZE
-    return build_engine(
+    built = build_engine(
         EngineConfig(
             str(directory),
             device=str(device),
@@ -163,22 +150,22 @@ def engine_of(
             kv_cache_memory_bytes=num_blocks * block_bytes,
             use_tqdm=False,
             **options,
-        ),
-        Counted,
-    ).engine
+        )
+    )
+    return LocalInstance(built.engine)
 
 
-def run_prompts(engine: Engine, params: SamplingParams) -> list[TokenOutput]:
+def run_prompts(instance: LocalInstance, params: SamplingParams) -> list[TokenOutput]:
     """All that it says of them, in the order of the prompts."""
-    for index, prompt in enumerate(prompts(engine.vocabulary.size)):
-        engine.add_request(RequestId(str(index)), prompt, params, 0)
+    for index, prompt in enumerate(prompts(instance.engine.vocabulary.size)):
+        instance.add_request(RequestId(str(index)), prompt, params, 0)
     events = []
-    while engine.num_unfinished:
-        for event in engine.step():
+    while instance.num_unfinished:
+        for event in instance.step():
             if event.error is not None or event.token_id is None:
                 raise RuntimeError(f"{event.request_id}: {event.error}")
             events.append(event)
-    engine.check_idle()
+    instance.check_idle()
     return sorted(events, key=lambda event: int(event.request_id))
 
 

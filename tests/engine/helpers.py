@@ -1,4 +1,4 @@
-"""An engine on a tiny model, driven to the end of all its requests, and checked to be empty then."""
+"""An instance on a tiny model, driven to the end of all its requests, and checked to be empty then."""
 
 from __future__ import annotations
 
@@ -10,15 +10,28 @@ from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.policy import FcfsPolicy, IterationPolicy, Plan, Queues
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.boundary import DecodeBoundary
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import Policy
+from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
+from alignedserve.scheduling.policies.fcfs import Fcfs
 from alignedserve.types import RequestId
 from tests.tiny_models import MAX_LEN
 
 
-def make_engine(directory: Path, policy: type[IterationPolicy] = FcfsPolicy, **options: Any) -> Engine:
+def make_engine(directory: Path, **options: Any) -> Engine:
     options = {"max_num_seqs": 32, "kv_cache_memory_bytes": 64 << 20, "use_tqdm": False, **options}
-    return build_engine(EngineConfig(model=str(directory), **options), policy).engine
+    return build_engine(EngineConfig(model=str(directory), **options)).engine
+
+
+def make_instance(directory: Path, policy: type[Policy] | None = None, **options: Any) -> LocalInstance:
+    shares_prefixes = options.get("enable_prefix_caching", True)
+    made = policy and policy(SchedulingConfig())
+    return LocalInstance(make_engine(directory, **options), made, shares_prefixes)
 
 
 def greedy_params(max_tokens: int = 64, **changes: Any) -> SamplingParams:
@@ -26,19 +39,23 @@ def greedy_params(max_tokens: int = 64, **changes: Any) -> SamplingParams:
 
 
 def run(
-    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
+    instance: LocalInstance | Engine,
+    prompts: Sequence[list[int]],
+    params: SamplingParams | Sequence[SamplingParams],
 ) -> list[list[TokenOutput]]:
     """All of each request's outputs, in the order of `prompts`."""
+    if isinstance(instance, Engine):
+        instance = LocalInstance(instance)
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     outputs: dict[RequestId, list[TokenOutput]] = {}
     for index, (prompt, wanted) in enumerate(zip(prompts, each, strict=True)):
         request_id = RequestId(f"r{index}")
-        engine.add_request(request_id, prompt, wanted, wanted.seed or 0)
+        instance.add_request(request_id, prompt, wanted, wanted.seed or 0)
         outputs[request_id] = []
-    while engine.num_unfinished:
-        for event in engine.step():
+    while instance.num_unfinished:
+        for event in instance.step():
             outputs[event.request_id].append(event)
-    engine.check_idle()
+    instance.check_idle()
     return list(outputs.values())
 
 
@@ -46,16 +63,17 @@ def tokens(outputs: list[list[TokenOutput]]) -> list[list[int]]:
     return [[event.token_id for event in events if event.token_id is not None] for events in outputs]
 
 
-class EvictEveryStep(FcfsPolicy):
-    """Sends every running request's KV to host memory and back before each iteration."""
+class EvictEveryStep(Fcfs):
+    """Sends every running request's KV to host memory and back after each iteration."""
 
-    name = "evict-every-step"
-
-    def plan(self, queues: Queues, num_free_blocks: int) -> Plan:
-        plan = super().plan(queues, num_free_blocks)
-        plan.evict = list(queues.running)
-        plan.resume = plan.evict + plan.resume
-        return plan
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return EvictAll(limits, self.config)
 
 
-__all__ = ["MAX_LEN", "EvictEveryStep", "greedy_params", "make_engine", "run", "tokens"]
+class EvictAll(ColocatedPart):
+    def plan(self, at: DecodeBoundary) -> None:
+        super().plan(at)
+        at.evict(at.running)
+
+
+__all__ = ["MAX_LEN", "EvictEveryStep", "greedy_params", "make_engine", "make_instance", "run", "tokens"]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import BrokenLogits
+from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest, RequestId
-from tests.engine.helpers import greedy_params, make_engine, run, tokens
+from tests.engine.helpers import greedy_params, make_instance, run, tokens
 from tests.tiny_models import MAX_LEN, VOCAB_SIZE, greedy, prompts
 
 
@@ -24,8 +24,8 @@ def directory(tiny_model: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(directory: Path) -> Engine:
-    return make_engine(directory)
+def engine(directory: Path) -> LocalInstance:
+    return make_instance(directory)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,9 @@ def engine(directory: Path) -> Engine:
         ([True], ["prompt_token_ids", "integers"]),
     ],
 )
-def test_bad_prompts_are_named_and_leave_nothing(engine: Engine, prompt: Any, words: list[str]) -> None:
+def test_bad_prompts_are_named_and_leave_nothing(
+    engine: LocalInstance, prompt: Any, words: list[str]
+) -> None:
     with pytest.raises(InvalidRequest) as raised:
         engine.add_request(RequestId("bad"), prompt, greedy_params(), 0)
     for word in words:
@@ -60,7 +62,9 @@ def test_bad_prompts_are_named_and_leave_nothing(engine: Engine, prompt: Any, wo
         {"logit_bias": {VOCAB_SIZE: 1.0}},
     ],
 )
-def test_ids_in_parameters_are_held_against_the_vocabulary(engine: Engine, params: dict[str, Any]) -> None:
+def test_ids_in_parameters_are_held_against_the_vocabulary(
+    engine: LocalInstance, params: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidRequest, match=str(VOCAB_SIZE)):
         engine.add_request(RequestId("bad"), [1], SamplingParams(**params), 0)
 
@@ -119,7 +123,7 @@ def test_a_kv_budget_too_small_for_one_request(directory: Path) -> None:
     with pytest.raises(
         ValueError, match=r"kv_cache_memory_bytes=10000: 0 blocks.*max_model_len=512.*needs 32"
     ):
-        make_engine(directory, kv_cache_memory_bytes=10000)
+        make_instance(directory, kv_cache_memory_bytes=10000)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +143,10 @@ def test_bad_options_are_named(directory: Path, options: dict[str, Any], words: 
     if options.get("device") == "cuda:0" and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     with pytest.raises(ValueError, match=words):
-        make_engine(directory, **options)
+        make_instance(directory, **options)
 
 
-def test_the_same_id_twice(engine: Engine) -> None:
+def test_the_same_id_twice(engine: LocalInstance) -> None:
     engine.add_request(RequestId("twice"), [1], greedy_params(1), 0)
     with pytest.raises(ValueError, match="twice"):
         engine.add_request(RequestId("twice"), [1], greedy_params(1), 0)
@@ -154,15 +158,15 @@ def test_the_same_id_twice(engine: Engine) -> None:
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_nan_ends_its_request_and_no_other(directory: Path, backend: str) -> None:
     """A NaN in the KV of one request; then its blocks, NaN and all, are used by others."""
-    engine = make_engine(
+    engine = make_instance(
         directory, attention_backend=backend, kv_cache_memory_bytes=1 << 20, enable_prefix_caching=False
     )
     poisoned, healthy = RequestId("poisoned"), RequestId("healthy")
     engine.add_request(healthy, prompts()[4], greedy_params(20), 0)
-    engine.add_request(poisoned, prompts()[6], greedy_params(20), 0)
+    added = engine.add_request(poisoned, prompts()[6], greedy_params(20), 0)
     events = engine.step()
-    block = engine._blocks.held(poisoned)[0]
-    engine.cache.blocks[block] = math.nan
+    block = engine.engine._blocks.held(RequestId(str(added.key)))[0]
+    engine.engine.cache.blocks[block] = math.nan
     while engine.num_unfinished:
         events += engine.step()
     mine = [event for event in events if event.request_id == poisoned]
@@ -171,12 +175,12 @@ def test_nan_ends_its_request_and_no_other(directory: Path, backend: str) -> Non
     produced = [event.token_id for event in events if event.request_id == healthy]
     assert produced == greedy(directory)[4][:20]
     engine.check_idle()
-    engine.cache.blocks.fill_(math.nan)
+    engine.engine.cache.blocks.fill_(math.nan)
     assert tokens(run(engine, prompts(), greedy_params())) == greedy(directory)
 
 
 def test_abort_in_every_state_frees_everything(directory: Path) -> None:
-    engine = make_engine(directory, max_num_seqs=3, max_prefill_chunk=50, kv_cache_memory_bytes=1 << 19)
+    engine = make_instance(directory, max_num_seqs=3, max_prefill_chunk=50, kv_cache_memory_bytes=1 << 19)
     for num_steps in range(0, 12, 2):
         for index in range(6):
             engine.add_request(RequestId(str(index)), prompts()[-1 - index % 3], greedy_params(200), 0)

@@ -137,20 +137,6 @@ def test_leaks_are_told_with_both_numbers() -> None:
         blocks.check()
 
 
-def test_saved_blocks_come_back_elsewhere_and_the_same() -> None:
-    form = BlockFormat(num_layers=2, block_size=4, num_kv_heads=2, head_dim=8, dtype="float32")
-    cache = KVCache(form, 6, torch.device("cpu"))
-    cache.blocks.normal_()
-    before = cache.blocks[[1, 4]].clone()
-    cache.save(A, [BlockId(1), BlockId(4)])
-    assert cache.num_saved_blocks == 2
-    cache.blocks.zero_()
-    cache.restore(A, [BlockId(5), BlockId(0), BlockId(2)])
-    assert torch.equal(cache.blocks[[5, 0]], before)
-    assert not cache.blocks[2].any() and cache.num_saved_blocks == 0
-    cache.drop(B)
-
-
 def test_a_block_is_one_piece_of_memory() -> None:
     form = BlockFormat(num_layers=3, block_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
     cache = KVCache(form, 2, torch.device("cpu"))

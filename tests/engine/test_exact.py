@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import tiny_models
-from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, run, tokens
+from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
 from tests.tiny_models import CONFIGS, greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -19,7 +19,7 @@ BACKENDS = ["torch", "cpu"]
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_family_matches_transformers(tiny_model: Directory, family: str, backend: str) -> None:
-    engine = make_engine(tiny_model(family), attention_backend=backend)
+    engine = make_instance(tiny_model(family), attention_backend=backend)
     assert tokens(run(engine, prompts(), greedy_params())) == greedy(tiny_model(family))
 
 
@@ -39,7 +39,7 @@ def test_every_family_matches_transformers(tiny_model: Directory, family: str, b
 def test_chunks_blocks_and_batches_change_nothing(
     tiny_model: Directory, family: str, backend: str, options: dict[str, Any]
 ) -> None:
-    engine = make_engine(tiny_model(family), attention_backend=backend, **options)
+    engine = make_instance(tiny_model(family), attention_backend=backend, **options)
     assert tokens(run(engine, prompts(), greedy_params())) == greedy(tiny_model(family))
 
 
@@ -49,7 +49,7 @@ def test_preemption_at_every_step_changes_nothing(
     tiny_model: Directory, backend: str, block_size: int
 ) -> None:
     directory = tiny_model("llama-gqa-tied")
-    engine = make_engine(
+    engine = make_instance(
         directory, EvictEveryStep, attention_backend=backend, block_size=block_size, max_prefill_chunk=40
     )
     assert tokens(run(engine, prompts(), greedy_params())) == greedy(directory)
@@ -59,13 +59,13 @@ def test_too_few_blocks_for_all_preempt_and_change_nothing(tiny_model: Directory
     """Room for one request of the longest kind, and nine to run: they take turns."""
     directory = tiny_model("qwen2")
     block_bytes = 3 * 2 * 16 * 2 * 16 * 4
-    engine = make_engine(directory, kv_cache_memory_bytes=block_bytes * (tiny_models.MAX_LEN // 16))
+    engine = make_instance(directory, kv_cache_memory_bytes=block_bytes * (tiny_models.MAX_LEN // 16))
     assert tokens(run(engine, prompts(), greedy_params())) == greedy(directory)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_at_a_time_equals_all_at_once(tiny_model: Directory, backend: str) -> None:
     directory = tiny_model("qwen3")
-    engine = make_engine(directory, attention_backend=backend)
+    engine = make_instance(directory, attention_backend=backend)
     alone = [tokens(run(engine, [prompt], greedy_params()))[0] for prompt in prompts()]
     assert alone == greedy(directory)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from alignedserve import LLM, SamplingParams
-from alignedserve.engine.engine import Engine
+from alignedserve.engine.engine import Iteration
 from alignedserve.engine.outputs import BrokenLogits
-from alignedserve.engine.policy import FcfsPolicy, Limits, Plan, Queues
-from alignedserve.types import RequestId
-from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, run, tokens
+from alignedserve.engine.request import Work
+from alignedserve.estimate import Estimate
+from alignedserve.messages import InstanceLimits
+from alignedserve.offline.local_instance import LocalInstance, LocalRequest
+from alignedserve.prefixes import names_of
+from alignedserve.scheduling.boundary import DecodeBoundary
+from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
+from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.types import BlockId, RequestId
+from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
 from tests.tiny_models import VOCAB_SIZE, prompts
 
 Directory = Callable[[str], Path]
@@ -24,31 +33,20 @@ LONG = prompts()[8]
 BRANCH = LONG[:100] + [(token + 1) % VOCAB_SIZE for token in LONG[100:130]]
 
 
-class Counting(FcfsPolicy):
-    """How many tokens it has computed, in all."""
-
-    num_computed = 0
-
-    def plan(self, queues: Queues, num_free_blocks: int) -> Plan:
-        plan = super().plan(queues, num_free_blocks)
-        self.num_computed += sum(count for _, count in plan.work)
-        return plan
-
-
-class Evicting(FcfsPolicy):
+class Evicting(Fcfs):
     """At times somebody leaves, whether there is room or not."""
 
-    def __init__(self, limits: Limits) -> None:
-        super().__init__(limits)
-        self.num_evicted, self._dice = 0, random.Random(0)
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return EvictingNowAndThen(limits, self.config)
 
-    def plan(self, queues: Queues, num_free_blocks: int) -> Plan:
-        plan = super().plan(queues, num_free_blocks)
-        if plan.evict or not queues.running or self._dice.random() < 0.7:
-            self.num_evicted += len(plan.evict)
-            return plan
-        self.num_evicted += 1
-        return Plan(evict=[self._dice.choice(queues.running)])
+
+class EvictingNowAndThen(ColocatedPart):
+    dice = random.Random(0)
+
+    def plan(self, at: DecodeBoundary) -> None:
+        super().plan(at)
+        if at.running and self.dice.random() < 0.3:
+            at.evict([self.dice.choice(at.running)])
 
 
 @pytest.fixture
@@ -57,22 +55,41 @@ def directory(tiny_model: Directory) -> Path:
 
 
 @pytest.fixture
-def engine(directory: Path) -> Engine:
-    return make_engine(directory, Counting)
+def engine(directory: Path) -> LocalInstance:
+    return make_counting(directory)
 
 
-def counted(engine: Engine) -> int:
-    assert isinstance(engine._policy, Counting)
-    count, engine._policy.num_computed = engine._policy.num_computed, 0
-    return count
+def make_counting(directory: Path, **options: Any) -> LocalInstance:
+    """It counts the tokens that it has computed."""
+    instance = make_instance(directory, **options)
+    launch, counts = instance.engine.launch, Counter[str]()
+
+    def counting(work: Work) -> Iteration:
+        counts["tokens"] += sum(count for _, count in work)
+        return launch(work)
+
+    instance.engine.launch = counting  # type: ignore[method-assign]
+    instance.counts = counts  # type: ignore[attr-defined]
+    return instance
+
+
+def counted(instance: LocalInstance) -> int:
+    """Since the last call."""
+    return instance.counts.pop("tokens", 0)  # type: ignore[attr-defined, no-any-return]
+
+
+def blocks_of(instance: LocalInstance, request: LocalRequest) -> list[BlockId]:
+    return instance.engine._blocks.held(RequestId(str(request.key)))
 
 
 def alone(directory: Path, prompt: list[int], params: SamplingParams) -> list[int]:
-    (said,) = tokens(run(make_engine(directory, enable_prefix_caching=False), [prompt], params))
+    (said,) = tokens(run(make_instance(directory, enable_prefix_caching=False), [prompt], params))
     return said
 
 
-def test_a_prompt_goes_on_from_what_an_earlier_one_has_computed(engine: Engine, directory: Path) -> None:
+def test_a_prompt_goes_on_from_what_an_earlier_one_has_computed(
+    engine: LocalInstance, directory: Path
+) -> None:
     params = greedy_params(4)
     run(engine, [LONG], params)
     assert counted(engine) == 300 + 3
@@ -80,7 +97,7 @@ def test_a_prompt_goes_on_from_what_an_earlier_one_has_computed(engine: Engine, 
     assert counted(engine) == 130 - 96 + 3
 
 
-def test_a_chat_goes_on_from_its_last_answer(engine: Engine, directory: Path) -> None:
+def test_a_chat_goes_on_from_its_last_answer(engine: LocalInstance, directory: Path) -> None:
     params = greedy_params(40)
     ((*answer,),) = tokens(run(engine, [LONG], params))
     counted(engine)
@@ -92,19 +109,19 @@ def test_a_chat_goes_on_from_its_last_answer(engine: Engine, directory: Path) ->
 
 @pytest.mark.parametrize(
     ("chunk", "num_shared"),
-    [(None, 288), (40, 240)],
-    ids=["in one", "in pieces, and for little nobody waits"],
+    [(None, 288), (40, 288)],
+    ids=["in one", "in pieces"],
 )
 def test_the_choices_of_one_call_compute_the_prompt_once(
     directory: Path, chunk: int | None, num_shared: int
 ) -> None:
-    engine = make_engine(directory, Counting, max_prefill_chunk=chunk)
+    engine = make_counting(directory, max_prefill_chunk=chunk)
     said = tokens(run(engine, [LONG] * 5, greedy_params(1)))
     assert counted(engine) == 300 + 4 * (300 - num_shared)
     assert said == [alone(directory, LONG, greedy_params(1))] * 5
 
 
-def test_who_waits_for_another_keeps_nobody_from_running(engine: Engine) -> None:
+def test_who_waits_for_another_keeps_nobody_from_running(engine: LocalInstance) -> None:
     for number, prompt in enumerate([LONG, LONG, prompts()[4]]):
         engine.add_request(RequestId(str(number)), prompt, greedy_params(4), 0)
     assert {event.request_id for event in engine.step()} == {"0", "2"}
@@ -113,13 +130,15 @@ def test_who_waits_for_another_keeps_nobody_from_running(engine: Engine) -> None
 
 
 def test_it_can_be_left_off(directory: Path) -> None:
-    engine = make_engine(directory, Counting, enable_prefix_caching=False)
+    engine = make_counting(directory, enable_prefix_caching=False)
     run(engine, [LONG, LONG], greedy_params(1))
     run(engine, [LONG], greedy_params(1))
     assert counted(engine) == 3 * 300
 
 
-def test_where_log_probabilities_of_the_prompt_are_asked_for_all_of_it_is_computed(engine: Engine) -> None:
+def test_where_log_probabilities_of_the_prompt_are_asked_for_all_of_it_is_computed(
+    engine: LocalInstance,
+) -> None:
     params = greedy_params(1, prompt_logprobs=0)
     _, second = run(engine, [LONG, LONG], params)
     assert counted(engine) == 600
@@ -129,31 +148,34 @@ def test_where_log_probabilities_of_the_prompt_are_asked_for_all_of_it_is_comput
 
 
 def test_what_is_moved_to_host_memory_and_back_is_shared_all_the_same(directory: Path) -> None:
-    engine = make_engine(directory, EvictEveryStep)
+    engine = make_instance(directory, EvictEveryStep)
     params = greedy_params(20)
     expected = [alone(directory, prompt, params) for prompt in (LONG, BRANCH)]
     for _ in range(2):
         assert tokens(run(engine, [LONG, BRANCH, LONG], params)) == [*expected, expected[0]]
 
 
-def test_what_went_wrong_serves_nobody(engine: Engine) -> None:
+def test_what_went_wrong_serves_nobody(engine: LocalInstance) -> None:
     run(engine, [LONG[:40]], greedy_params(1))
-    engine.cache.blocks.fill_(math.nan)
+    engine.engine.cache.blocks.fill_(math.nan)
     ((broken,),) = run(engine, [LONG], greedy_params(1))
     assert isinstance(broken.error, BrokenLogits)
-    engine.cache.blocks.zero_()
+    engine.engine.cache.blocks.zero_()
     counted(engine)
     ((fine,),) = run(engine, [LONG], greedy_params(1))
     assert fine.error is None and counted(engine) == 300
 
 
 def test_what_went_wrong_before_it_was_moved_serves_nobody_either(directory: Path) -> None:
-    engine = make_engine(directory, EvictEveryStep)
-    engine.add_request(RequestId("bad"), LONG, greedy_params(10), 0)
-    engine.step()
-    engine.cache.blocks[engine._blocks.held(RequestId("bad"))[0]] = math.nan
+    engine = make_instance(directory, EvictEveryStep)
+    bad, events = engine.add_request(RequestId("bad"), LONG, greedy_params(10), 0), []
+    events += engine.step()
+    # it is on its way to host memory, or there
+    assert engine._memory
+    engine._memory.blocks[bad.blocks[0]].view("float32")[:] = math.nan
     while engine.num_unfinished:
-        (event,) = engine.step()
+        events += engine.step()
+    event = events[-1]
     assert isinstance(event.error, BrokenLogits)
     ((fine, *_),) = run(engine, [LONG], greedy_params(1))
     assert fine.error is None
@@ -161,17 +183,18 @@ def test_what_went_wrong_before_it_was_moved_serves_nobody_either(directory: Pat
 
 def test_what_was_moved_has_its_names_again(directory: Path) -> None:
     """Though the blocks that had them were taken."""
-    engine = make_engine(directory, Counting, max_num_seqs=2)
+    engine = make_instance(directory, EvictEveryStep)
     request = engine.add_request(RequestId("moved"), LONG, greedy_params(40), 0)
-    engine.step()
-    engine._evict(request)
-    engine._blocks.forget(request.names)
+    names = names_of(LONG, BLOCK)
     while engine.num_unfinished:
         engine.step()
-    assert engine._blocks.num_known(request.names) == len(request.names)
+        if engine.num_unfinished and not blocks_of(engine, request):
+            engine.engine._blocks.forget(names)
+    assert engine.num_evictions > 10
+    assert engine.engine._blocks.num_known(names) == len(names)
 
 
-def test_the_parts_of_a_text_that_is_there_go_together(engine: Engine) -> None:
+def test_the_parts_of_a_text_that_is_there_go_together(engine: LocalInstance) -> None:
     run(engine, [LONG[:240]], greedy_params(1))
     parts = [LONG[:length] for length in (250, 270, 290)]
     for number, part in enumerate(parts):
@@ -180,7 +203,7 @@ def test_the_parts_of_a_text_that_is_there_go_together(engine: Engine) -> None:
     engine.check_idle()
 
 
-def test_aborted_while_others_share_with_it(engine: Engine, directory: Path) -> None:
+def test_aborted_while_others_share_with_it(engine: LocalInstance, directory: Path) -> None:
     expected = alone(directory, LONG, greedy_params(4))
     for num_steps in range(4):
         for number in range(3):
@@ -206,10 +229,10 @@ def test_little_memory_and_many_that_begin_alike(directory: Path, seed: int) -> 
     ]
     asked += asked[:8]
     lengths = [dice.randint(1, 30) for _ in asked]
-    plain = make_engine(directory, enable_prefix_caching=False)
+    plain = make_instance(directory, enable_prefix_caching=False)
     params = [greedy_params(length) for length in lengths]
     expected = tokens(run(plain, asked, params))
-    engine = make_engine(
+    engine = make_instance(
         directory, Evicting, kv_cache_memory_bytes=1 << 19, max_num_seqs=6, max_num_batched_tokens=128
     )
     said: dict[str, list[int]] = {str(number): [] for number in range(len(asked))}
@@ -219,12 +242,12 @@ def test_little_memory_and_many_that_begin_alike(directory: Path, seed: int) -> 
             engine.add_request(RequestId(str(number)), asked[number], params[number], 0)
         for event in engine.step():
             said[event.request_id] += [event.token_id]
-        engine._blocks.check()
+        engine.engine._blocks.check()
         if engine.num_unfinished and dice.random() < 0.05:
-            gone.add(number := dice.choice([*engine._requests]))
+            gone.add(number := dice.choice([*engine._by_id]))
             engine.abort(RequestId(number))
     engine.check_idle()
-    assert engine._blocks.num_kept and engine._policy.num_evicted
+    assert engine.engine._blocks.num_kept and engine.num_evictions
     for number, wanted in enumerate(expected):
         got = said[str(number)]
         assert got == (wanted[: len(got)] if str(number) in gone else wanted)

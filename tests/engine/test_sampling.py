@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.engine import Engine
+from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
 from tests import tiny_models
-from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, run, tokens
+from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
 from tests.tiny_models import VOCAB_SIZE, greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -28,8 +28,8 @@ def directory(tiny_model: Directory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(directory: Path) -> Iterator[Engine]:
-    engine = make_engine(directory)
+def engine(directory: Path) -> Iterator[LocalInstance]:
+    engine = make_instance(directory)
     yield engine
     engine.check_idle()
 
@@ -60,25 +60,27 @@ def mixed_params() -> list[SamplingParams]:
     ids=["plain", "chunks", "alone", "preempted"],
 )
 def test_seeded_tokens_do_not_depend_on_how_they_were_run(
-    directory: Path, engine: Engine, options: dict[str, Any], backend: str
+    directory: Path, engine: LocalInstance, options: dict[str, Any], backend: str
 ) -> None:
     expected = tokens(run(engine, prompts(), mixed_params()))
-    other = make_engine(directory, attention_backend=backend, **options)
+    other = make_instance(directory, attention_backend=backend, **options)
     assert tokens(run(other, prompts(), mixed_params())) == expected
 
 
-def test_another_seed_gives_other_tokens(engine: Engine) -> None:
+def test_another_seed_gives_other_tokens(engine: LocalInstance) -> None:
     outputs = tokens(run(engine, [prompts()[3]] * 3, [seeded(seed=1), seeded(seed=1), seeded(seed=2)]))
     assert outputs[0] == outputs[1] != outputs[2]
 
 
 @pytest.mark.parametrize("changes", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-4}])
-def test_the_narrowest_choice_is_greedy(engine: Engine, directory: Path, changes: dict[str, Any]) -> None:
+def test_the_narrowest_choice_is_greedy(
+    engine: LocalInstance, directory: Path, changes: dict[str, Any]
+) -> None:
     outputs = tokens(run(engine, prompts(), seeded(**changes)))
     assert outputs == [expected[:40] for expected in greedy(directory)]
 
 
-def test_tokens_are_drawn_with_the_models_probabilities(engine: Engine, directory: Path) -> None:
+def test_tokens_are_drawn_with_the_models_probabilities(engine: LocalInstance, directory: Path) -> None:
     """4,000 draws of one token against its distribution: chi-square, 1 in 10,000 to fail if all is right."""
     prompt, num_draws = prompts()[4], 4000
     params = [seeded(seed=seed, max_tokens=1) for seed in range(num_draws)]
@@ -95,7 +97,7 @@ def test_tokens_are_drawn_with_the_models_probabilities(engine: Engine, director
     assert statistic < limit
 
 
-def test_top_k_and_top_p_keep_exactly_the_likeliest(engine: Engine, directory: Path) -> None:
+def test_top_k_and_top_p_keep_exactly_the_likeliest(engine: LocalInstance, directory: Path) -> None:
     prompt = prompts()[5]
     probabilities, order = tiny_models.logprobs(directory, prompt)[-1].exp().sort(descending=True)
     nucleus = order[: int((probabilities.cumsum(0) < 0.6).sum()) + 1]
@@ -107,7 +109,7 @@ def test_top_k_and_top_p_keep_exactly_the_likeliest(engine: Engine, directory: P
 
 
 @pytest.mark.parametrize("penalty", [1.4, 0.7])
-def test_repetition_penalty_is_transformers(engine: Engine, directory: Path, penalty: float) -> None:
+def test_repetition_penalty_is_transformers(engine: LocalInstance, directory: Path, penalty: float) -> None:
     prompt = prompts()[4]
     ids = torch.tensor([prompt])
     expected = tiny_models.oracle(directory).generate(
@@ -122,7 +124,9 @@ def test_repetition_penalty_is_transformers(engine: Engine, directory: Path, pen
     ]
 
 
-def test_presence_and_frequency_penalties_follow_their_formula(engine: Engine, directory: Path) -> None:
+def test_presence_and_frequency_penalties_follow_their_formula(
+    engine: LocalInstance, directory: Path
+) -> None:
     prompt, produced = prompts()[4], []
     for _ in range(12):
         logits = tiny_models.logprobs(directory, prompt + produced)[-1].clone()
@@ -133,11 +137,11 @@ def test_presence_and_frequency_penalties_follow_their_formula(engine: Engine, d
     assert tokens(run(engine, [prompt], params)) == [produced]
 
 
-def test_logit_bias_decides(engine: Engine) -> None:
+def test_logit_bias_decides(engine: LocalInstance) -> None:
     assert tokens(run(engine, [prompts()[2]], greedy_params(5, logit_bias={42: 100}))) == [[42] * 5]
 
 
-def test_stop_tokens_end_and_min_tokens_hold_them_off(engine: Engine, directory: Path) -> None:
+def test_stop_tokens_end_and_min_tokens_hold_them_off(engine: LocalInstance, directory: Path) -> None:
     prompt, plain = prompts()[3], greedy(directory)[3]
     stop = plain[5]
     first = plain.index(stop)
@@ -154,7 +158,7 @@ def test_an_end_token_outside_the_vocabulary_harms_no_one(tiny_model: Directory,
     directory = shutil.copytree(tiny_model(FAMILY), tmp_path / "model")
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [VOCAB_SIZE, 2**70]}))
     params = SamplingParams(temperature=0, max_tokens=8, min_tokens=4)
-    [produced] = tokens(run(make_engine(directory), [prompts()[3]], params))
+    [produced] = tokens(run(make_instance(directory), [prompts()[3]], params))
     assert produced == greedy(tiny_model(FAMILY))[3][:8]
 
 
@@ -172,20 +176,20 @@ def test_torchs_default_dtype_changes_nothing(
 ) -> None:
     """Scripts set it, for the models that they load with transformers."""
     directory = tiny_model(family)
-    expected = tokens(run(make_engine(directory, attention_backend=backend), prompts(), mixed_params()))
+    expected = tokens(run(make_instance(directory, attention_backend=backend), prompts(), mixed_params()))
     request.getfixturevalue("default_float64")
-    other = make_engine(directory, attention_backend=backend)
+    other = make_instance(directory, attention_backend=backend)
     try:
         assert tokens(run(other, prompts(), mixed_params())) == expected
     finally:
         other.reset()
 
 
-def test_length_ends_at_max_tokens_and_at_the_models_length(engine: Engine) -> None:
+def test_length_ends_at_max_tokens_and_at_the_models_length(engine: LocalInstance) -> None:
     [events] = run(engine, [prompts()[1]], greedy_params(3))
     assert (len(events), events[-1].finish_reason) == (3, "length")
     rng = random.Random(1)
-    long_prompt = [rng.randrange(VOCAB_SIZE) for _ in range(engine.max_model_len - 5)]
+    long_prompt = [rng.randrange(VOCAB_SIZE) for _ in range(engine.engine.max_model_len - 5)]
     [events] = run(engine, [long_prompt], greedy_params(100))
     assert (len(events), events[-1].finish_reason) == (5, "length")
 
@@ -194,7 +198,7 @@ def test_length_ends_at_max_tokens_and_at_the_models_length(engine: Engine) -> N
 @pytest.mark.parametrize("family", ["llama-gqa-tied", "opt", "qwen3"])
 def test_logprobs_are_transformers(tiny_model: Directory, family: str, backend: str) -> None:
     directory = tiny_model(family)
-    engine = make_engine(directory, attention_backend=backend, max_prefill_chunk=30)
+    engine = make_instance(directory, attention_backend=backend, max_prefill_chunk=30)
     params = greedy_params(20, logprobs=5, prompt_logprobs=3)
     for prompt, events in zip(prompts(), run(engine, prompts(), params), strict=True):
         [produced] = tokens([events])

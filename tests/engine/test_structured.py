@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from alignedserve import demo
-from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.policy import FcfsPolicy, IterationPolicy
+from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.policies import Policy
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest, RequestId
-from tests.engine.helpers import EvictEveryStep, make_engine, run, tokens
+from tests.engine.helpers import EvictEveryStep, make_instance, run, tokens
 
 TOKENIZER = Tokenizer.from_directory(demo.MODEL_DIR)
 EOS = TOKENIZER.eos_token_id
@@ -51,12 +51,12 @@ def follows(kind: str, text: str) -> bool:
     return re.fullmatch("<[a-z]{1,3}>", text) is not None
 
 
-def engine_of(policy: type[IterationPolicy] = FcfsPolicy, **options: Any) -> Engine:
-    return make_engine(demo.MODEL_DIR, policy, dtype="float32", **options)
+def engine_of(policy: type[Policy] | None = None, **options: Any) -> LocalInstance:
+    return make_instance(demo.MODEL_DIR, policy, dtype="float32", **options)
 
 
 @pytest.fixture(scope="module", params=["torch", "cpu"])
-def engine(request: pytest.FixtureRequest) -> Engine:
+def engine(request: pytest.FixtureRequest) -> LocalInstance:
     return engine_of(attention_backend=request.param)
 
 
@@ -75,7 +75,7 @@ def all_params() -> list[tuple[str, SamplingParams]]:
     return [(kind, params_of(kind, heat)) for kind in WANTED for heat in (0.0, 1.0, 5.0)]
 
 
-def test_every_output_follows_its_grammar(engine: Engine) -> None:
+def test_every_output_follows_its_grammar(engine: LocalInstance) -> None:
     asked = all_params()
     # beside others that may say what they like
     free = SamplingParams(temperature=0, max_tokens=20)
@@ -85,7 +85,7 @@ def test_every_output_follows_its_grammar(engine: Engine) -> None:
     assert tokens(found[-1:]) == tokens(run(engine, [PROMPT], free))
 
 
-def test_it_composes_with_everything_else(engine: Engine) -> None:
+def test_it_composes_with_everything_else(engine: LocalInstance) -> None:
     green = TOKENIZER.encode("g")[0]
     each = [
         params_of("choice", 0.0, logit_bias={green: 100.0}),
@@ -110,7 +110,7 @@ def test_tokens_stay_the_same_under_preemption_and_elsewhere() -> None:
     params = [params for _, params in all_params()]
     plain = tokens(run(engine_of(), [PROMPT] * len(params), params))
     assert tokens(run(engine_of(EvictEveryStep), [PROMPT] * len(params), params)) == plain
-    elsewhere = engine_of()
+    elsewhere = engine_of().engine
     for number, (wanted, output) in enumerate(zip(params, plain, strict=True)):
         half = len(output) // 2
         request = elsewhere.adopt(RequestId(str(number)), PROMPT, wanted, wanted.seed or 0, output[:half])
@@ -124,10 +124,11 @@ def test_tokens_stay_the_same_under_preemption_and_elsewhere() -> None:
 
 def test_a_bad_grammar_is_refused_and_where_it_is_too_late_ends_its_request_alone() -> None:
     bad = SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))
-    engine = engine_of()
+    instance = engine_of()
     with pytest.raises(InvalidRequest, match="invalid regex"):
-        engine.add_request(RequestId("a"), PROMPT, bad, 0)
+        instance.add_request(RequestId("a"), PROMPT, bad, 0)
     good = params_of("choice", 0.0)
+    engine = instance.engine
     requests = [engine.adopt(RequestId(name), PROMPT, each, 0) for name, each in (("b", bad), ("c", good))]
     for request in requests:
         assert request is not None

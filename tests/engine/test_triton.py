@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.engine import Engine
-from alignedserve.engine.policy import FcfsPolicy, IterationPolicy
+from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
-from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, run, tokens
+from alignedserve.scheduling.policies import Policy
+from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
 from tests.tiny_models import VOCAB_SIZE, greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -23,8 +23,8 @@ NUM_NEW = 8
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def triton_engine(directory: Path, policy: type[IterationPolicy] = FcfsPolicy, **options: Any) -> Engine:
-    return make_engine(
+def triton_engine(directory: Path, policy: type[Policy] | None = None, **options: Any) -> LocalInstance:
+    return make_instance(
         directory, policy, attention_backend="triton", device=DEVICE, dtype="float32", **options
     )
 
@@ -88,13 +88,13 @@ def random_params() -> list[SamplingParams]:
 def test_random_tokens_equal_those_of_plain_torch(tiny_model: Directory, kinds: slice) -> None:
     directory, params = tiny_model("llama-gqa-tied"), random_params()[kinds]
     some = [prompts()[1]] * len(params)
-    plain = make_engine(directory, attention_backend="torch")
+    plain = make_instance(directory, attention_backend="torch")
     assert tokens(run(triton_engine(directory), some, params)) == tokens(run(plain, some, params))
 
 
 def test_broken_logits_end_their_request_alone(tiny_model: Directory) -> None:
     engine = triton_engine(tiny_model("llama-gqa-tied"))
-    model = engine._runner._model
+    model = engine.engine._runner._model
     plain = model.logits
 
     def broken(rows: torch.Tensor) -> torch.Tensor:

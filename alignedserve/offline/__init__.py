@@ -1,0 +1,1 @@
+"""A colocated instance in the caller's own process, without a router or anything else of the cluster."""

@@ -1,0 +1,37 @@
+"""Memory of this process for KV that has left its instance. It is as large as can ever be needed, and costs nothing
+until it is written to."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alignedserve.types import PoolBlockId
+
+# Not in every version of `mmap`: the system need not promise that all of it is there.
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+class HostMemory:
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        memory = np.frombuffer(mmap.mmap(-1, num_blocks * block_bytes, flags=flags), dtype=np.uint8)
+        self.blocks: NDArray[np.uint8] = memory.reshape(num_blocks, block_bytes)
+        # a stack: what was written before is used again first
+        self._free = [PoolBlockId(block) for block in reversed(range(num_blocks))]
+
+    @property
+    def num_used(self) -> int:
+        return len(self.blocks) - len(self._free)
+
+    def allocate(self, count: int) -> list[PoolBlockId]:
+        if count > len(self._free):
+            raise RuntimeError(f"{count} blocks of host memory for KV, but {len(self._free)} are free")
+        taken = self._free[len(self._free) - count :][::-1]
+        del self._free[len(self._free) - count :]
+        return taken
+
+    def free(self, blocks: list[PoolBlockId]) -> None:
+        self._free.extend(reversed(blocks))

@@ -1,0 +1,248 @@
+"""A colocated instance without a router: it is given requests, and says what each iteration did for them.
+
+Who is preempted goes to memory of this process (`host_memory.py`), and comes back. `step` is the table of contents:
+offer requests, take an iteration, hear what came of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from msgspec.structs import replace
+
+from alignedserve.decode_worker.worker import ColocatedWorker, DecodeStep
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.outputs import TokenOutput
+from alignedserve.engine.validate import check_request
+from alignedserve.instance.config import TransferConfig
+from alignedserve.instance.live_transfers import LiveTransfers
+from alignedserve.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, Gone, Offer, Work
+from alignedserve.messages import Request as Asked
+from alignedserve.offline.host_memory import HostMemory
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import Policy, make_policy
+from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
+
+# Copies of less than that are made at once, by the thread that computes.
+QUICK_BYTES = 1 << 20
+# What is offered is looked at in each iteration: so many requests for each slot are enough to choose from.
+OFFERED = 2
+# A copy, or a grammar that is compiled, ends by itself; then this is over sooner.
+WAIT_S = 1.0
+
+
+@dataclass(eq=False)
+class LocalRequest:
+    request_id: RequestId
+    key: RequestKey
+    work: Work
+    output: list[int] = field(default_factory=list)
+    # tokens of its prompt whose KV was there when it started
+    num_found: int = 0
+    # in host memory, while it is preempted or on its way
+    blocks: list[PoolBlockId] = field(default_factory=list)
+
+
+class _Worker(ColocatedWorker):
+    """Keeps what the engine says, for who wants it as it is."""
+
+    outputs: list[TokenOutput]
+
+    def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
+        self.outputs += outputs
+        super()._take_outputs(step, outputs)
+
+
+class LocalInstance:
+    def __init__(self, engine: Engine, policy: Policy | None = None, shares_prefixes: bool = False) -> None:
+        self.engine = engine
+        self._policy = policy or make_policy(SchedulingConfig("fcfs"))
+        self._shares_prefixes = shares_prefixes
+        self._keys = count(1)
+        self._wake = threading.Event()
+        self._memory: HostMemory | None = None
+        self.num_evictions = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._transfers = LiveTransfers(
+            self.engine.cache.blocks, Epoch(1), self._wake.set, TransferConfig(quick_bytes=QUICK_BYTES)
+        )
+        self._worker = _Worker(
+            self.engine, self._transfers, self._policy, shares_prefixes=self._shares_prefixes
+        )
+        self._worker.outputs = []
+        self._requests: dict[RequestKey, LocalRequest] = {}
+        self._by_id: dict[RequestId, LocalRequest] = {}
+        # not offered yet, and offered but not admitted
+        self._waiting: deque[LocalRequest] = deque()
+        self._offered: set[RequestKey] = set()
+        # aborted under a copy
+        self._leaving: dict[RequestKey, LocalRequest] = {}
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def add_request(
+        self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
+    ) -> LocalRequest:
+        """Queues a request. Raises InvalidRequest, and nothing is queued, when it can't be run."""
+        if request_id in self._by_id:
+            raise ValueError(f"request_id={request_id!r}: a request with this id is running")
+        if params.structured_outputs is not None:
+            self.engine.grammars.check(params.structured_outputs)
+        check_request(prompt_token_ids, params, self.engine.vocabulary, self.engine.max_model_len)
+        key = RequestKey(next(self._keys))
+        asked = Asked(key, list(prompt_token_ids), params, seed=seed, arrival_s=0.0)
+        request = LocalRequest(request_id, key, Work(asked, [], 0, []))
+        self._requests[key] = self._by_id[request_id] = request
+        self._waiting.append(request)
+        return request
+
+    def abort(self, request_id: RequestId) -> bool:
+        """Ends a request wherever it is. False if it had ended already."""
+        request = self._by_id.pop(request_id, None)
+        if request is None:
+            return False
+        del self._requests[request.key]
+        if request in self._waiting:
+            self._waiting.remove(request)
+            self._free(request)
+        else:
+            self._offered.discard(request.key)
+            self._leaving[request.key] = request
+            self._worker.on(Abort(request.key))
+        return True
+
+    def reset(self) -> None:
+        """Ends all requests, also where an exception in the middle of a step has left them half moved."""
+        self._transfers.close()
+        self.engine.reset()
+        self._memory = None
+        self._begin()
+
+    def close(self) -> None:
+        """No thread is left. Safe to repeat."""
+        self._transfers.close()
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._requests)
+
+    def check_idle(self) -> None:
+        """Nothing is left of finished requests. Raises with both numbers otherwise."""
+        self._settle()
+        self._worker.check_idle()
+        self.engine.check_idle()
+        num_left = len(self._requests) + len(self._leaving) + len(self._waiting) + len(self._offered)
+        num_used = self._memory.num_used if self._memory else 0
+        if num_left or num_used:
+            raise RuntimeError(f"idle, but {num_left} requests and {num_used} blocks of host memory are left")
+
+    def _settle(self) -> None:
+        """What was aborted has gone."""
+        while self._leaving:
+            self._iterate()
+
+    # ---- iterations --------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[TokenOutput]:
+        self._offer()
+        outputs, goes_on = self._iterate()
+        if not outputs and not goes_on and self._requests:
+            self._wake.wait(WAIT_S)
+        self._wake.clear()
+        return outputs
+
+    def _offer(self) -> None:
+        most = OFFERED * self.engine.limits.max_num_seqs
+        while self._waiting and len(self._offered) < most:
+            request = self._waiting.popleft()
+            self._offered.add(request.key)
+            self._worker.on(Offer([request.work], is_batch=False))
+
+    def _iterate(self) -> tuple[list[TokenOutput], bool]:
+        messages, goes_on = self._worker.step()
+        outputs, self._worker.outputs = self._worker.outputs, []
+        for message in messages:
+            self._hear(message)
+        return [output for output in outputs if self._has_taken(output)], goes_on
+
+    def _has_taken(self, output: TokenOutput) -> bool:
+        """False if it was aborted."""
+        request = self._requests.get(RequestKey(int(output.request_id)))
+        if request is None:
+            return False
+        output.request_id = request.request_id
+        if output.token_id is not None:
+            request.output.append(output.token_id)
+        if output.finish_reason:
+            del self._requests[request.key], self._by_id[request.request_id]
+        return True
+
+    def _hear(self, message: AnyMessage) -> None:
+        match message:
+            case DecodeReport():
+                self._report(message)
+            case Gone(keys=keys):
+                for key in keys:
+                    if request := self._leaving.pop(key, None):
+                        self._free(request)
+            case Failed(key=key) if request := self._requests.get(key):
+                self._free(request)
+                if message.what != "evict":
+                    # its KV is lost, and is computed again
+                    self._come_back(request, 0)
+            case Failed():
+                pass
+            case _:
+                raise RuntimeError(f"{type(message).__name__}: not of a colocated instance")
+
+    def _report(self, report: DecodeReport) -> None:
+        for key in report.admitted:
+            self._offered.discard(key)
+            if request := self._requests.get(key):
+                self._free(request)
+        for news in report.news:
+            if (request := self._requests.get(news.key)) and not news.first:
+                request.num_found = news.num_reused
+        self.num_evictions += len(report.evicted)
+        for key, num_tokens in report.evicted:
+            if request := self._requests.get(key):
+                self._come_back(request, num_tokens)
+        ended = {news.key for news in report.news if news.finish_reason}
+        for key in report.wants_evicted:
+            if key not in ended and (request := self._requests.get(key)) and not request.blocks:
+                self._evict(request)
+
+    def _evict(self, request: LocalRequest) -> None:
+        num_tokens = len(request.work.request.prompt) + len(request.output)
+        if self._memory is None:
+            self._memory = self._make_memory()
+            self._transfers.use_pool(self._memory.blocks)
+        request.blocks = self._memory.allocate(self.engine.format.num_blocks(num_tokens))
+        self._worker.on(Evict(request.key, request.blocks, num_saved=0))
+
+    def _come_back(self, request: LocalRequest, num_cached: int) -> None:
+        """It goes before those that have not begun."""
+        request.work = replace(
+            request.work, output=[*request.output], num_cached=num_cached, blocks=[*request.blocks]
+        )
+        self._offered.add(request.key)
+        self._worker.on(Offer([request.work], is_batch=False))
+
+    def _make_memory(self) -> HostMemory:
+        """For all that can have begun at a time, and not ended."""
+        form, limits = self.engine.format, self.engine.limits
+        num_blocks = limits.max_num_seqs * form.num_blocks(self.engine.max_model_len)
+        return HostMemory(OFFERED * num_blocks, form.block_bytes)
+
+    def _free(self, request: LocalRequest) -> None:
+        """Safe to repeat."""
+        if request.blocks and self._memory:
+            self._memory.free(request.blocks)
+        request.blocks = []
