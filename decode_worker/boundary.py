@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import cast
 
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.holders import Holders
@@ -16,7 +17,7 @@ from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.instance.shares import Shares
 from alignedserve.instance.twins import Twins
 from alignedserve.messages import InstanceLimits
-from alignedserve.scheduling.boundary import DecodeRequest
+from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey
 
 
@@ -50,7 +51,6 @@ class Boundary:
         # of the last boundary, and of this one
         self._were_evicted, self._evicted = evicted, frozenset[RequestKey]()
         self.num_tokens_left = self.limits.max_num_batched_tokens
-        self._planned: set[RequestKey] = set()
         # of what the iteration computes, for the cost model
         self.chunks: list[tuple[int, int]] = []
         self.lengths: list[int] = []
@@ -60,6 +60,13 @@ class Boundary:
     @property
     def running(self) -> Sequence[Member]:
         return [*self._holders.running.values()]
+
+    def ready_and_behind(self) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
+        ready: list[DecodeRequest] = []
+        behind: list[DecodeRequest] = []
+        for member in self._holders.running.values():
+            (behind if member.num_tokens - member.num_cached > 1 else ready).append(member)
+        return ready, behind
 
     @property
     def arriving(self) -> Sequence[Member]:
@@ -132,20 +139,39 @@ class Boundary:
         self._twins.started(member)
         self.plan.starts.append(member.work)
 
+    def run_each(self, members: Sequence[AnyDecode]) -> list[AnyDecode]:
+        if len(members) > self.num_tokens_left:
+            return [member for member in members if self.run(member)]
+        block_size, number, found = self.limits.block_size, self._num_planned, []
+        run, lengths, own = self.plan.run, self.lengths, cast("Sequence[Member]", members)
+        for index, member in enumerate(own):
+            num_tokens = member.num_tokens
+            if num_tokens - member.num_cached > 1 or member.last_run == number:
+                if self.run(member):
+                    found.append(members[index])
+            elif num_tokens <= member.num_blocks * block_size or self._grow(member, num_tokens):
+                member.last_run = number
+                run.append(member.work.request.key)
+                lengths.append(num_tokens)
+                found.append(members[index])
+        self.num_tokens_left = self.limits.max_num_batched_tokens - sum(count for _, count in self.chunks)
+        self.num_tokens_left -= len(lengths)
+        return found
+
     def run(self, request: DecodeRequest) -> bool:
         return self.chunk(request, request.num_pending)
 
     def chunk(self, request: DecodeRequest, num_tokens: int) -> bool:
         member = _own(request)
-        if not 0 < num_tokens <= member.num_pending or member.key in self._planned:
-            is_planned = " once more" if member.key in self._planned else ""
+        is_planned = member.last_run == self._num_planned
+        if not 0 < num_tokens <= member.num_pending or is_planned:
+            is_again = " once more" if is_planned else ""
             raise RuntimeError(
-                f"request {member.key}: to compute {num_tokens} tokens{is_planned}, of {member.num_pending} pending"
+                f"request {member.key}: to compute {num_tokens} tokens{is_again}, of {member.num_pending} pending"
             )
         if num_tokens > self.num_tokens_left or not self._grow(member, member.num_cached + num_tokens):
             return False
         self.num_tokens_left -= num_tokens
-        self._planned.add(member.key)
         member.last_run = self._num_planned
         if num_tokens < member.num_pending:
             self.plan.chunks.append((member.key, num_tokens))

@@ -31,9 +31,15 @@ class Prompts:
         # of those that have
         self._beginnings: dict[RequestKey, Beginning] = {}
         self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
+        # of those that have, those that have got no token here
+        self._computing: set[RequestKey] = set()
 
     def __len__(self) -> int:
         return len(self._matchers) + len(self._beginnings)
+
+    @property
+    def are_computed(self) -> bool:
+        return bool(self._computing)
 
     # ---- before they start -------------------------------------------------------------------------------------------
 
@@ -70,6 +76,7 @@ class Prompts:
         key = work.request.key
         beginning = self._beginnings[key] = self.sharing.start(work)
         request = adopt(self._engine, work, self._matchers.pop(key, None), beginning.num_found)
+        self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs[key] = []
         return request
@@ -88,6 +95,8 @@ class Prompts:
         beginning = self._beginnings.get(key)
         if beginning and isinstance(output.error, BrokenLogits):
             self.sharing.spoilt(beginning)
+        if news is not None:
+            self._computing.discard(key)
         if news is not None and beginning and not news.first:
             news.num_reused = beginning.num_found
             if (logprobs := self._logprobs.pop(key, None)) is not None:
@@ -106,5 +115,6 @@ class Prompts:
 
     def left(self, key: RequestKey) -> None:
         """Safe to repeat."""
+        self._computing.discard(key)
         self._beginnings.pop(key, None)
         self._logprobs.pop(key, None)

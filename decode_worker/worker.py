@@ -305,9 +305,10 @@ class DecodeWorker(Worker[DecodeStep]):
         if not work:
             return step
         self._stopwatch.engine_begins()
-        step.prompts = [
-            key_of(request.request_id) for request, count in work if count > 1 or not request.output
-        ]
+        if self._prompts.are_computed:
+            step.prompts = [
+                key_of(request.request_id) for request, count in work if count > 1 or not request.output
+            ]
         step.iteration = self.engine.launch(work)
         self._changes.num_computed += sum(count for _, count in work)
         # beside a GPU: all that needs no tokens
@@ -325,8 +326,9 @@ class DecodeWorker(Worker[DecodeStep]):
     def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
         self._prompts.computed(map(self._requests.__getitem__, step.prompts))
         self._changes.progress += [(key, self._requests[key].num_computed) for key, _ in step.plan.chunks]
-        for one, output in zip_longest(step.news, outputs):
-            # those beyond the news have log-probabilities of prompts alone
+        # those beyond the news have log-probabilities of prompts alone
+        pairs = zip_longest(step.news, outputs) if step.prompts else zip(step.news, outputs, strict=False)
+        for one, output in pairs:
             if one is not None:
                 complete(one, output)
             if step.prompts:

@@ -91,6 +91,9 @@ class DecodeBoundary(Protocol):
     def running(self) -> Sequence[DecodeRequest]:
         """Those that came first first."""
 
+    def ready_and_behind(self) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
+        """Of those that run, who computes one token, and who has more to compute."""
+
     @property
     def arriving(self) -> Sequence[DecodeRequest]:
         """Admitted, and their KV is on its way."""
@@ -143,6 +146,9 @@ class DecodeBoundary(Protocol):
     def run(self, member: DecodeRequest) -> bool:
         """It computes all that it has pending, and samples a token. False, and nothing is done: there are not enough
         blocks, or the iteration has no tokens left for it."""
+
+    def run_each(self, members: Sequence[AnyDecode]) -> list[AnyDecode]:
+        """`run` for each of these; returns those for which it did not fail. Quicker, where they are many."""
 
     def chunk(self, member: DecodeRequest, num_tokens: int) -> bool:
         """Likewise so many of what it has pending; with all of them, it samples a token."""

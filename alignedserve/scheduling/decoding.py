@@ -53,20 +53,10 @@ def youngest(members: Iterable[DecodeRequest], at: DecodeBoundary) -> list[Decod
 # ---- who runs --------------------------------------------------------------------------------------------------------
 
 
-def ready_and_behind(at: DecodeBoundary) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
-    """Those that compute one token, and those that have more to compute: some of their KV was lost."""
-    ready: list[DecodeRequest] = []
-    behind: list[DecodeRequest] = []
-    for member in at.running:
-        (behind if member.num_pending > 1 else ready).append(member)
-    return ready, behind
-
-
 def run_all(at: DecodeBoundary) -> None:
     """All whom blocks and tokens allow; those that are behind have what is left."""
-    ready, behind = ready_and_behind(at)
-    for member in ready:
-        at.run(member)
+    ready, behind = at.ready_and_behind()
+    at.run_each(ready)
     for member in behind:
         if at.num_tokens_left:
             at.chunk(member, min(member.num_pending, at.num_tokens_left))
@@ -136,6 +126,16 @@ def compute(at: DecodeBoundary, member: DecodeRequest, num_tokens: int) -> int:
     most = at.limits.max_prefill_chunk or at.limits.max_num_batched_tokens
     count = min(member.num_pending, num_tokens, at.num_tokens_left, most)
     return count if count > 0 and at.chunk(member, count) else 0
+
+
+def go_on(at: DecodeBoundary, members: Sequence[DecodeRequest]) -> None:
+    """These, in order, with as many tokens as there are."""
+    _, behind = at.ready_and_behind()
+    if not behind:
+        at.run_each(members)
+        return
+    for member in members:
+        compute(at, member, at.num_tokens_left)
 
 
 def begin_in_order(

@@ -147,8 +147,7 @@ class ColocatedPart(DecodePart):
     def plan(self, at: DecodeBoundary) -> None:
         """Who runs goes on, in order of arrival; with the tokens that are left others begin."""
         at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
-        for member in at.running:
-            decoding.compute(at, member, at.num_tokens_left)
+        decoding.go_on(at, at.running)
         decoding.begin_in_order(at, self.config, [*at.requests, *at.batch])
 
     def in_eviction_order(

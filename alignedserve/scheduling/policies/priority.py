@@ -70,8 +70,7 @@ class PriorityDecode(DecodePart):
 class PriorityColocated(ColocatedPart):
     def plan(self, at: DecodeBoundary) -> None:
         at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
-        for member in decoding.real_time_first(at.running):
-            decoding.compute(at, member, at.num_tokens_left)
+        decoding.go_on(at, decoding.real_time_first(at.running))
         decoding.begin_in_order(at, self.config, [each for each in _waiting(at) if each.is_rt])
         if not any(each.is_rt for each in _waiting(at)):
             decoding.begin_in_order(at, self.config, _waiting(at))

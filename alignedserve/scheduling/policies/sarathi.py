@@ -26,8 +26,8 @@ class SarathiColocated(ColocatedPart):
 
     def plan(self, at: DecodeBoundary) -> None:
         at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
-        ready, behind = decoding.ready_and_behind(at)
-        lengths = [member.num_tokens for member in ready if at.run(member)]
+        ready, behind = at.ready_and_behind()
+        lengths = [member.num_tokens for member in at.run_each(ready)]
         num_left = self._budget(at, lengths)
         for member in behind:
             num_left -= decoding.compute(at, member, num_left)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
 
@@ -16,7 +15,7 @@ Chunks = list[tuple[int, int]]
 
 
 def fill(at: DecodeBoundary, mixing: Mixing) -> None:
-    ready, behind = decoding.ready_and_behind(at)
+    ready, behind = at.ready_and_behind()
     if behind or any(not member.is_rt for member in ready):
         _fill_mixed(at, mixing, ready, behind)
     else:
@@ -53,7 +52,7 @@ def _due_s(member: DecodeRequest) -> float:
 
 def _run(at: DecodeBoundary, members: Iterable[DecodeRequest]) -> list[DecodeRequest]:
     """Those that have a block for their next token."""
-    return [member for member in members if at.run(member)]
+    return at.run_each([*members])
 
 
 def _catch_up(
