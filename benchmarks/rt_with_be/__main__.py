@@ -29,7 +29,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def rows_of(part: str, args: argparse.Namespace) -> Iterator[Row]:
-    live = Live(args.rt_rate, args.window, args.lines, vllm_python=args.vllm_python)
+    live = Live(
+        args.rt_rate, args.window, args.lines, vllm_python=args.vllm_python, num_colocated=args.colocated
+    )
     with_peers = [*args.policies, *(peer.POLICIES if args.vllm_python else ())]
     slo_s = None if args.slo_ms is None else (args.slo_ms[0] / 1e3, args.slo_ms[1] / 1e3)
     slo = None if slo_s is None else Slo(*slo_s)
@@ -106,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=2, help="of the live table")
     parser.add_argument("--rt-rate", type=float, default=2.0, help="live: real-time requests a second")
     parser.add_argument("--window", type=float, default=16.0, help="live: seconds of each case")
+    parser.add_argument("--colocated", type=int, default=0, help="live: so many instances, instead of 1+1")
     parser.add_argument("--lines", type=int, default=1500, help="live: of the batch job")
     parser.add_argument(
         "--slo-ms", type=float, nargs=2, metavar=("TTFT", "TBT"), help="[default: 1.25 times the p99 alone]"

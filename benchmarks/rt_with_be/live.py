@@ -58,6 +58,8 @@ class Live:
     seed: int = 0
     # has vLLM, for the policies that are a peer's
     vllm_python: Path | None = None
+    # so many instances that do both, instead of one each
+    num_colocated: int = 0
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
@@ -66,24 +68,25 @@ class Live:
     ) -> Iterator[Row]:
         for number in range(num_rounds):
             for policy in policies:
-                head = {"part": "live", "place": _place(policy), "policy": policy, "round": number}
+                head = {"part": "live", "place": self._place(policy), "policy": policy, "round": number}
                 yield from tried(head, self._served_cases(policy, slo_s, cv=1.0))
 
     def bursts(self, policies: Sequence[str], slo_s: tuple[float, float] | None) -> Iterator[Row]:
         """No job has a window here: the shortest that the API takes is an hour."""
         for policy in policies:
-            head = {"part": "live_bursts", "place": _place(policy), "policy": policy, "round": 0}
+            head = {"part": "live_bursts", "place": self._place(policy), "policy": policy, "round": 0}
             yield from tried(head, self._served_cases(policy, slo_s, cv=BURST_CV))
 
     def exact(self, policies: Sequence[str]) -> Iterator[Row]:
         for policy in policies:
             yield from tried(
-                {"part": "live_exact", "place": PLACE, "policy": policy}, self._served_exact(policy)
+                {"part": "live_exact", "place": self._place(policy), "policy": policy},
+                self._served_exact(policy),
             )
 
     def _served_exact(self, policy: str) -> Iterator[Row]:
         with tempfile.TemporaryDirectory(prefix="events-", dir="/tmp") as events:
-            with serving(policy, *TIGHT, "--event-log", events) as served:
+            with serving(policy, *TIGHT, *self._instances, "--event-log", events) as served:
                 row = replace(self, num_lines=3 * NUM_SLOTS)._exact(served)
             pauses = _pauses(Path(events))
         yield row | {
@@ -99,7 +102,16 @@ class Live:
     def _serving(self, policy: str) -> AbstractContextManager[Server]:
         if policy in peer.POLICIES and self.vllm_python:
             return peer.serving(self.vllm_python, peer.POLICIES[policy])
-        return serving(policy, *ROOMY)
+        return serving(policy, *ROOMY, *self._instances)
+
+    @property
+    def _instances(self) -> Sequence[str]:
+        return ("--colocated-instances", str(self.num_colocated)) if self.num_colocated else ()
+
+    def _place(self, policy: str) -> str:
+        if policy in peer.POLICIES:
+            return peer.PLACE
+        return f"{self.num_colocated} colocated" if self.num_colocated else PLACE
 
     # ---- cases ------------------------------------------------------------------------------------------------------
 
@@ -167,10 +179,6 @@ class Live:
             "num_different": num_different(be_alone, be_beside)
             + num_different(texts(rt_alone), texts(rt_beside)),
         }
-
-
-def _place(policy: str) -> str:
-    return peer.PLACE if policy in peer.POLICIES else PLACE
 
 
 def tried(head: Row, rows: Iterator[Row]) -> Iterator[Row]:

@@ -92,11 +92,13 @@ class Served:
 
     def counters(self) -> Counters:
         samples = self.metrics()
+        is_colocated = any(("role", "colocated") in labels for _, labels in samples)
+        role = "colocated" if is_colocated else "decode"
         return Counters(
             rt_tokens=total(samples, "generation_tokens_total", tier="rt"),
             be_tokens=total(samples, "generation_tokens_total", tier="be"),
-            computing_s=total(samples, "computing_seconds_total", role="decode"),
-            num_evicted=total(samples, "num_evictions_total", role="decode"),
+            computing_s=total(samples, "computing_seconds_total", role=role),
+            num_evicted=total(samples, "num_evictions_total", role=role),
         )
 
     def metrics(self) -> Samples:
