@@ -388,7 +388,7 @@ class DecodeReport(Message):
     num_be_running: int = 0
     # tokens whose KV was computed since the last report
     num_computed: int = 0
-    # of a colocated instance, as of a prefill instance: see PrefillReport
+    # A colocated instance says these as a prefill instance does: see PrefillReport.
     progress: list[tuple[RequestKey, int]] = []
     num_asked: int = 0
     num_found: int = 0

@@ -53,7 +53,7 @@ class Setting:
     num_prefill: int
     num_decode: int = 1
     link: str = "nccl"
-    # of SchedulingConfig
+    # These fields of SchedulingConfig are not as they are by default.
     knobs: tuple[tuple[str, object], ...] = ()
 
     def scenario(self, cost: str) -> Scenario:

@@ -26,12 +26,12 @@ class Prompts:
         self._engine = engine
         self._compiling = compiling
         self.sharing = Sharing(engine, shares_prefixes)
-        # of those that have not started, those with a grammar
+        # Prompts that have not started have theirs here, if they have a grammar.
         self._matchers: dict[RequestKey, Matcher] = {}
-        # of those that have
+        # Those that have started are here, until they leave.
         self._beginnings: dict[RequestKey, Beginning] = {}
         self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
-        # of those that have, those that have got no token here
+        # Those that have started and got no token here yet.
         self._computing: set[RequestKey] = set()
 
     def __len__(self) -> int:

@@ -25,6 +25,7 @@ from tests.deploy.test_grafana import exposed
 
 ROOT = Path(__file__).parents[1]
 GLOSSARY, CONTRIBUTING = ROOT / "docs/glossary.md", ROOT / "CONTRIBUTING.md"
+ARCHITECTURE = ROOT / "docs/architecture.md"
 PAGES = [ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SERVING, OPERATING = ROOT / "docs/serving.md", ROOT / "docs/operating.md"
 CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker"]
@@ -194,7 +195,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(path), target
 
 
-@pytest.mark.parametrize("page", [GLOSSARY, CONTRIBUTING], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [GLOSSARY, CONTRIBUTING, ARCHITECTURE], ids=lambda page: page.name)
 def test_files_are_there(page: Path) -> None:
     """By their whole paths, or those within the package. A name without a folder stands for one said before."""
     text = FENCE.sub("", page.read_text())

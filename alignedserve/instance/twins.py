@@ -38,8 +38,8 @@ class Member(Protocol):
     def num_computed(self) -> int: ...
 
 
-# of two that begin alike, one that has begun and one that waits: will the first have computed what both need before the
-# other could?
+# Asked of two prompts that begin alike, one that has begun and one that waits, and of the time: whether the first will
+# have computed what both need before the other could.
 IsAhead = Callable[[Any, Any, float], bool]
 
 

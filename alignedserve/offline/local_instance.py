@@ -79,10 +79,10 @@ class LocalInstance:
         self._worker.outputs = []
         self._requests: dict[RequestKey, LocalRequest] = {}
         self._by_id: dict[RequestId, LocalRequest] = {}
-        # not offered yet, and offered but not admitted
+        # Requests wait here until they are offered, and their keys there until they are admitted.
         self._waiting: deque[LocalRequest] = deque()
         self._offered: set[RequestKey] = set()
-        # aborted under a copy
+        # These were aborted, and their blocks may be under a copy.
         self._leaving: dict[RequestKey, LocalRequest] = {}
 
     # ---- requests ----------------------------------------------------------------------------------------------------

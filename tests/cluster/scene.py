@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from alignedserve.messages import Request
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected
 from tests.cluster.processes import Processes
 from tests.cluster.requests import Result, alone, make_request, mixed_prompts, results
 from tests.engine.helpers import greedy_params
 
 NUM_REQUESTS = 16
+# of each request's output, about this is there when the first process is killed
+NUM_EARLY = 15
 
 
 class Scene:
@@ -46,3 +49,16 @@ class Scene:
                 assert results(streams) == self._expected
 
         asyncio.run(scenario())
+
+    def kill_in_turn(self, victims: Sequence[InstanceId]) -> None:
+        """In mid-stream, and those after the first while the others recover; each is started again at once."""
+
+        async def kill(client: Client, streams: list[Stream]) -> None:
+            for victim in victims:
+                enough = client.num_tokens + NUM_EARLY * NUM_REQUESTS
+                await client.until(lambda enough=enough: client.num_tokens >= enough)
+                assert not all_ended(streams)
+                self.processes.kill(victim)
+                self.processes.start(victim)
+
+        self.play(kill)

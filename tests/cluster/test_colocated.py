@@ -22,12 +22,11 @@ from tests.cluster.requests import (
     results,
     sampled_requests,
 )
-from tests.cluster.scene import NUM_REQUESTS, Scene
+from tests.cluster.scene import NUM_EARLY, NUM_REQUESTS, Scene
 from tests.tiny_models import greedy
 
 Directory = Callable[[str], Path]
 FAMILY = "llama-gqa-tied"
-NUM_EARLY = 15
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +77,7 @@ def test_tokens_are_transformers_and_the_engines(scenes: Callable[..., Scene], p
 )
 def test_killed_in_mid_stream(scenes: Callable[..., Scene], victims: Sequence[InstanceId]) -> None:
     """There is no other instance to go on meanwhile."""
-    scene = scenes(policy="aligned")
-
-    async def kill(client: Client, streams: list[Stream]) -> None:
-        for victim in victims:
-            enough = client.num_tokens + NUM_EARLY * NUM_REQUESTS
-            await client.until(lambda enough=enough: client.num_tokens >= enough)
-            assert not all_ended(streams)
-            scene.processes.kill(victim)
-            scene.processes.start(victim)
-
-    scene.play(kill)
+    scenes(policy="aligned").kill_in_turn(victims)
 
 
 def test_of_two_one_goes_on_with_what_the_other_had(scenes: Callable[..., Scene]) -> None:

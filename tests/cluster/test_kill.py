@@ -14,12 +14,10 @@ from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended
 from tests.cluster.history import History
 from tests.cluster.processes import DECODES, POOL, PREFILLS, ROUTER, Setup, running
-from tests.cluster.scene import NUM_REQUESTS, Scene
+from tests.cluster.scene import NUM_EARLY, NUM_REQUESTS, Scene
 
 Directory = Callable[[str], Path]
 FAMILY = "llama-gqa-tied"
-# of each request's output, about this is there when the first process is killed
-NUM_EARLY = 15
 AT_DECODE = {"offered", "running", "making room", "evicting"}
 
 
@@ -73,18 +71,7 @@ CASES = [
 
 @pytest.mark.parametrize(("link", "victims"), CASES)
 def test_killed_in_mid_stream(scenes: Callable[..., Scene], link: str, victims: Sequence[InstanceId]) -> None:
-    """Those after the first while the others recover."""
-    scene = scenes(link=link)
-
-    async def kill(client: Client, streams: list[Stream]) -> None:
-        for victim in victims:
-            enough = client.num_tokens + NUM_EARLY * NUM_REQUESTS
-            await client.until(lambda enough=enough: client.num_tokens >= enough)
-            assert not all_ended(streams)
-            scene.processes.kill(victim)
-            scene.processes.start(victim)
-
-    scene.play(kill)
+    scenes(link=link).kill_in_turn(victims)
 
 
 @pytest.mark.parametrize("victim", [pytest.param(DECODES[0], marks=pytest.mark.slow), PREFILLS[0], POOL])

@@ -378,7 +378,7 @@ def test_best_effort_that_has_had_nothing_for_long_comes_before_real_time_and_st
     assert not schedule.plan(0.43).wants_evicted, "though real time waits"
 
 
-# ---- trickle --------------------------------------------------------------------------------------------------------
+# ---- credit ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.2])

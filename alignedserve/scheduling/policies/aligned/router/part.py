@@ -105,7 +105,7 @@ class AlignedRouter(RouterPart):
         if island.num_be and island.pooled.real_time:
             yield from express.express(island.pooled.soonest(express.MOST), island.fleet.decodes)
         if island.fleet.is_colocated:
-            # those that were evicted; prompts run beside whoever decodes, so that like lengths gain nothing
+            # Those that were evicted. Prompts run beside whoever decodes, so that like lengths would gain nothing.
             yield from routing.assign_in_order(routing.real_time_first(island.pooled), island.fleet)
         else:
             yield from batches.decide(island, self.config)
