@@ -1,33 +1,31 @@
 """Prompts that a colocated instance computes: what it keeps of each beside its blocks, until its first token is out.
 
-A grammar is compiled before the prompt is offered to the schedule. Prompts share KV with others that begin alike
-(`instance/sharing.py`). Log-probabilities of a prompt come chunk by chunk, and go out with its first token.
+A grammar is compiled before the prompt is offered to the schedule (`instance/preparation.py`). Prompts share KV with
+others that begin alike (`instance/sharing.py`). Log-probabilities of a prompt come chunk by chunk, and go out with its
+first token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request
-from alignedserve.engine.validate import check_request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
+from alignedserve.instance.preparation import Preparation
 from alignedserve.instance.requests import adopt, key_of, plain
 from alignedserve.instance.sharing import Beginning, Sharing
 from alignedserve.messages import NewTokens, Work
 from alignedserve.prompt_logprobs import pack
-from alignedserve.text.grammar import Matcher
-from alignedserve.types import InvalidRequest, RequestKey
+from alignedserve.types import RequestKey
 
 
 class Prompts:
     def __init__(self, engine: Executor, compiling: Compiling, shares_prefixes: bool) -> None:
         self._engine = engine
-        self._compiling = compiling
+        self.preparation = Preparation(engine, compiling)
         self.sharing = Sharing(engine, shares_prefixes)
-        # Prompts that have not started have theirs here, if they have a grammar.
-        self._matchers: dict[RequestKey, Matcher] = {}
         # Those that have started are here, until they leave.
         self._beginnings: dict[RequestKey, Beginning] = {}
         self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
@@ -35,38 +33,19 @@ class Prompts:
         self._computing: set[RequestKey] = set()
 
     def __len__(self) -> int:
-        return len(self._matchers) + len(self._beginnings)
+        return len(self.preparation) + len(self._beginnings)
 
     @property
     def are_computed(self) -> bool:
         return bool(self._computing)
 
-    # ---- before they start -------------------------------------------------------------------------------------------
-
-    def check(self, work: Work) -> str | None:
-        """Why it can't be run."""
-        wanted = work.request
-        try:
-            check_request(wanted.prompt, wanted.params, self._engine.vocabulary, self._engine.max_model_len)
-        except InvalidRequest as error:
-            return str(error)
-        return None
-
-    def when_compiled(self, work: Work, then: Callable[[], None]) -> None:
-        key, structure = work.request.key, work.request.params.structured_outputs
-        if structure is not None:
-            matcher = self._matchers[key] = self._engine.grammars.matcher(structure)
-            self._compiling.begin(key, matcher)
-        self._compiling.when_ready(key, then)
-
-    def forget(self, key: RequestKey) -> bool:
-        """It will not start. Whether it was still waiting for its grammar."""
-        self._matchers.pop(key, None)
+    def forget(self, key: RequestKey) -> None:
+        """It will not start. Safe to repeat."""
+        self.preparation.forget(key)
         self.sharing.forget(key)
-        return self._compiling.drop(key)
 
     def forget_waiting(self) -> None:
-        for key in list(self._matchers):
+        for key in self.preparation.keys:
             self.forget(key)
         self.sharing.forget_waiting()
 
@@ -75,7 +54,7 @@ class Prompts:
     def start(self, work: Work) -> Request:
         key = work.request.key
         beginning = self._beginnings[key] = self.sharing.start(work)
-        request = adopt(self._engine, work, self._matchers.pop(key, None), beginning.num_found)
+        request = adopt(self._engine, work, self.preparation.take(key), beginning.num_found)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs[key] = []

@@ -138,11 +138,11 @@ class DecodeWorker(Worker[DecodeStep]):
                 self._offered_prompt(work, order.is_batch)
 
     def _offered_prompt(self, work: Work, is_batch: bool) -> None:
-        if error := self._prompts.check(work):
-            key, first = work.request.key, len(work.output)
-            self._changes.refused.append(NewTokens(key, first, [], finish_reason="error", error=error))
-            return
-        self._prompts.when_compiled(work, partial(self.schedule.offer, [work], is_batch))
+        preparation = self._prompts.preparation
+        if refusal := preparation.refusal(work):
+            self._changes.refused.append(refusal)
+        else:
+            preparation.when_ready(work, partial(self.schedule.offer, [work], is_batch))
 
     def _evict(self, order: Evict) -> None:
         request = self._requests.get(order.key)

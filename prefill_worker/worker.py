@@ -14,9 +14,9 @@ from functools import partial
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request, Status
-from alignedserve.engine.validate import check_request
 from alignedserve.estimate import Estimate
 from alignedserve.instance.executor import Executor, Iteration, Transfers
+from alignedserve.instance.preparation import Preparation
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.sharing import Beginning, Sharing
 from alignedserve.instance.worker import DRAIN_STEP_S, Worker
@@ -37,10 +37,9 @@ from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.staging import Staging
 from alignedserve.scheduling.policies import Policy
-from alignedserve.text.grammar import Matcher
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.runs import Pairs
-from alignedserve.types import BlockId, InvalidRequest, PoolBlockId, RequestKey
+from alignedserve.types import BlockId, PoolBlockId, RequestKey
 
 
 @dataclass(eq=False)
@@ -107,8 +106,7 @@ class PrefillWorker(Worker[PrefillStep]):
         self._staging = Staging(engine, self.schedule, transfers, self)
         # those that hold blocks
         self._prompts: dict[RequestKey, Prompt] = {}
-        # of prompts that hold none, those with a grammar
-        self._matchers: dict[RequestKey, Matcher] = {}
+        self._preparation = Preparation(engine, self._compiling)
         # of prompts that gave their blocks up half-way
         self._partial_logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
         self._changes = Changes()
@@ -147,23 +145,10 @@ class PrefillWorker(Worker[PrefillStep]):
                 raise RuntimeError(f"{type(order).__name__}: no order for a prefill instance")
 
     def _prefill(self, work: Work) -> None:
-        wanted = work.request
-        try:
-            check_request(wanted.prompt, wanted.params, self.engine.vocabulary, self.engine.max_model_len)
-        except InvalidRequest as error:
-            first = len(work.output)
-            self._changes.news.append(
-                NewTokens(wanted.key, first, [], finish_reason="error", error=str(error))
-            )
-            return
-        self._when_compiled(work, partial(self.schedule.prefill, [work]))
-
-    def _when_compiled(self, work: Work, then: Callable[[], None]) -> None:
-        key, structure = work.request.key, work.request.params.structured_outputs
-        if structure is not None:
-            matcher = self._matchers[key] = self.engine.grammars.matcher(structure)
-            self._compiling.begin(key, matcher)
-        self._compiling.when_ready(key, then)
+        if refusal := self._preparation.refusal(work):
+            self._changes.news.append(refusal)
+        else:
+            self._preparation.when_ready(work, partial(self.schedule.prefill, [work]))
 
     def _abort(self, key: RequestKey) -> None:
         self._forget(key)
@@ -176,13 +161,12 @@ class PrefillWorker(Worker[PrefillStep]):
 
     def _forget(self, key: RequestKey) -> None:
         """What is kept of a prompt that holds no blocks."""
-        self._compiling.drop(key)
+        self._preparation.forget(key)
         self._sharing.forget(key)
-        self._matchers.pop(key, None)
         self._partial_logprobs.pop(key, None)
 
     def drop_orders(self) -> None:
-        for key in [*self._matchers, *self._partial_logprobs]:
+        for key in [*self._preparation.keys, *self._partial_logprobs]:
             self._forget(key)
         self._sharing.forget_waiting()
         for key in self.schedule.drop_waiting():
@@ -225,7 +209,7 @@ class PrefillWorker(Worker[PrefillStep]):
 
     def _start(self, work: Work) -> None:
         key, beginning = work.request.key, self._sharing.start(work)
-        request = adopt(self.engine, work, self._matchers.pop(key, None), beginning.num_found)
+        request = adopt(self.engine, work, self._preparation.take(key), beginning.num_found)
         num_saved_blocks = work.num_cached // self.engine.format.block_size
         wants_logprobs = request.params.prompt_logprobs is not None
         logprobs = self._partial_logprobs.pop(key, []) if wants_logprobs else None
@@ -324,8 +308,7 @@ class PrefillWorker(Worker[PrefillStep]):
         del self._prompts[prompt.key]
         if prompt.logprobs:
             self._partial_logprobs[prompt.key] = prompt.logprobs
-        if prompt.request.matcher is not None:
-            self._matchers[prompt.key] = prompt.request.matcher
+        self._preparation.put_back(prompt.key, prompt.request.matcher)
 
     def _pairs(self, prompt: Prompt, first: int, end: int) -> list[tuple[BlockId, PoolBlockId]]:
         here = self.engine.blocks_of(prompt.request)[first:end]

@@ -81,7 +81,7 @@ class Rig:
             # what the threads had to say last
             worker.step()
             assert len(worker._compiling) == 0
-        assert not self.island.prefill._matchers
+        assert not self.island.prefill._preparation.keys
         self.island.check_idle()
 
 

@@ -81,7 +81,7 @@ def test_a_grammar_outlives_the_blocks_of_its_prompt(monkeypatch: pytest.MonkeyP
         "gr",
         "green",
     )
-    assert grammars.num_compiled == 1 and not worker._matchers
+    assert grammars.num_compiled == 1 and not worker._preparation.keys
     worker.close()
     worker.schedule.check_idle()
     engine.check_idle()
