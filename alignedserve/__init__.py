@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from alignedserve.llm import LLM
-    from alignedserve.outputs import CompletionOutput, RequestOutput
+    from alignedserve.offline.llm import LLM
+    from alignedserve.offline.outputs import CompletionOutput, RequestOutput
     from alignedserve.sampling_params import SamplingParams
     from alignedserve.structured_outputs import StructuredOutputsParams
 
@@ -14,9 +14,9 @@ __version__ = "0.1.0"
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
 
 _HOMES = {
-    "LLM": "alignedserve.llm",
-    "CompletionOutput": "alignedserve.outputs",
-    "RequestOutput": "alignedserve.outputs",
+    "LLM": "alignedserve.offline.llm",
+    "CompletionOutput": "alignedserve.offline.outputs",
+    "RequestOutput": "alignedserve.offline.outputs",
     "SamplingParams": "alignedserve.sampling_params",
     "StructuredOutputsParams": "alignedserve.structured_outputs",
 }

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.engine.ops.cpu_model import CpuModel
-from alignedserve.engine.ops.cpu_ops import CpuOps
-from alignedserve.engine.step import StepInputs
 from alignedserve.kernels.cpu.sampling import argmax, gumbel_argmax
 from alignedserve.kernels.cpu.structs import Op, OpKind
+from alignedserve.ops.cpu_model import CpuModel
+from alignedserve.ops.cpu_ops import CpuOps
+from alignedserve.ops.step import StepInputs
 from tests.kernels.tiny_model import SHAPE_125M, Chunk, LlamaLike, fill_step, new_cache
 
 BLOCK_SIZE = 16

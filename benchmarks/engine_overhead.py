@@ -23,14 +23,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from alignedserve.config import EngineConfig
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.build import build_engine
+from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.messages import DecodeReport, Offer, Request, Work
 from alignedserve.offline.local_instance import LocalInstance
+from alignedserve.ops.base import CompiledModel
+from alignedserve.protocol.messages import DecodeReport, Offer, Request, Work
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
 

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignedserve import demo
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess
 from alignedserve.launch.ports import free_port
-from alignedserve.messages import (
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.hub import Hub
+from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     AskCluster,
@@ -38,7 +40,6 @@ from alignedserve.messages import (
     Welcome,
 )
 from alignedserve.types import Epoch, InstanceId, RequestKey
-from alignedserve.wire import Hub, RouterAddress
 
 HOST, TOKEN = "127.0.0.1", "secret"
 QUESTION = "How much is 12 plus 30? " * 4

@@ -27,12 +27,12 @@ import httpx
 from tqdm import tqdm
 
 from alignedserve import demo
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess
 from alignedserve.launch.ports import free_port
+from alignedserve.protocol.address import RouterAddress
 from alignedserve.store.server import PrivateServer, find_server, locked
 from alignedserve.types import InstanceId
-from alignedserve.wire import RouterAddress
 from benchmarks.gateway import HOST, TOKEN, serve_stub
 from benchmarks.progress import progress
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.quadtree import MAX_LENGTH, QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     AnyMessage,
     Candidates,
     DecodeReport,

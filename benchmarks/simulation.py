@@ -6,7 +6,7 @@
 - saturation: decode throughput when far more arrives than can be decoded, with prefill instances to spare, until the
   last request is admitted;
 - knobs: the same on the trace alone, with one setting changed at a time.
-Each with three kernels for decode attention (alignedserve/cost.py): what unequal lengths cost differs between them.
+Each with three kernels for decode attention (timing/cost.py): what unequal lengths cost differs between them.
 For traffic and a cluster of one's own there is `alignedserve simulate`.
 """
 
@@ -22,13 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from alignedserve.cost import Attention
-from alignedserve.cost_presets import load_cost_model
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, cut, poisson_arrivals, read_azure_trace, scale_rate
+from alignedserve.timing.cost import Attention
+from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.progress import progress, say
 
 KERNELS: tuple[Attention, ...] = get_args(Attention)

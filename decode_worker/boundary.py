@@ -16,7 +16,7 @@ from alignedserve.decode_worker.members import Member
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.instance.shares import Shares
 from alignedserve.instance.twins import Twins
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey
 

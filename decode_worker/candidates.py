@@ -8,7 +8,7 @@ from itertools import chain
 
 from alignedserve.decode_worker.members import Member, Members, member_of
 from alignedserve.instance.shares import NothingShared, Shares
-from alignedserve.messages import Work
+from alignedserve.protocol.messages import Work
 from alignedserve.types import InstanceId, RequestKey
 
 

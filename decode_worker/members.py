@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from alignedserve.deadlines import Deadlines
-from alignedserve.forecast import UNKNOWN_OUTPUT, length_beyond
-from alignedserve.messages import Work
+from alignedserve.protocol.messages import Work
+from alignedserve.scheduling.forecast import UNKNOWN_OUTPUT, length_beyond
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import InstanceId, RequestKey
 
 

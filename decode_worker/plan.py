@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from alignedserve.messages import Work
+from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from alignedserve.decode_worker.worker import ColocatedWorker, DecodeWorker
 from alignedserve.engine.engine import Engine
-from alignedserve.estimate import Estimate
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.process import InstanceProcess
-from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.segment import Segment
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.scheduling.policies import make_policy
+from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Identity
 
 

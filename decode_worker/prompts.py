@@ -16,8 +16,8 @@ from alignedserve.instance.executor import Executor
 from alignedserve.instance.preparation import Preparation
 from alignedserve.instance.requests import adopt, key_of, plain
 from alignedserve.instance.sharing import Beginning, Sharing
-from alignedserve.messages import NewTokens, Work
-from alignedserve.prompt_logprobs import pack
+from alignedserve.protocol.messages import NewTokens, Work
+from alignedserve.protocol.prompt_logprobs import pack
 from alignedserve.types import RequestKey
 
 

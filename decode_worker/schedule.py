@@ -15,11 +15,11 @@ from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
 from alignedserve.decode_worker.holders import Holders
 from alignedserve.decode_worker.plan import DecodePlan
-from alignedserve.estimate import Estimate
 from alignedserve.instance.shares import NothingShared, Shares
 from alignedserve.instance.twins import Twins
-from alignedserve.messages import InstanceLimits, Work
+from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.policies.base import DecodePart
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import InstanceId, RequestKey
 
 

@@ -17,11 +17,10 @@ from alignedserve.decode_worker.prompts import Prompts
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request
-from alignedserve.estimate import Estimate
 from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.requests import adopt, coming_news, complete, key_of, limits_of
 from alignedserve.instance.worker import Worker
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     Coming,
@@ -37,6 +36,7 @@ from alignedserve.messages import (
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.scheduling.policies.base import DecodePart
+from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import Outcome
 from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey

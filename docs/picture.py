@@ -23,14 +23,14 @@ PAGE = ROOT / "docs/architecture.md"
 LAYERS = {
     "commands": ("cli", "launch", "bench", "sim", "demo"),
     "front ends": ("gateway", "batch", "store", "lengths", "offline"),
-    "instances": ("prefill_worker", "decode_worker", "instance", "profile", "transport"),
+    "instances": ("prefill_worker", "decode_worker", "instance", "transport"),
     "decisions": ("router", "kvpool"),
     "policies": ("scheduling",),
-    "the engine": ("engine", "models", "text", "kernels"),
-    "base": ("wire", "base"),
+    "the engine": ("engine", "models", "ops", "text", "kernels"),
+    "base": ("protocol", "timing", "process", "base"),
 }
-# modules that are no folder: those of the offline API and of the command line; all others are the base
-SINGLE = {"llm": "offline", "collect": "offline", "__main__": "cli"}
+# modules that are no folder and not of the base
+SINGLE = {"__main__": "cli"}
 
 Graph = Mapping[str, Set[str]]
 

@@ -13,7 +13,7 @@ from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     Candidates,
     Commit,
     FindNear,

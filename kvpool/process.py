@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.pool import Pool
 from alignedserve.kvpool.segment import DIRECTORY, Segment, is_private, sweep
-from alignedserve.logs import LogConfig
-from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
-from alignedserve.steady import settle
+from alignedserve.process.logs import LogConfig
+from alignedserve.process.steady import settle
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import RouterConnection, new_epoch
+from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
+from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.types import Epoch, InstanceId
-from alignedserve.wire import RouterAddress, RouterConnection, new_epoch, stop_on_sigterm
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.owners import OwnerTable
+from alignedserve.protocol.kv_format import BlockFormat
 
 DIRECTORY = Path("/dev/shm")
 # The names of all segments begin with this.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from alignedserve.messages import InstanceLimits
 from alignedserve.prefill_worker.members import Member
+from alignedserve.protocol.messages import InstanceLimits
 
 
 class Blocks:

@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 
 from alignedserve.instance.twins import Twins
-from alignedserve.messages import InstanceLimits, Work
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.members import Member, State
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.prompts import Prompts
 from alignedserve.prefill_worker.stages import Stages
+from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.boundary import PrefillRequest
 from alignedserve.types import RequestKey
 

@@ -9,8 +9,8 @@ from enum import Enum, auto
 
 from msgspec.structs import replace
 
-from alignedserve.deadlines import Deadlines
-from alignedserve.messages import Work
+from alignedserve.protocol.messages import Work
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from alignedserve.engine.build import Allocate
 from alignedserve.engine.engine import Engine
-from alignedserve.estimate import Estimate
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.process import InstanceProcess
-from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.segment import Segment
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.scheduling.policies import make_policy
+from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.data_path import allocator
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from alignedserve.instance.shares import Shares
-from alignedserve.messages import Work
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.members import Member, Members, State, num_tokens
+from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
 

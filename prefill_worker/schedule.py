@@ -13,18 +13,18 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from alignedserve.estimate import Estimate
 from alignedserve.instance.shares import NothingShared, Shares
 from alignedserve.instance.twins import Twins
-from alignedserve.messages import InstanceLimits, Work
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.boundary import Boundary
 from alignedserve.prefill_worker.members import State, num_tokens
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.prompts import Prompts
 from alignedserve.prefill_worker.stages import Stages
+from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from alignedserve.messages import Work
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.members import Member, Members, State
+from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.types import RequestKey
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from alignedserve.instance.executor import Executor, Transfers
-from alignedserve.messages import AnyMessage, Failed, Gone, Work
 from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.protocol.messages import AnyMessage, Failed, Gone, Work
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import BlockId, RequestId, RequestKey

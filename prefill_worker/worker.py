@@ -14,13 +14,15 @@ from functools import partial
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request, Status
-from alignedserve.estimate import Estimate
 from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.preparation import Preparation
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.sharing import Beginning, Sharing
 from alignedserve.instance.worker import DRAIN_STEP_S, Worker
-from alignedserve.messages import (
+from alignedserve.prefill_worker.plan import PrefillPlan
+from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.prefill_worker.staging import Staging
+from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     Failed,
@@ -33,10 +35,8 @@ from alignedserve.messages import (
     Unstage,
     Work,
 )
-from alignedserve.prefill_worker.plan import PrefillPlan
-from alignedserve.prefill_worker.schedule import PrefillSchedule
-from alignedserve.prefill_worker.staging import Staging
 from alignedserve.scheduling.policies import Policy
+from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import BlockId, PoolBlockId, RequestKey

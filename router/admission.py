@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from alignedserve.messages import Request
+from alignedserve.protocol.messages import Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.fleet import Fleet
 

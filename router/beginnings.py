@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from alignedserve.messages import Request
-from alignedserve.prefixes import names_of
+from alignedserve.protocol.messages import Request
+from alignedserve.scheduling.block_hashes import names_of
 
 # Tokens of one name: a few blocks, so that a long prompt costs the router little.
 GRAIN = 64

@@ -7,8 +7,8 @@ import math
 
 from msgspec.structs import replace
 
-from alignedserve.deadlines import Deadlines
-from alignedserve.messages import Submit
+from alignedserve.protocol.messages import Submit
+from alignedserve.timing.deadlines import Deadlines
 
 
 def arrived_s(submit: Submit, now: float) -> float:

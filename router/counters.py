@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from alignedserve.messages import DecodeReport, Moved, PrefillReport
+from alignedserve.protocol.messages import DecodeReport, Moved, PrefillReport
 from alignedserve.types import InstanceId
 
 

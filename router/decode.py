@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     Candidates,
     DecodeReport,
     Evict,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from alignedserve.deadlines import Deadlines
-from alignedserve.forecast import Forecast
-from alignedserve.messages import Request, Work
+from alignedserve.protocol.messages import Request, Work
+from alignedserve.scheduling.forecast import Forecast
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 
 

@@ -6,7 +6,7 @@ connection only after that.
 
 from __future__ import annotations
 
-from alignedserve.messages import AnyMessage, Hello, Message
+from alignedserve.protocol.messages import AnyMessage, Hello, Message
 from alignedserve.types import Epoch, InstanceId
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.messages import Coming, DecodeReport, Hello
+from alignedserve.protocol.messages import Coming, DecodeReport, Hello
 from alignedserve.router.beginnings import Beginnings
 from alignedserve.router.tally import Tally
 from alignedserve.types import InstanceId, RequestKey

@@ -11,7 +11,7 @@ request says so (`Gone`), or dies; until then the request is LEAVING.
 
 from __future__ import annotations
 
-from alignedserve.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release
+from alignedserve.protocol.messages import Abort, AnyMessage, Commit, MakeSpare, NewTokens, Release
 from alignedserve.router.census import Census
 from alignedserve.router.clock import with_first_token
 from alignedserve.router.config import RouterConfig

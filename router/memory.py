@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from alignedserve.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.router.entry import Entry
 from alignedserve.router.fleet import Fleet
+from alignedserve.scheduling.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.types import RequestKey
 
 # A request goes on while it waits for its way out.

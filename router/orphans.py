@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.messages import Stored
+from alignedserve.protocol.messages import Stored
 from alignedserve.types import RequestKey
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from alignedserve.messages import Prefill, PrefillReport, Reserve, Reserved
+from alignedserve.protocol.messages import Prefill, PrefillReport, Reserve, Reserved
 from alignedserve.router import beginnings
 from alignedserve.router.decode import DecodeSide
 from alignedserve.router.entry import Entry, State

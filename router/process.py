@@ -7,16 +7,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alignedserve.logs import LogConfig
-from alignedserve.private_files import create, make_directory
+from alignedserve.process.logs import LogConfig
+from alignedserve.process.private_files import create, make_directory
+from alignedserve.process.steady import settle
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import new_epoch
+from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.steady import settle
 from alignedserve.types import Epoch, InstanceId
-from alignedserve.wire import RouterAddress, new_epoch, stop_on_sigterm
 
 
 @dataclass(frozen=True)

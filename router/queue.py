@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-from alignedserve.deadlines import DEMOTION_S
 from alignedserve.router.entry import Entry, State
 from alignedserve.router.tally import Tally
 from alignedserve.scheduling.island import RoutedRequest, Urgency
 from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import RequestKey
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.messages import Hello, MakeSpare, UsePool, Welcome
+from alignedserve.protocol.messages import Hello, MakeSpare, UsePool, Welcome
 from alignedserve.router.decode import DecodeSide
 from alignedserve.router.entry import Entry, State
 from alignedserve.router.fleet import Process, Search

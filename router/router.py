@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from alignedserve.forecast import Forecast
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     Candidates,
@@ -35,6 +34,7 @@ from alignedserve.router.orphans import Orphans
 from alignedserve.router.prefill import PrefillSide
 from alignedserve.router.recovery import Recovery
 from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.forecast import Forecast
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.types import Epoch, InstanceId, RequestKey
 

@@ -10,7 +10,11 @@ import logging
 import os
 import time
 
-from alignedserve.messages import (
+from alignedserve.process.steady import collect_when_idle
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.frames import WireError
+from alignedserve.protocol.hub import Hub
+from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     AskCluster,
@@ -34,9 +38,7 @@ from alignedserve.router.events import Closed, Connected, Event, Received, Tick
 from alignedserve.router.fence import kill_user
 from alignedserve.router.router import Router
 from alignedserve.router.status import describe
-from alignedserve.steady import collect_when_idle
 from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
-from alignedserve.wire import Hub, RouterAddress, WireError
 
 logger = logging.getLogger(__name__)
 

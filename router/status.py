@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from alignedserve.messages import Cluster, Hello, InstanceStats, Moved, Part, PoolUse
+from alignedserve.protocol.messages import Cluster, Hello, InstanceStats, Moved, Part, PoolUse
 from alignedserve.router.router import Router
 from alignedserve.types import Epoch, InstanceId
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from alignedserve.messages import NewTokens, Tokens
+from alignedserve.protocol.messages import NewTokens, Tokens
 from alignedserve.router.entry import Entry
 from alignedserve.types import InstanceId, RequestKey
 

@@ -20,7 +20,8 @@ from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.worker import Worker
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.pool import Pool
-from alignedserve.messages import (
+from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     Commit,
@@ -38,7 +39,6 @@ from alignedserve.messages import (
     Reserved,
     Work,
 )
-from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.policies import Policy
 from alignedserve.types import Epoch, PoolBlockId, RequestKey

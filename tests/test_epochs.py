@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from alignedserve.wire import new_epoch
+from alignedserve.protocol.connection import new_epoch
 
 
 def test_epochs_rise_even_when_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,14 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 # The engine, the kernels and what they stand on run in any process, with these and nothing else installed.
-DATA_PLANE = ["alignedserve/engine", "alignedserve/models", "kernels"]
+DATA_PLANE = ["alignedserve/engine", "alignedserve/ops", "alignedserve/models", "kernels"]
 DATA_PLANE_MAY_IMPORT = {
     "torch",
     "numpy",
@@ -30,26 +31,8 @@ OURS = ("alignedserve", *BESIDE)
 BASE = {
     f"alignedserve.{name}"
     for name in (
-        "types",
-        "config",
-        "messages",
-        "handshake",
-        "prefixes",
-        "cost",
-        "deadlines",
-        "estimate",
-        "forecast",
-        "scheduling",
-        "sampling_params",
-        "prompt_logprobs",
-        "structured_outputs",
-        "seeds",
-        "kv_format",
-        "wire",
-        "logs",
-        "private_files",
-        "steady",
-        "child",
+        *("types", "seeds", "sampling_params", "structured_outputs"),
+        *("process", "timing", "protocol", "scheduling"),
     )
 }
 INSTANCE = BASE | {
@@ -63,38 +46,39 @@ INSTANCE = BASE | {
 STATE_MACHINES = {
     *(f"alignedserve.{part}_worker.{module}" for part in ("prefill", "decode") for module in ("worker",)),
     *(f"alignedserve.instance.{module}" for module in ("executor", "requests", "worker")),
-    *(f"alignedserve.engine.{module}" for module in ("blocks", "outputs", "request", "validate")),
+    *(f"alignedserve.engine.{module}" for module in ("blocks", "config", "outputs", "request", "validate")),
     *(f"alignedserve.transport.{module}" for module in ("completions", "runs", "staging_buffer")),
     "alignedserve.text.grammar",
 }
 # What of ours, beside itself, a part may import. `launch` and `cli` may import everything, and are imported by nobody.
 MAY_IMPORT = {
-    # what policies see of the router and of instances is all that they may
-    "alignedserve/scheduling": {
-        f"alignedserve.{name}"
-        for name in ("types", "messages", "cost", "deadlines", "estimate", "forecast", "prefixes")
+    "alignedserve/timing": set(),
+    "alignedserve/process": {"alignedserve.types"},
+    "alignedserve/protocol": {
+        f"alignedserve.{name}" for name in ("types", "sampling_params", "structured_outputs", "timing")
     },
+    # what policies see of the router and of instances is all that they may
+    "alignedserve/scheduling": {f"alignedserve.{name}" for name in ("types", "timing", "protocol.messages")},
+    "kernels": set(),
+    "alignedserve/ops": {"alignedserve.kernels", "alignedserve.sampling_params"},
+    "alignedserve/models": {"alignedserve.ops"},
     "router": BASE | {"alignedserve.kvpool.segment"},
     "kvpool": BASE,
     "prefill_worker": INSTANCE,
     "decode_worker": INSTANCE,
     "alignedserve/instance": BASE
-    | {"alignedserve.engine", "alignedserve.text.grammar", "alignedserve.transport", "alignedserve.profile"},
-    "alignedserve/profile": BASE
-    | {"alignedserve", "alignedserve.engine", "alignedserve.instance.requests", "alignedserve.cost_presets"}
+    | {"alignedserve", "alignedserve.engine", "alignedserve.text.grammar", "alignedserve.transport"}
     | {"alignedserve.models.config"},
     "alignedserve/transport": BASE,
-    "alignedserve/wire": BASE,
     "alignedserve/gateway": BASE
-    | {"alignedserve", "alignedserve.engine.choices", "alignedserve.engine.validate"}
+    | {"alignedserve"}
+    | {f"alignedserve.engine.{module}" for module in ("choices", "config", "validate")}
     | {"alignedserve.models.locate", "alignedserve.text", "alignedserve.batch", "alignedserve.store"}
     | {"alignedserve.lengths"},
     "alignedserve/lengths": BASE,
     "alignedserve/batch": BASE | {"alignedserve.store"},
     "alignedserve/store": BASE,
-    "alignedserve/sim": BASE
-    | STATE_MACHINES
-    | {"alignedserve.cost_presets", "alignedserve.router", "alignedserve.kvpool"},
+    "alignedserve/sim": BASE | STATE_MACHINES | {"alignedserve.router", "alignedserve.kvpool"},
 }
 # What of the gateway each of its folders, and each file beside them, may import: only what is listed above it, so that
 # there is no cycle.
@@ -136,7 +120,7 @@ def test_the_data_plane_needs_no_server(folder: str) -> None:
 
 
 def test_lower_parts_do_not_import_higher_ones() -> None:
-    higher = ("alignedserve.llm", "alignedserve.cli", "alignedserve.collect", "alignedserve.demo")
+    higher = ("alignedserve.offline", "alignedserve.cli", "alignedserve.demo")
     lower = [*(ROOT / "kernels").rglob("*.py"), *(ROOT / "alignedserve/engine").rglob("*.py")]
     lower += (ROOT / "alignedserve/models").rglob("*.py")
     for path in lower:
@@ -168,6 +152,18 @@ def test_imports_point_one_way(folder: str) -> None:
         ours = {name for name in imports_of(path) if name.split(".")[0] in OURS}
         foreign = {name for name in ours if not is_within(name, {itself} | MAY_IMPORT[folder])}
         assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+def test_packages_have_no_cycle() -> None:
+    """Packages are sorted so that each comes after those that it imports, which a cycle makes impossible."""
+    packages = {path.parent.name for path in (ROOT / "alignedserve").glob("*/__init__.py")}
+    found: dict[str, set[str]] = {}
+    for package in packages:
+        files = (ROOT / "alignedserve" / package).rglob("*.py")
+        names = {name for path in files for name in imports_of(path) if name.startswith("alignedserve.")}
+        found[package] = ({name.split(".")[1] for name in names} & packages) - {package}
+    assert {"engine", "gateway", "router"} < found.keys()
+    list(TopologicalSorter(found).static_order())
 
 
 def test_the_gateways_folders_have_no_cycle() -> None:

@@ -78,7 +78,7 @@ def named(path: Path) -> set[str]:
     return {
         alias.name
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module == "alignedserve.messages"
+        if isinstance(node, ast.ImportFrom) and node.module == "alignedserve.protocol.messages"
         for alias in node.names
     }
 

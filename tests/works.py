@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from alignedserve.deadlines import Deadlines
-from alignedserve.messages import Request, Work
+from alignedserve.protocol.messages import Request, Work
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import PoolBlockId, RequestKey
 
 _keys = count(1)

@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from alignedserve.batch.parse import LineProblem, Parsed, parse
-from alignedserve.child import read_frame, write_frame
+from alignedserve.process.child import read_frame, write_frame
 from alignedserve.store import Problem
 
 # A line of a million names of which none is ours takes a hundred times its bytes.

@@ -9,7 +9,7 @@ from alignedserve.batch.config import STEP_BYTES
 from alignedserve.batch.lines import Line
 from alignedserve.batch.parse import LineProblem, Parsed, parse
 from alignedserve.batch.parse_process import NUMBER_BYTES, Told
-from alignedserve.child import Child, ChildEnded
+from alignedserve.process.child import Child, ChildEnded
 from alignedserve.store import Problem
 
 # The longest line takes a fraction of a second: a process that takes so long hangs.

@@ -14,7 +14,7 @@ import httpx
 
 from alignedserve.bench.config import BenchConfig
 from alignedserve.bench.workload import Item
-from alignedserve.events import EventReader
+from alignedserve.protocol.sse import EventReader
 
 MAX_ERROR_CHARS = 500
 SERVICE_TIERS = {"rt": "default", "be": "flex"}

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from alignedserve.cli.http import refusal
-from alignedserve.events import EventReader
+from alignedserve.protocol.sse import EventReader
 
 Json = dict[str, Any]
 

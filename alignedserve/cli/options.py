@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 
 Command = Callable[..., Any]
 

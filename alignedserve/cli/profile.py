@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from alignedserve.cli.options import engine_options
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 
 if TYPE_CHECKING:
-    from alignedserve.profile.saved import Profile
+    from alignedserve.instance.profile.saved import Profile
 
 _KINDS = {"decode": "decodes", "chunk": "prefill chunks", "both": "decodes beside a chunk"}
 
@@ -37,9 +37,9 @@ def command(model: str | None, seconds: float | None, out: Path | None, **option
 
     from alignedserve import demo
     from alignedserve.engine.build import build_engine
-    from alignedserve.profile.facts import facts_of
-    from alignedserve.profile.make import FULL, make
-    from alignedserve.profile.saved import default_path, locked, save
+    from alignedserve.instance.profile.facts import facts_of
+    from alignedserve.instance.profile.make import FULL, make
+    from alignedserve.instance.profile.saved import default_path, locked, save
 
     config = EngineConfig(model or str(demo.MODEL_DIR), **options)
     built = build_engine(config)
@@ -73,7 +73,7 @@ def _bar(is_shown: bool) -> Iterator[Progress]:
 
 
 def _print(profile: Profile, path: Path) -> None:
-    from alignedserve.profile.make import CROWDED_SHARE
+    from alignedserve.instance.profile.make import CROWDED_SHARE
 
     facts, cost = profile.facts, profile.cost
     click.echo(f"{facts['model']} in {facts['dtype']} on {facts['device']}: {profile.num_points} points\n")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from alignedserve.cli.options import Command, options_of, taken
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
 from alignedserve.router.config import RouterConfig

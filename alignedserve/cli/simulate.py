@@ -15,7 +15,7 @@ import click
 
 import alignedserve
 from alignedserve.cli.options import OutputFile, options_of, taken
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import INTERNAL, SchedulingConfig
 from alignedserve.sim.config import SimConfig
@@ -23,8 +23,8 @@ from alignedserve.sim.config import SimConfig
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from alignedserve.cost import CostModel
     from alignedserve.sim.compare import Comparison, Row
+    from alignedserve.timing.cost import CostModel
 
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size")
 _OF_AN_ENGINE = {field.name for field in fields(EngineConfig)} - {*_LIMITS}
@@ -68,11 +68,11 @@ def command(output: Path | None, **options: Any) -> None:
 
 def load_cost(name: str) -> CostModel:
     """Also of a profile, as `alignedserve profile` saves it."""
-    from alignedserve.cost_presets import cost_presets, load_cost_model
+    from alignedserve.timing.cost_presets import cost_presets, load_cost_model
 
     path = Path(name)
     if name not in cost_presets() and path.is_file() and b'"facts"' in (data := path.read_bytes()):
-        from alignedserve.profile.saved import decode
+        from alignedserve.instance.profile.saved import decode
 
         return decode(data, name).cost
     return load_cost_model(name)

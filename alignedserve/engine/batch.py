@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from alignedserve.engine.request import Request, Work
-from alignedserve.engine.step import StepInputs
+from alignedserve.ops.step import StepInputs
 from alignedserve.types import BlockId
 
 

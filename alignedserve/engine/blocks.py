@@ -1,7 +1,7 @@
 """Who holds which KV blocks of an instance. Ids and counts only; the bytes are `kv_cache`'s.
 
-A full block may be given a name, that of all tokens up to its end (`alignedserve/prefixes.py`), and then several owners
-can hold it. When the last of them has gone it is kept: free like others, but taken last, and whoever asks for its name
+A full block may be given the hash of all tokens up to its end (`scheduling/block_hashes.py`), and then several owners
+can hold it. When the last of them has gone it is kept: free like others, but taken last, and whoever asks for its hash
 before that holds it again.
 
 What is free is counted as if nothing were shared: a block counts once for each of its owners. So those who plan by

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.config import EngineConfig
 from alignedserve.engine.batch import BatchTable
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import (
@@ -18,20 +17,21 @@ from alignedserve.engine.choices import (
     choose_num_blocks,
     vocabulary_of,
 )
+from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.limits import Limits
-from alignedserve.engine.ops import CudaOptions, make_ops
-from alignedserve.engine.ops.base import Ops
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
-from alignedserve.engine.step import StepInputs
-from alignedserve.kv_format import BlockFormat
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.source import ModelSource, resolve_model
+from alignedserve.ops import CudaOptions, make_ops
+from alignedserve.ops.base import Ops
+from alignedserve.ops.step import StepInputs
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 

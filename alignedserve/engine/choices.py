@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary
-from alignedserve.kv_format import BlockFormat
 from alignedserve.models.config import ModelConfig
+from alignedserve.protocol.kv_format import BlockFormat
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
 from alignedserve.engine.validate import Vocabulary, check_request
-from alignedserve.kv_format import BlockFormat
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import Grammars, Matcher
 from alignedserve.types import BlockId, RequestId
@@ -101,8 +101,8 @@ class Engine:
         return self._blocks.num_known(names) * self.cache.format.block_size
 
     def share(self, request_id: RequestId, names: Sequence[bytes]) -> int:
-        """A request that will be adopted shares the blocks of these names (`alignedserve/prefixes.py`), as far as they
-        are known. Returns of how many tokens the KV is there."""
+        """A request that will be adopted shares the blocks with these hashes (`scheduling/block_hashes.py`), as far as
+        they are known. Returns how many tokens have their KV there."""
         return self._blocks.share(request_id, names) * self.cache.format.block_size
 
     def name_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:

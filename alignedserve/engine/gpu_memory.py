@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.engine.ops.base import Ops
-from alignedserve.engine.step import StepInputs
-from alignedserve.kv_format import BlockFormat
 from alignedserve.models.base import Model
+from alignedserve.ops.base import Ops
+from alignedserve.ops.step import StepInputs
+from alignedserve.protocol.kv_format import BlockFormat
 
 # for what grows later: CUDA graphs, libraries' work space, fragments
 RESERVE_BYTES = 1 << 30

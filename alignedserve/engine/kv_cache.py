@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from alignedserve.kv_format import BlockFormat
+from alignedserve.protocol.kv_format import BlockFormat
 
 
 class KVCache:

@@ -12,11 +12,11 @@ import torch
 
 from alignedserve.engine.batch import Batch, BatchTable, Due
 from alignedserve.engine.logprobs import token_logprobs
-from alignedserve.engine.ops.base import CompiledModel
 from alignedserve.engine.outputs import TokenLogprobs
 from alignedserve.engine.request import Request
 from alignedserve.engine.sampler import Draft, Sampled, Sampler
-from alignedserve.engine.step import StepInputs
+from alignedserve.ops.base import CompiledModel
+from alignedserve.ops.step import StepInputs
 
 
 @dataclass

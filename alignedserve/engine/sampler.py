@@ -14,9 +14,9 @@ from alignedserve.engine.batch import Due
 from alignedserve.engine.constrain import MINUS_INFINITY, constrain
 from alignedserve.engine.logprobs import token_logprobs
 from alignedserve.engine.noise import noise_keys
-from alignedserve.engine.ops.base import BROKEN, CompiledModel, Ops
 from alignedserve.engine.outputs import TokenLogprobs
 from alignedserve.engine.request import Request
+from alignedserve.ops.base import BROKEN, CompiledModel, Ops
 from alignedserve.text.grammar import GrammarError
 
 

@@ -19,7 +19,9 @@ import msgspec
 from alignedserve.gateway.http.errors import unavailable
 from alignedserve.gateway.pacing import Pacing
 from alignedserve.gateway.telemetry.request_stats import RequestStats
-from alignedserve.messages import (
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import RouterConnection, new_epoch
+from alignedserve.protocol.messages import (
     AnyMessage,
     AskCluster,
     Cluster,
@@ -35,7 +37,6 @@ from alignedserve.messages import (
     Welcome,
 )
 from alignedserve.types import InstanceId, RequestKey
-from alignedserve.wire import RouterAddress, RouterConnection, new_epoch
 
 RESUBMIT_S = 0.25
 # A router that has not come back by then is given up, and what is open there fails.

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.lengths.prediction import Prediction
-from alignedserve.messages import Cluster, Request
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.messages import Cluster, Request
 from alignedserve.types import InstanceId, RequestKey
-from alignedserve.wire import RouterAddress
 
 # So many requests are closed in one turn of the event loop.
 NUM_CLOSED_AT_ONCE = 32

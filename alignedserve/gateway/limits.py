@@ -7,7 +7,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
-from alignedserve.prompt_logprobs import MAX_PROMPT_LOGPROBS
+from alignedserve.protocol.prompt_logprobs import MAX_PROMPT_LOGPROBS
 from alignedserve.sampling_params import MAX_LOGPROBS, SamplingParams
 from alignedserve.store import StoreLimits
 from alignedserve.types import InvalidRequest

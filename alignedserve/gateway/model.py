@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 import alignedserve
-from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import choose_max_model_len, vocabulary_of
+from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary, check_ids, check_request
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.models.locate import locate_model

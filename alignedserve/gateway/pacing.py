@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from alignedserve.messages import Abort, Echo, Message
+from alignedserve.protocol.messages import Abort, Echo, Message
 from alignedserve.types import RequestKey
 
 # The router may have so many messages before it. Each takes it some tenths of a millisecond.

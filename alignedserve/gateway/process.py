@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.runner import BatchRunner
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.http.callers import Callers, callers_of
@@ -35,12 +35,13 @@ from alignedserve.gateway.openai.service import SloConfig
 from alignedserve.gateway.telemetry.exposition import metrics_route
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.lengths.config import LengthConfig
-from alignedserve.logs import LogConfig
-from alignedserve.steady import collect_when_idle, settle
+from alignedserve.process.logs import LogConfig
+from alignedserve.process.steady import collect_when_idle, settle
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.store import Store
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
-from alignedserve.wire import RouterAddress, stop_on_sigterm
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from alignedserve.config import EngineConfig
-from alignedserve.logs import LogConfig
+from alignedserve.engine.config import EngineConfig
+from alignedserve.process.logs import LogConfig
+from alignedserve.protocol.address import RouterAddress
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import InstanceId
-from alignedserve.wire import RouterAddress
 
 NO_PROFILE = "none"
 

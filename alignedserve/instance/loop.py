@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.instance.worker import Worker
-from alignedserve.messages import AnyMessage, UsePool
+from alignedserve.protocol.messages import AnyMessage, UsePool
 
 
 class Segment(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from alignedserve.engine.validate import check_request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
-from alignedserve.messages import NewTokens, Work
+from alignedserve.protocol.messages import NewTokens, Work
 from alignedserve.text.grammar import Matcher
 from alignedserve.types import InvalidRequest, RequestKey
 

@@ -13,23 +13,24 @@ from typing import Any, ClassVar
 
 import torch
 
-from alignedserve.cost import CostModel
 from alignedserve.engine.build import Allocate, BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
-from alignedserve.estimate import Estimate
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
+from alignedserve.instance.profile.facts import facts_of
+from alignedserve.instance.profile.make import find_or_make
+from alignedserve.instance.profile.saved import default_path
 from alignedserve.instance.worker import Worker
-from alignedserve.kv_format import BlockFormat
-from alignedserve.messages import AnyMessage, Hello, Welcome
-from alignedserve.profile.facts import facts_of
-from alignedserve.profile.make import find_or_make
-from alignedserve.profile.saved import default_path
-from alignedserve.steady import settle
+from alignedserve.process.steady import settle
+from alignedserve.protocol.connection import RouterConnection, new_epoch
+from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.messages import AnyMessage, Hello, Welcome
+from alignedserve.protocol.signals import stop_on_sigterm
+from alignedserve.timing.cost import CostModel
+from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Identity
 from alignedserve.types import Epoch
-from alignedserve.wire import RouterConnection, new_epoch, stop_on_sigterm
 
 # Where instances compute on the cores that others live on: those pass messages on, which takes them little. So does an
 # instance's own event loop.

@@ -8,9 +8,9 @@ from dataclasses import replace
 from alignedserve.engine.outputs import TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor
-from alignedserve.messages import InstanceLimits, NewTokens, Work
-from alignedserve.prompt_logprobs import TokenLogprobs as PlainLogprobs
-from alignedserve.prompt_logprobs import pack
+from alignedserve.protocol.messages import InstanceLimits, NewTokens, Work
+from alignedserve.protocol.prompt_logprobs import TokenLogprobs as PlainLogprobs
+from alignedserve.protocol.prompt_logprobs import pack
 from alignedserve.text.grammar import Matcher
 from alignedserve.types import RequestId, RequestKey
 

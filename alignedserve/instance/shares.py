@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from alignedserve.messages import Work
+from alignedserve.protocol.messages import Work
 
 
 class Shares(Protocol):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor
 from alignedserve.instance.requests import id_of
-from alignedserve.messages import Work
-from alignedserve.prefixes import Namer
+from alignedserve.protocol.messages import Work
+from alignedserve.scheduling.block_hashes import Namer
 from alignedserve.types import RequestKey
 
 

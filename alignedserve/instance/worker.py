@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.stopwatch import Stopwatch
-from alignedserve.messages import AnyMessage, InstanceLimits, Moved
+from alignedserve.protocol.messages import AnyMessage, InstanceLimits, Moved
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import RequestKey

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Annotated
 
 from alignedserve.lengths.config import KINDS, MAX_ENTRIES
-from alignedserve.logs import FORMATS, LEVELS, LogConfig
+from alignedserve.process.logs import FORMATS, LEVELS, LogConfig
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,18 @@ from collections.abc import Callable
 from alignedserve.launch.actors import RayActor
 from alignedserve.launch.plan import IslandPlan, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessSupervisor
-from alignedserve.messages import AnyMessage, Cluster, Drain, Hello, InstanceLimits, Part, Stop, Welcome
+from alignedserve.protocol.connection import RouterConnection, new_epoch
+from alignedserve.protocol.messages import (
+    AnyMessage,
+    Cluster,
+    Drain,
+    Hello,
+    InstanceLimits,
+    Part,
+    Stop,
+    Welcome,
+)
 from alignedserve.types import LAUNCHER, InstanceId
-from alignedserve.wire import RouterConnection, new_epoch
 
 # Processes that were told to stop get so many seconds to do so by themselves.
 STOP_S = 5.0

@@ -13,8 +13,8 @@ from alignedserve.launch.leftovers import removing
 from alignedserve.launch.plan import Node, free_shm_bytes
 from alignedserve.launch.ports import free_port
 from alignedserve.launch.ray_cluster import directory_of, joined_ray, local_ray
-from alignedserve.private_files import can_others_write
-from alignedserve.wire import RouterAddress
+from alignedserve.process.private_files import can_others_write
+from alignedserve.protocol.address import RouterAddress
 
 # The socket's name, in a directory of this system's own.
 _ROUTER_SOCKET = "router.sock"

@@ -8,25 +8,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from alignedserve.batch.config import BatchConfig
-from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.openai.service import SloConfig
 from alignedserve.gateway.process import GatewayConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
-from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.config import ServeConfig
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.models.locate import Location
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.transport.choose import choose_transport
 from alignedserve.types import GATEWAY, InstanceId
-from alignedserve.wire import RouterAddress
 
 # The most bytes that the pool takes where no size is given, and the most of the free memory, as a share.
 DEFAULT_POOL_BYTES = 1 << 30

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
 
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.limits import Limits
 from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import ServeConfig
@@ -20,7 +20,7 @@ from alignedserve.launch.plan import LaunchRequest, Node, check, plan_gateway, p
 from alignedserve.launch.ports import check_address
 from alignedserve.launch.store import locate_store
 from alignedserve.models.locate import locate_model
-from alignedserve.private_files import make_directory
+from alignedserve.process.private_files import make_directory
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import torch
 
-from alignedserve.engine.ops.base import Activation, Linear, Ops, Value
-from alignedserve.engine.step import StepInputs
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.weights import WeightSource
+from alignedserve.ops.base import Activation, Linear, Ops, Value
+from alignedserve.ops.step import StepInputs
 
 
 class Model(Protocol):

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from alignedserve.engine.ops.base import Activation
-from alignedserve.engine.ops.torch_ops import TorchLinear, TorchOps
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
+from alignedserve.ops.base import Activation
+from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
 
 class ListedSource:

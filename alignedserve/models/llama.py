@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.engine.ops.base import Activation, AttentionSpec, Linear, Ops, Value
-from alignedserve.engine.step import StepInputs
 from alignedserve.models.base import Layers
 from alignedserve.models.config import ModelConfig, RopeConfig
 from alignedserve.models.rope import rope_table
 from alignedserve.models.weights import WeightSource
+from alignedserve.ops.base import Activation, AttentionSpec, Linear, Ops, Value
+from alignedserve.ops.step import StepInputs
 
 
 @dataclass(frozen=True)

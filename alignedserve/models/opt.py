@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.engine.ops.base import Activation, AttentionSpec, Linear, Ops, Value
-from alignedserve.engine.step import StepInputs
 from alignedserve.models.base import Layers
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.weights import WeightSource
+from alignedserve.ops.base import Activation, AttentionSpec, Linear, Ops, Value
+from alignedserve.ops.step import StepInputs
 
 # OPT's position table begins with two rows that were meant for padding.
 POSITION_OFFSET = 2

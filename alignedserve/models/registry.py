@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from alignedserve.engine.ops.base import Ops
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.llama import Llama
 from alignedserve.models.opt import Opt
 from alignedserve.models.weights import WeightSource
+from alignedserve.ops.base import Ops
 
 MODELS: dict[str, type[Llama] | type[Opt]] = {
     "llama": Llama,

@@ -20,9 +20,9 @@ from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.validate import check_request
 from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, Gone, Offer, Work
-from alignedserve.messages import Request as Asked
 from alignedserve.offline.host_memory import HostMemory
+from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, Gone, Offer, Work
+from alignedserve.protocol.messages import Request as Asked
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from alignedserve.deadlines import Deadlines
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
 
 # ---- decode and colocated instances ----------------------------------------------------------------------------------

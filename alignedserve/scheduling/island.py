@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from alignedserve.deadlines import Deadlines
-from alignedserve.messages import DecodeReport, Hello
+from alignedserve.protocol.messages import DecodeReport, Hello
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import InstanceId, RequestKey
 
 # ---- requests --------------------------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Protocol
 
-from alignedserve.config import EngineConfig
-from alignedserve.cost import CostModel
+from alignedserve.engine.config import EngineConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
@@ -20,6 +19,7 @@ from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import rate_of
 from alignedserve.sim.traffic import RATE, at_rate, make_backlog, make_traffic
 from alignedserve.sim.trial import Outcome, Trial, Workload
+from alignedserve.timing.cost import CostModel
 
 MAX_MODEL_LEN = 16_384
 # a search that finds the first rate too high begins again lower, so many times

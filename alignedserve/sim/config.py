@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, get_args
 
-from alignedserve.cost import Attention
 from alignedserve.sim.foresight import DEMO_ERROR
+from alignedserve.timing.cost import Attention
 
 LENGTH_PREDICTORS = ("none", "rough", "exact")
 LINKS = ("host", "ipc", "gloo", "nccl")

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alignedserve.cost import CostModel
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.instance.requests import key_of
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.sim import model
 from alignedserve.sim.grammars import SimGrammars
 from alignedserve.sim.segment import Content
 from alignedserve.text.grammar import Matcher
+from alignedserve.timing.cost import CostModel
 from alignedserve.types import BlockId, RequestId, RequestKey
 
 _VOCABULARY = Vocabulary(model.VOCABULARY, frozenset())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from alignedserve.messages import Request
+from alignedserve.protocol.messages import Request
 from alignedserve.sim.model import num_output_tokens
 
 # output tokens in all; 0: unknown

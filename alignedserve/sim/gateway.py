@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from alignedserve.messages import Abort, AnyMessage, NewTokens, Rejected, Request, Submit, Tokens, Welcome
+from alignedserve.protocol.messages import (
+    Abort,
+    AnyMessage,
+    NewTokens,
+    Rejected,
+    Request,
+    Submit,
+    Tokens,
+    Welcome,
+)
 from alignedserve.sim import model
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msgspec.structs import replace
 
 from alignedserve.decode_worker.worker import ColocatedWorker, DecodeWorker
-from alignedserve.estimate import Estimate
 from alignedserve.instance.worker import Step, Worker
-from alignedserve.messages import AnyMessage, Hello, InstanceLimits, UsePool, Welcome
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, UsePool, Welcome
 from alignedserve.scheduling.policies import Policy
 from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
@@ -24,6 +23,7 @@ from alignedserve.sim.grammars import SimThreads
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.transfers import SimChannels, SimTransfers
+from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import TransferIds
 from alignedserve.types import InstanceId
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from alignedserve.cost import CostModel
-from alignedserve.messages import InstanceLimits, Request
+from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.router import Router
 from alignedserve.scheduling.config import SchedulingConfig
@@ -20,6 +19,7 @@ from alignedserve.sim.pool import PoolProcess
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.router import RouterProcess
 from alignedserve.sim.world import World
+from alignedserve.timing.cost import CostModel
 from alignedserve.types import InstanceId
 
 # between two processes on one host, over loopback

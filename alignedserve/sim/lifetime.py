@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     AnyMessage,
     DecodeReport,
     NewTokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.messages import DecodeReport, PrefillReport
+from alignedserve.protocol.messages import DecodeReport, PrefillReport
 from alignedserve.router.events import Event, Received, Send, Tick
 from alignedserve.sim.island import Island
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from alignedserve.messages import Request
+from alignedserve.protocol.messages import Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 

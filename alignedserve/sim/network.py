@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from alignedserve.messages import AnyMessage
+from alignedserve.protocol.messages import AnyMessage
 from alignedserve.sim.clock import Clock
 
 Latency = Callable[[], float]

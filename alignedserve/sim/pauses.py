@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from alignedserve.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, PrefillReport
+from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, PrefillReport
 from alignedserve.router.events import Closed, Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
 

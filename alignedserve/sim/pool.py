@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from alignedserve.kvpool.pool import Pool
-from alignedserve.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
+from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
 from alignedserve.types import InstanceId

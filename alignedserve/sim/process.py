@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from alignedserve.messages import AnyMessage, Hello, InstanceLimits
+from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits
 from alignedserve.sim.clock import Timer
 from alignedserve.sim.network import Connection
 from alignedserve.types import Epoch, InstanceId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from alignedserve.messages import AnyMessage, Hello, Refused
+from alignedserve.protocol.messages import AnyMessage, Hello, Refused
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.router import Router
 from alignedserve.sim.network import Connection

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from alignedserve.cost import CostModel
-from alignedserve.messages import InstanceLimits, Request
+from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Foresee, nothing
@@ -19,6 +18,7 @@ from alignedserve.sim.model import make_request
 from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Report, Slo, make_report
 from alignedserve.sim.trace import Arrival, Lengths
+from alignedserve.timing.cost import CostModel
 from alignedserve.types import RequestKey
 
 # a request that makes no progress for so long in virtual time is stuck

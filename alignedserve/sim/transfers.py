@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alignedserve.cost import Channel
 from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.segment import Content, SimSegment
+from alignedserve.timing.cost import Channel
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.runs import Pairs, TransferSpec
 from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer

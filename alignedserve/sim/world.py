@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from alignedserve.cost import CostModel
-from alignedserve.messages import AnyMessage
+from alignedserve.protocol.messages import AnyMessage
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.network import Encode, Latency
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
+from alignedserve.timing.cost import CostModel
 from alignedserve.types import Epoch, InstanceId, RequestKey
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from tokenizers import Tokenizer as Backend
 
-from alignedserve.child import frame, read_frame
+from alignedserve.process.child import frame, read_frame
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer

@@ -1,6 +1,6 @@
 """The control connection of transfers: what its two ends tell each other, and how each learns that the other is gone.
 
-First both prove that they know the cluster's token (`alignedserve/handshake.py`). Then a frame is four bytes of length,
+First both prove that they know the cluster's token (`protocol/handshake.py`). Then a frame is four bytes of length,
 and msgpack. The blocks themselves do not pass here (`group.py`, `ipc.py`).
 
     receiver -> sender   HandshakeRequest           sender -> receiver   Opened | Refused
@@ -20,8 +20,8 @@ from typing import Annotated
 
 import msgspec
 
-from alignedserve.handshake import Handshake, digest_of
-from alignedserve.messages import Message, Refused
+from alignedserve.protocol.handshake import Handshake, digest_of
+from alignedserve.protocol.messages import Message, Refused
 from alignedserve.transport.completions import TransferId
 from alignedserve.transport.runs import Run
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey

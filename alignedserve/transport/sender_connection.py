@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.handshake import ClientHandshake
-from alignedserve.messages import Refused
+from alignedserve.protocol.handshake import ClientHandshake
+from alignedserve.protocol.messages import Refused
 from alignedserve.transport.channel import (
     Channel,
     Denied,

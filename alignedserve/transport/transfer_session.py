@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from alignedserve.handshake import ServerHandshake
-from alignedserve.messages import Refused
+from alignedserve.protocol.handshake import ServerHandshake
+from alignedserve.protocol.messages import Refused
 from alignedserve.transport.channel import (
     Channel,
     Denied,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from alignedserve.engine.ops.cuda_attention import flash_attention
+from alignedserve.ops.cuda_attention import flash_attention
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.ceilings import ceiling
 from benchmarks.gpu.record import Row

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
-from alignedserve.engine.ops.torch_ops import TorchOps
+from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.models.hf_config import model_config_from_dict
 from alignedserve.models.presets import PRESETS
 from alignedserve.models.registry import build_model
 from alignedserve.models.source import resolve_model
 from alignedserve.offline.local_instance import LocalInstance
+from alignedserve.ops.torch_ops import TorchOps
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
 from benchmarks.gpu.bench import Bench

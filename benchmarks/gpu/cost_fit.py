@@ -1,6 +1,6 @@
-"""Fits alignedserve/cost.py's model to what `cost_grid` measured: python -m benchmarks.gpu.cost_fit GPU_JSON OUT_DIR
+"""Fits timing/cost.py's model to what `cost_grid` measured: python -m benchmarks.gpu.cost_fit GPU_JSON OUT_DIR
 
-The fit is that of `alignedserve profile` (alignedserve/profile/fit.py).
+The fit is that of `alignedserve profile` (alignedserve/instance/profile/fit.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.profile.fit import Error, fit_held_out
-from alignedserve.profile.points import Measured, Point
+from alignedserve.instance.profile.fit import Error, fit_held_out
+from alignedserve.instance.profile.points import Measured, Point
 
 # no field of a fit, which knows nothing of them
 _NOT_MEASURED = ("num_kv_tokens", "num_filling", "channels")

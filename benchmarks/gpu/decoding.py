@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from alignedserve.config import EngineConfig
 from alignedserve.engine.build import BuiltEngine, build_engine
 from alignedserve.engine.choices import block_format
+from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId

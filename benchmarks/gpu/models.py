@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from alignedserve.config import EngineConfig
 from alignedserve.engine.choices import choose_dtype
-from alignedserve.kv_format import DTYPE_BYTES
+from alignedserve.engine.config import EngineConfig
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.presets import PRESETS
 from alignedserve.models.source import resolve_model
+from alignedserve.protocol.kv_format import DTYPE_BYTES
 from benchmarks.gpu.bench import Bench
 
 _TINY = {"vocab_size": 512, "num_hidden_layers": 2, "torch_dtype": "float32"}

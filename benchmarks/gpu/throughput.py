@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from alignedserve.llm import LLM, SamplingParams
+from alignedserve.offline.llm import LLM, SamplingParams
 from benchmarks.gpu.bench import Bench, free_memory
 from benchmarks.gpu.decoding import kernel_option
 from benchmarks.gpu.models import config_of, source_of

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from msgspec.structs import replace as replace_struct
 
-from alignedserve.cost_presets import load_cost_model
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import DEMO_ERROR, Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import find_goodput
@@ -25,6 +24,7 @@ from alignedserve.sim.trace import (
     poisson_arrivals,
     read_azure_trace,
 )
+from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.rt_with_be.arithmetic import Case, Row, objectives_s
 
 COST = "opt-13b/a100-80gb"

@@ -1,6 +1,6 @@
 """Temperature, min-p, top-k and top-p of a whole batch in place, in one launch without a sort, a copy or a wait.
 
-Cuts are by value, as in alignedserve/engine/truncate.py: all tokens as likely as the last one kept are kept.
+Cuts are by value, as in alignedserve/ops/truncate.py: all tokens as likely as the last one kept are kept.
 
 Grid: (rows,), one program per row: what a row loses does not depend on its company, to the last bit.
 Shapes: logits [rows, vocab], rows may lie apart; temperature, top_p, min_p [rows] float32; top_k [rows] int32.

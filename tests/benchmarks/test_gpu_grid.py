@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.profile.points import Point
+from alignedserve.instance.profile.points import Point
 from benchmarks.gpu import alignment, correct, cost_fit, cost_grid
 from tests.benchmarks.test_gpu_run import rows, tiny_bench
-from tests.profile.profiles import KNOWN, measured_by
+from tests.instance.profile.profiles import KNOWN, measured_by
 
 
 def test_aligned_and_mixed_groups_are_the_same_requests() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.launch.ports import free_port
-from alignedserve.messages import Rejected, Submit
+from alignedserve.protocol.messages import Rejected, Submit
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, play, served

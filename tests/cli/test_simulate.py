@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from alignedserve.cli.simulate import command
-from alignedserve.cost import CostModel, Line
-from alignedserve.cost_presets import load_cost_model
-from alignedserve.profile.saved import VERSION, Profile
+from alignedserve.instance.profile.saved import VERSION, Profile
 from alignedserve.sim.island import LATENCY_S
-from tests.profile.profiles import FACTS, REACH
+from alignedserve.timing.cost import CostModel, Line
+from alignedserve.timing.cost_presets import load_cost_model
+from tests.instance.profile.profiles import FACTS, REACH
 
 COST = load_cost_model("opt-13b/a100-80gb")
 COMMAND = [sys.executable, "-m", "alignedserve", "simulate"]

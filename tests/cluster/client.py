@@ -14,8 +14,8 @@ import msgspec
 
 from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry.telemetry import Telemetry
-from alignedserve.messages import AnyMessage, Cluster, NewTokens, Request, Tokens
-from alignedserve.prompt_logprobs import TokenLogprobs, unpack
+from alignedserve.protocol.messages import AnyMessage, Cluster, NewTokens, Request, Tokens
+from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack
 from alignedserve.types import InstanceId
 from tests.cluster.processes import Processes
 

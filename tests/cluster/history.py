@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     DecodeReport,
     Failed,
     NewTokens,

@@ -14,13 +14,13 @@ from alignedserve.decode_worker.process import ColocatedProcess, DecodeProcess
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.engine.engine import Engine, Iteration
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.estimate import Estimate
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.kvpool.process import PoolProcess
 from alignedserve.prefill_worker.process import PrefillProcess
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.router.process import RouterProcess
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import InstanceId
 
 

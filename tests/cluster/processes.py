@@ -13,20 +13,22 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from alignedserve.config import EngineConfig
-from alignedserve.handshake import ClientHandshake
+from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
-from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.process import PoolProcessConfig, segments
 from alignedserve.kvpool.segment import Segment
 from alignedserve.launch.ports import free_port
-from alignedserve.logs import LogConfig
-from alignedserve.messages import Hello, InstanceLimits, Stop
+from alignedserve.process.logs import LogConfig
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import new_epoch
+from alignedserve.protocol.frames import frame
+from alignedserve.protocol.handshake import ClientHandshake
+from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.messages import Hello, InstanceLimits, Stop
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import LAUNCHER, InstanceId
-from alignedserve.wire import RouterAddress, frame, new_epoch
 from tests.cluster.part import start
 
 TOKEN = "of this test"

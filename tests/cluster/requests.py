@@ -11,8 +11,8 @@ from typing import Any
 
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.instance.requests import logprobs_of, plain
-from alignedserve.messages import Request
-from alignedserve.prompt_logprobs import TokenLogprobs
+from alignedserve.protocol.messages import Request
+from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.cluster.client import Stream

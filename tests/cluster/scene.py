@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from alignedserve.messages import Request
+from alignedserve.protocol.messages import Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected

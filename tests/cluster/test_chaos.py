@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from alignedserve.messages import AnyMessage
+from alignedserve.protocol.messages import AnyMessage
 from alignedserve.sim.model import make_request
 from tests.sim.islands import COST, limits, small_island, with_slow_copies
 

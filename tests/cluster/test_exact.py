@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.messages import Request
+from alignedserve.protocol.messages import Request
 from tests.cluster.client import Client, Stream, connected
 from tests.cluster.history import History
 from tests.cluster.processes import DECODES, PREFILLS, Processes, Setup, running

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.process import GatewayConfig
 from alignedserve.launch.ports import free_port
 from alignedserve.types import InstanceId

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from alignedserve.logs import LogConfig
+from alignedserve.process.logs import LogConfig
 from tests.cluster.processes import DECODES, POOL, PREFILLS, Processes, Setup
 from tests.cluster.test_leaving import FAMILY, GATEWAY, Directory, opened
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.messages import Cluster, Request
+from alignedserve.protocol.messages import Cluster, Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, all_ended, connected

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.cost import Line
-from alignedserve.deadlines import Deadlines
 from alignedserve.decode_worker.members import Member
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits, Work
+from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.aligned.decode.coming import HOLD, MAX_BARRED_S
 from alignedserve.scheduling.policies.aligned.decode.mixing import DEFAULT_TBT_S, SAFETY
 from alignedserve.scheduling.policies.aligned.decode.victims import by_worth
+from alignedserve.timing.cost import Line
+from alignedserve.timing.deadlines import Deadlines
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 from tests.sim.islands import COST
 from tests.works import make_work

@@ -13,7 +13,8 @@ import pytest
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.messages import (
+from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.protocol.messages import (
     AnyMessage,
     DecodeReport,
     Failed,
@@ -24,7 +25,6 @@ from alignedserve.messages import (
     Unstage,
     Work,
 )
-from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params, make_engine
 from tests.transport.helpers import identity

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.deadlines import Deadlines
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
-from alignedserve.messages import InstanceLimits, Work
+from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.base import DecodePart
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
 from tests.works import make_work
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alignedserve.messages import AnyMessage, DecodeReport, Evict, Failed, Prefill
+from alignedserve.protocol.messages import AnyMessage, DecodeReport, Evict, Failed, Prefill
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
 from tests.island import Entry, Island

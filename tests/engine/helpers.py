@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alignedserve.config import EngineConfig
 from alignedserve.engine.build import build_engine
+from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits
 from alignedserve.offline.local_instance import LocalInstance
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestId
 from tests.tiny_models import MAX_LEN
 

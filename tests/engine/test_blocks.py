@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.kv_cache import KVCache
-from alignedserve.kv_format import BlockFormat
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.types import BlockId, RequestId
 
 A, B = RequestId("a"), RequestId("b")

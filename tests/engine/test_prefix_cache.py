@@ -15,13 +15,13 @@ from alignedserve import LLM, SamplingParams
 from alignedserve.engine.engine import Iteration
 from alignedserve.engine.outputs import BrokenLogits
 from alignedserve.engine.request import Work
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
-from alignedserve.prefixes import names_of
+from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.scheduling.block_hashes import names_of
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import BlockId, RequestId
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
 from tests.tiny_models import VOCAB_SIZE, prompts

@@ -15,10 +15,10 @@ from openai.types import Batch, FileObject
 
 from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
+from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
-from alignedserve.wire import RouterAddress
 from tests.gateway.scripted import MODEL, TOKEN, ScriptedRouter
 from tests.store.redis_process import RedisProcess, redis_running
 

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from alignedserve import demo
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.model import ServedModel
-from alignedserve.messages import (
+from alignedserve.protocol.hub import Hub
+from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     AskCluster,
@@ -24,7 +25,6 @@ from alignedserve.messages import (
     Welcome,
 )
 from alignedserve.types import Epoch, InstanceId, RequestKey
-from alignedserve.wire import Hub
 
 TOKEN = "secret"
 

@@ -12,11 +12,11 @@ import httpx
 import openai
 
 from alignedserve import demo
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
+from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
-from alignedserve.wire import RouterAddress
 from tests.gateway.scripted import MODEL, TOKEN, ScriptedRouter
 
 GATEWAY = InstanceId("gateway-0")

@@ -11,11 +11,11 @@ import openai
 import pytest
 
 from alignedserve import demo
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway import island as island_module
 from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
-from alignedserve.messages import Rejected, Request
-from alignedserve.wire import RouterAddress
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.messages import Rejected, Request
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of, part
 from tests.gateway.served import ASKED, GATEWAY, JSON, QUESTION, play, served, served_by
 

@@ -20,7 +20,7 @@ from alignedserve.gateway.lengths import MAX_LEARNING, Lengths
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor
-from alignedserve.messages import NewTokens, Submit, Tokens
+from alignedserve.protocol.messages import NewTokens, Submit, Tokens
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from tests.gateway.observed import Observed, observed

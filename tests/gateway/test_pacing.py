@@ -13,7 +13,7 @@ from alignedserve.gateway.islands import NUM_CLOSED_AT_ONCE, Islands
 from alignedserve.gateway.openai.generation import NUM_AT_ONCE
 from alignedserve.gateway.pacing import MAX_AHEAD, MAX_WAITING, REST, Pacing
 from alignedserve.gateway.telemetry.telemetry import Telemetry
-from alignedserve.messages import Abort, Echo, Message
+from alignedserve.protocol.messages import Abort, Echo, Message
 from alignedserve.types import InstanceId, RequestKey
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import play, served

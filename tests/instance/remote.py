@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.segment import Segment
-from alignedserve.messages import AnyMessage, Hello, UsePool, Welcome
+from alignedserve.protocol.hub import Hub
+from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.messages import AnyMessage, Hello, UsePool, Welcome
 from alignedserve.types import Epoch, InstanceId
-from alignedserve.wire import Hub
 from tests.island import Rules
 
 ROOT = Path(__file__).parents[2]

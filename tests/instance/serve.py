@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from alignedserve.config import EngineConfig
 from alignedserve.decode_worker.process import DecodeProcess
+from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.prefill_worker.process import PrefillProcess
+from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
-from alignedserve.wire import RouterAddress
 
 ROLES: dict[str, type[InstanceProcess]] = {"prefill": PrefillProcess, "decode": DecodeProcess}
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from alignedserve.messages import Prefill, Stop
+from alignedserve.protocol.messages import Prefill, Stop
 from alignedserve.types import Epoch
 from tests.engine.helpers import greedy_params
 from tests.instance.remote import DECODE, PREFILL, RemoteIsland

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from alignedserve.engine.ops.base import Ops
-from alignedserve.engine.ops.torch_ops import TorchOps
-from alignedserve.engine.step import StepInputs
+from alignedserve.ops.base import Ops
+from alignedserve.ops.step import StepInputs
+from alignedserve.ops.torch_ops import TorchOps
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

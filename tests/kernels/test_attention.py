@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from alignedserve.engine.ops.base import AttentionSpec, Ops, Value
-from alignedserve.engine.ops.cpu_ops import CpuOps
-from alignedserve.engine.ops.torch_ops import TorchOps
-from alignedserve.engine.step import StepInputs
+from alignedserve.ops.base import AttentionSpec, Ops, Value
+from alignedserve.ops.cpu_ops import CpuOps
+from alignedserve.ops.step import StepInputs
+from alignedserve.ops.torch_ops import TorchOps
 from tests.kernels.harness import DTYPES, assert_close, randn
 from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step, new_cache, rope_table
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.engine.ops.cpu_ops import CpuOps
-from alignedserve.engine.step import StepInputs
+from alignedserve.ops.cpu_ops import CpuOps
+from alignedserve.ops.step import StepInputs
 from tests.kernels.harness import DTYPES
 from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step, new_cache
 

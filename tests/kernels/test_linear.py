@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alignedserve.engine.ops.base import Activation, Linear, Ops
-from alignedserve.engine.ops.cpu_ops import CpuOps
+from alignedserve.ops.base import Activation, Linear, Ops
+from alignedserve.ops.cpu_ops import CpuOps
 from tests.kernels.harness import DTYPES, assert_close, evaluate, randn, reference
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alignedserve.engine.ops.base import Ops
-from alignedserve.engine.ops.cpu_ops import CpuOps
-from alignedserve.engine.ops.torch_ops import TorchOps
-from alignedserve.engine.step import StepInputs
+from alignedserve.ops.base import Ops
+from alignedserve.ops.cpu_ops import CpuOps
+from alignedserve.ops.step import StepInputs
+from alignedserve.ops.torch_ops import TorchOps
 from tests.kernels.harness import DTYPES, assert_close, evaluate, randn, reference
 
 

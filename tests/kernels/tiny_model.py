@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from alignedserve.engine.ops.base import Activation, AttentionSpec, CompiledModel, Ops
-from alignedserve.engine.step import StepInputs
+from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops
+from alignedserve.ops.step import StepInputs
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,13 @@ from pathlib import Path
 from tests.test_imports import imports_of
 
 ROOT = Path(__file__).parents[2]
-ALLOWED = {"alignedserve.types", "alignedserve.messages", "alignedserve.kv_format", "numpy", "numpy.typing"}
+ALLOWED = {
+    "alignedserve.types",
+    "alignedserve.protocol.kv_format",
+    "alignedserve.protocol.messages",
+    "numpy",
+    "numpy.typing",
+}
 # the process around the pool
 SHELL = {"process.py", "actor.py"}
 

@@ -4,7 +4,7 @@ import pytest
 
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.pool import Pool, PoolConfig
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     Abort,
     Candidates,
     Commit,

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.kvpool.pool import Pool, PoolConfig, gone
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     Candidates,
     Commit,
     FindNear,

@@ -13,11 +13,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.process import segments
 from alignedserve.kvpool.segment import DIRECTORY, Segment, sweep
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.types import RequestKey
 from tests.kvpool.allocator_steps import BLOCK_SIZE, assert_between, random_step, records
 

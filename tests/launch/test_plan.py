@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from alignedserve import demo
-from alignedserve.config import EngineConfig
+from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.config import ServeConfig
 from alignedserve.launch.plan import DEFAULT_POOL_BYTES, LaunchRequest, Node, check, plan_gateway, plan_island
 from alignedserve.models.locate import locate_model
+from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.wire import RouterAddress
 
 MODEL = str(demo.MODEL_DIR)
 GIB = 1 << 30

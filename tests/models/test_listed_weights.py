@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.engine.ops.torch_ops import TorchOps
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import num_weights
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
+from alignedserve.ops.torch_ops import TorchOps
 
 
 class Counted:

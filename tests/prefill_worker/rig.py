@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.messages import AnyMessage, Gone, NewTokens, PrefillReport, Request, Work
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.protocol.messages import AnyMessage, Gone, NewTokens, PrefillReport, Request, Work
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params, make_engine

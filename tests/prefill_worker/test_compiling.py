@@ -9,17 +9,17 @@ import pytest
 from llguidance import LLMatcher
 
 from alignedserve import demo
-from alignedserve.deadlines import Deadlines
-from alignedserve.estimate import Estimate
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.messages import NewTokens, Prefill, PrefillReport, Request, Work
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.protocol.messages import NewTokens, Prefill, PrefillReport, Request, Work
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.timing.deadlines import Deadlines
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
 from tests.engine.helpers import make_engine
 from tests.sim.islands import COST

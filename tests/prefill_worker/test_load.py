@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.cost_presets import load_cost_model
-from alignedserve.deadlines import Deadlines
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits, Request, Work
 from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.protocol.messages import InstanceLimits, Request, Work
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.timing.cost_presets import load_cost_model
+from alignedserve.timing.deadlines import Deadlines
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 from tests.calls import num_calls
 

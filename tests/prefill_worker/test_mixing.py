@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.cost import CostModel
-from alignedserve.deadlines import Deadlines
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits, Work
 from alignedserve.prefill_worker.members import State
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.aligned.prefill.chunks import FLOOR
 from alignedserve.scheduling.policies.aligned.prefill.mixing import MAX_STRETCH
+from alignedserve.timing.cost import CostModel
+from alignedserve.timing.deadlines import Deadlines
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 from tests.sim.islands import COST
 from tests.works import make_work

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.messages import InstanceLimits, Work
 from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.types import RequestKey
 from tests.works import make_work
 

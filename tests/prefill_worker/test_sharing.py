@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from alignedserve.messages import Abort, Prefill, Work
+from alignedserve.protocol.messages import Abort, Prefill, Work
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params

@@ -14,7 +14,8 @@ import torch
 
 from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
-from alignedserve.messages import (
+from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,
     Failed,
@@ -26,7 +27,6 @@ from alignedserve.messages import (
     Unstage,
     Work,
 )
-from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestKey

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.deadlines import Deadlines
-from alignedserve.estimate import Estimate
-from alignedserve.messages import Abort, InstanceLimits, Prefill, Work
 from alignedserve.prefill_worker.members import State
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
-from alignedserve.prefixes import names_of
+from alignedserve.protocol.messages import Abort, InstanceLimits, Prefill, Work
+from alignedserve.scheduling.block_hashes import names_of
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES, make_policy
+from alignedserve.timing.deadlines import Deadlines
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker import rig

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alignedserve.messages import Abort, Failed, Gone, Offer, Prefill, PrefillReport
+from alignedserve.protocol.messages import Abort, Failed, Gone, Offer, Prefill, PrefillReport
 from alignedserve.types import RequestKey
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker.rig import BLOCK, KEY, Rig, work

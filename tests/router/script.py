@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     AnyMessage,
     Candidates,
     DecodeReport,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.messages import Gone, Prefill, Reserve, Submit
+from alignedserve.protocol.messages import Gone, Prefill, Reserve, Submit
 from alignedserve.router.beginnings import GRAIN, Beginnings
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, request

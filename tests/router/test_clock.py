@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.deadlines import Deadlines
-from alignedserve.messages import NewTokens, Offer, Prefill, Submit
+from alignedserve.protocol.messages import NewTokens, Offer, Prefill, Submit
 from alignedserve.router.clock import deadlines_of, with_first_token
+from alignedserve.timing.deadlines import Deadlines
 from tests.router.script import DECODE, GATEWAY, ONE, PREFILL, Script, prefill_report, request
 
 

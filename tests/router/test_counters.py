@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from alignedserve.messages import Cluster, InstanceStats, Moved, Submit, Tokens
+from alignedserve.protocol.messages import Cluster, InstanceStats, Moved, Submit, Tokens
 from alignedserve.router.status import describe
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import (

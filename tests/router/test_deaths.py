@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     Abort,
     Commit,
     MakeSpare,

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from alignedserve.messages import Evict, InstanceLimits, NewTokens, PrefillReport
+from alignedserve.protocol.messages import Evict, InstanceLimits, NewTokens, PrefillReport
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.differences import brief, compare, described
 from alignedserve.router.eventlog import MAGIC, EventLog, LogReader

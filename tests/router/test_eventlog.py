@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from alignedserve.messages import Abort
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.messages import Abort
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.eventlog import EventLog, LogReader, replay
 from alignedserve.router.events import Event, Send
@@ -16,7 +17,6 @@ from alignedserve.router.process import RouterProcess, RouterProcessConfig
 from alignedserve.router.router import Router
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import Epoch
-from alignedserve.wire import RouterAddress
 from tests.router.script import DECODE, GATEWAY, ONE, Script
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.messages import Abort, Coming, Commit, FormBatch, Offer, Stage, Submit
+from alignedserve.protocol.messages import Abort, Coming, Commit, FormBatch, Offer, Stage, Submit
 from alignedserve.types import RequestKey
 from tests.router.script import DECODE, GATEWAY, PREFILL, Script, decode_report, prefill_report, request
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from alignedserve.kv_format import BlockFormat
 from alignedserve.kvpool.segment import Segment
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.router.fence import kill_user
 
 FORM = BlockFormat(num_layers=1, block_size=16, num_kv_heads=1, head_dim=16, dtype="float32")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.messages import Abort, Hello, Reserve, Submit
+from alignedserve.protocol.messages import Abort, Hello, Reserve, Submit
 from alignedserve.router.events import Event, Send
 from alignedserve.router.prefill import MAX_STARTS
 from alignedserve.router.router import Router

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.messages import MakeSpare, Prefill, Reserve, Reserved, Submit
+from alignedserve.protocol.messages import MakeSpare, Prefill, Reserve, Reserved, Submit
 from alignedserve.router.entry import State
 from alignedserve.types import RequestKey
 from tests.router.script import GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request

@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.messages import Abort, Prefill, Rejected, Reserve, Submit
+from alignedserve.protocol.messages import Abort, Prefill, Rejected, Reserve, Submit
 from alignedserve.router.fleet import PrefillView
 from alignedserve.scheduling.policies.aligned.router.placing import for_best_effort, for_real_time
 from alignedserve.scheduling.policies.aligned.router.prompts import STOCK

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.deadlines import DEMOTION_S, Deadlines
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.entry import Entry, State
 from alignedserve.router.life import Life
@@ -15,6 +14,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Room
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
+from alignedserve.timing.deadlines import DEMOTION_S, Deadlines
 from tests.router.script import GATEWAY, hello, request
 
 ENDLESS = 1 << 40

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from alignedserve.messages import (
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import RefusedByRouter, RouterConnection
+from alignedserve.protocol.messages import (
     AnyMessage,
     AskCluster,
     Cluster,
@@ -39,7 +41,6 @@ from alignedserve.router.server import RouterServer
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
-from alignedserve.wire import RefusedByRouter, RouterAddress, RouterConnection
 
 TOKEN = "secret"
 EPOCH = Epoch(5)

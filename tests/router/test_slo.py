@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.cost_presets import load_cost_model
-from alignedserve.messages import Prefill, Rejected, Request, Submit
+from alignedserve.protocol.messages import Prefill, Rejected, Request, Submit
 from alignedserve.router.admission import DEFAULT_SLACK
 from alignedserve.router.events import Connected
+from alignedserve.timing.cost_presets import load_cost_model
 from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, hello, request
 
 COST = load_cost_model("opt-13b/a100-80gb")

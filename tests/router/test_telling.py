@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.messages import Abort, NewTokens, Request, Submit, Tokens
+from alignedserve.protocol.messages import Abort, NewTokens, Request, Submit, Tokens
 from alignedserve.router.telling import AT_ONCE, PATIENCE_S
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from alignedserve.messages import (
+from alignedserve.protocol.messages import (
     Abort,
     Commit,
     Evict,

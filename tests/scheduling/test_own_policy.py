@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.estimate import Estimate
-from alignedserve.messages import AnyMessage, DecodeReport, InstanceLimits, PrefillReport
+from alignedserve.protocol.messages import AnyMessage, DecodeReport, InstanceLimits, PrefillReport
 from alignedserve.router.eventlog import LogReader
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.scheduling import decoding, prefilling
@@ -18,6 +17,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Island, RoutedRequest, Urgency
 from alignedserve.scheduling.policies import POLICIES, make_policy
 from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.timing.estimate import Estimate
 from tests.cluster.client import connected
 from tests.cluster.processes import Setup, running
 from tests.cluster.requests import alone, greedy_requests, results

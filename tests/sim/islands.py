@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from alignedserve.cost import Channels, CostModel
-from alignedserve.cost_presets import load_cost_model
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.model import make_request
+from alignedserve.timing.cost import Channels, CostModel
+from alignedserve.timing.cost_presets import load_cost_model
 
 COST = load_cost_model("opt-13b/a100-80gb")
 BLOCK_SIZE = 16

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.messages import Prefill, Request
+from alignedserve.protocol.messages import Prefill, Request
 from alignedserve.router.events import Event, Send
 from alignedserve.router.router import Router
 from alignedserve.sim.island import Island

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.messages import DecodeReport, Request
+from alignedserve.protocol.messages import DecodeReport, Request
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.island import Island

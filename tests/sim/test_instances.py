@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.estimate import Estimate
-from alignedserve.messages import AnyMessage, InstanceLimits, Request
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.protocol.messages import AnyMessage, InstanceLimits, Request
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import COMPILE_S
 from alignedserve.sim.instance import SimInstance
@@ -17,6 +16,7 @@ from alignedserve.sim.island import Island
 from alignedserve.sim.model import make_request
 from alignedserve.sim.transfers import SimTransfers
 from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import Done, Outcome, TransferIds
 from alignedserve.types import Epoch, InstanceId
 from tests.sim.islands import limits, small_island

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.cost_presets import load_cost_model
-from alignedserve.messages import DecodeReport, Evict, Failed, NewTokens, PrefillReport
+from alignedserve.protocol.messages import DecodeReport, Evict, Failed, NewTokens, PrefillReport
 from alignedserve.router.events import Received, Send
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Roughly, nothing, oracle, sigma_for
@@ -23,6 +22,7 @@ from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Slo
 from alignedserve.sim.scenario import Ran, Scenario
 from alignedserve.sim.trace import Arrival, Lengths, gamma_arrivals, mixed, poisson_arrivals, rate_of
+from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.types import InstanceId, RequestKey
 
 COST = replace(load_cost_model("opt-13b/a100-80gb"), num_kv_tokens=6_000)

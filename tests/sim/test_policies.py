@@ -6,13 +6,13 @@ from random import Random
 
 from msgspec.structs import replace
 
-from alignedserve.cost import Attention
-from alignedserve.cost_presets import load_cost_model
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.report import Report
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, poisson_arrivals
+from alignedserve.timing.cost import Attention
+from alignedserve.timing.cost_presets import load_cost_model
 
 # with less memory, so that a short test fills it
 COST = replace(load_cost_model("opt-13b/a100-80gb"), num_kv_tokens=20_000)

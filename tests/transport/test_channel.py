@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from alignedserve.messages import Refused
+from alignedserve.protocol.messages import Refused
 from alignedserve.transport.channel import MAX_FRAME_BYTES, Channel, Denied, Pull, Pulled
 from alignedserve.transport.completions import TransferId
 from alignedserve.types import BlockId, Epoch, RequestKey

@@ -6,7 +6,12 @@ from pathlib import Path
 from tests.test_imports import ROOT, imports_of
 
 PACKAGES = {"torch", "numpy", "msgspec"}
-OURS = ("alignedserve.transport", "alignedserve.messages", "alignedserve.handshake", "alignedserve.types")
+OURS = (
+    "alignedserve.transport",
+    "alignedserve.protocol.messages",
+    "alignedserve.protocol.handshake",
+    "alignedserve.types",
+)
 
 
 def test_transports_stand_on_the_base_modules_only() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.handshake import ClientHandshake, ServerHandshake
+from alignedserve.protocol.handshake import ClientHandshake, ServerHandshake
 from alignedserve.transport import shared_memory
 from alignedserve.transport.channel import (
     IPC_HANDLE_BYTES,

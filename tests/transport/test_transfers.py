@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.handshake import DIGEST_BYTES, NONCE_BYTES, ClientHandshake, ServerHandshake
+from alignedserve.protocol.handshake import DIGEST_BYTES, NONCE_BYTES, ClientHandshake, ServerHandshake
 from alignedserve.transport import group
 from alignedserve.transport.channel import (
     Channel,

@@ -12,7 +12,6 @@ from alignedserve.cli.serve import Configs
 from alignedserve.engine.build import TORCH_DTYPES
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
 from alignedserve.instance.config import InstanceConfig
-from alignedserve.kv_format import BlockFormat
 from alignedserve.launch.nodes import threads_of_each
 from alignedserve.launch.plan import (
     IslandPlan,
@@ -24,7 +23,8 @@ from alignedserve.launch.plan import (
     runs_on_cpu,
 )
 from alignedserve.models.locate import Location, locate_model
-from alignedserve.wire import RouterAddress
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.kv_format import BlockFormat
 
 
 class Case:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota
 from alignedserve.cli.doctor.finding import Finding, fail, note, ok, warn
-from alignedserve.engine.ops import UNAVAILABLE, fastest, make_ops
 from alignedserve.kernels.cpu.build import cpu_features, library_path
+from alignedserve.ops import UNAVAILABLE, fastest, make_ops
 
 # that the kernels have code for, the fastest first
 INSTRUCTIONS = ("avx512_bf16", "avx512f", "fma", "asimd")

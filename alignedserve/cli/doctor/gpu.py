@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
 from alignedserve.cli.doctor.gpu_facts import Gpu, GpuFacts
-from alignedserve.engine.ops import MIN_CAPABILITY
+from alignedserve.ops import MIN_CAPABILITY
 
 
 def check_gpus(case: Case) -> Iterator[Finding]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
-from alignedserve.kv_format import DTYPE_BYTES
 from alignedserve.models.listed_weights import num_weights
 from alignedserve.models.locate import NotInCache
 from alignedserve.models.weights import SafetensorsSource
+from alignedserve.protocol.kv_format import DTYPE_BYTES
 from alignedserve.text.tokenizer import Tokenizer
 
 

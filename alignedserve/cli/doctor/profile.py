@@ -8,8 +8,8 @@ from pathlib import Path
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, note, ok, warn
-from alignedserve.profile.facts import facts_from
-from alignedserve.profile.saved import check_is_of, decode, default_path
+from alignedserve.instance.profile.facts import facts_from
+from alignedserve.instance.profile.saved import check_is_of, decode, default_path
 
 
 def check_profile(case: Case) -> Iterator[Finding]:

@@ -11,8 +11,8 @@ import signal
 from itertools import count
 from typing import Any
 
-from alignedserve.child import ENDED, hear, start, tell
 from alignedserve.engine.validate import Vocabulary
+from alignedserve.process.child import ENDED, hear, start, tell
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text import grammar_process
 from alignedserve.text.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alignedserve.gateway.http.errors import BrokenOff
-from alignedserve.logs import request_id
+from alignedserve.process.logs import request_id
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from alignedserve.gateway.openai.token_logprobs import finite
 from alignedserve.gateway.tools.calls import Piece as CallPiece
 from alignedserve.gateway.tools.calls import Read
 from alignedserve.gateway.tools.readers import Reader
-from alignedserve.prompt_logprobs import TokenLogprobs
+from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 
 
 @dataclass

@@ -17,9 +17,9 @@ from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.service import Service
 from alignedserve.gateway.openai.text_stream import TextStream
 from alignedserve.lengths.prediction import Prediction
-from alignedserve.logs import request_id
-from alignedserve.messages import NewTokens, Rejected, Request
-from alignedserve.prompt_logprobs import TokenLogprobs
+from alignedserve.process.logs import request_id
+from alignedserve.protocol.messages import NewTokens, Rejected, Request
+from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
 from alignedserve.types import RequestKey

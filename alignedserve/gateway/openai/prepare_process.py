@@ -15,12 +15,12 @@ import sys
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from alignedserve.child import frame, read_frame, write_frame
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.prepare import Prepared, prepare
+from alignedserve.process.child import frame, read_frame, write_frame
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
 

@@ -12,7 +12,6 @@ from functools import cached_property
 
 import msgspec
 
-from alignedserve.child import Child, ChildEnded
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
@@ -20,6 +19,7 @@ from alignedserve.gateway.openai import prepare_process
 from alignedserve.gateway.openai.prepare import Prepared, Result, prepare
 from alignedserve.gateway.openai.prepare_process import Asked, Greeting, TokenizerParts, Told
 from alignedserve.gateway.turns import NoTurn, Turns
+from alignedserve.process.child import Child, ChildEnded
 
 # The slowest body of this size that was found, 8 KiB of text to be tokenised, takes 16 ms on a core of 2.5 GHz.
 INLINE_BYTES = 8 << 10

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
 from alignedserve.gateway.http.json_pieces import Json
-from alignedserve.prompt_logprobs import TokenLogprobs, unpack
+from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack
 
 # gives the text of a token
 TextOf = Callable[[int], str]

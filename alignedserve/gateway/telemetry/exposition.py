@@ -19,7 +19,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.telemetry.health import AskClusters
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.lengths.prediction import SOURCES
-from alignedserve.messages import Cluster, Part
+from alignedserve.protocol.messages import Cluster, Part
 
 PREFIX = "alignedserve:"
 # requests that some instance computes something for; all the others wait, or are about to leave

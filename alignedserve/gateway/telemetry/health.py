@@ -8,7 +8,7 @@ from typing import Any
 
 from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.messages import Cluster, Part
+from alignedserve.protocol.messages import Cluster, Part
 from alignedserve.store import Store
 
 # An island without one of each answers nothing; instead of the last two it may have colocated instances.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from alignedserve.gateway.http.request_id import HttpCall
 from alignedserve.gateway.telemetry.metrics import Metrics, TierMetrics
 from alignedserve.lengths.prediction import Prediction
-from alignedserve.messages import Request
+from alignedserve.protocol.messages import Request
 
 # (state, seconds since the router took the request)
 Timeline = Sequence[tuple[str, float]]

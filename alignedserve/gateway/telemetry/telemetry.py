@@ -10,7 +10,7 @@ from alignedserve.gateway.http.request_id import HttpCall, current_call
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.lengths.prediction import Prediction
-from alignedserve.messages import Request
+from alignedserve.protocol.messages import Request
 
 
 class Traces(Protocol):

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from alignedserve.estimate import Estimate
-from alignedserve.messages import FindNear, FormBatch, InstanceLimits
+from alignedserve.protocol.messages import FindNear, FormBatch, InstanceLimits
 from alignedserve.scheduling import decoding, prefilling, routing
 from alignedserve.scheduling.boundary import (
     AnyDecode,
@@ -29,6 +28,7 @@ from alignedserve.scheduling.island import (
     RoutedRequest,
     Urgency,
 )
+from alignedserve.timing.estimate import Estimate
 
 
 class RouterPart:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding, prefilling, routing
 from alignedserve.scheduling.boundary import (
     AnyDecode,
@@ -21,6 +20,7 @@ from alignedserve.scheduling.boundary import (
 )
 from alignedserve.scheduling.island import Assign, Island, RoutedRequest
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.timing.estimate import Estimate
 
 REAL_TIME, BEST_EFFORT = 0, 1
 

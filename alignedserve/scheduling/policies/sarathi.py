@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy
+from alignedserve.timing.estimate import Estimate
 
 
 class SarathiColocated(ColocatedPart):

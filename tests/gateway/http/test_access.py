@@ -15,7 +15,7 @@ import pytest
 from alignedserve.gateway.http.keys import ANYONE, Keys, digest_of, owners_of
 from alignedserve.gateway.limits import Limits
 from alignedserve.launch.config import ServeConfig
-from alignedserve.messages import Drain
+from alignedserve.protocol.messages import Drain
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import GATEWAY, JSON, play, served
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.logs import LogConfig, request_id, set_up_logging
+from alignedserve.process.logs import LogConfig, request_id, set_up_logging
 from tests.gateway.observed import observed
 from tests.gateway.served import play
 
@@ -126,7 +126,7 @@ def test_no_text_from_elsewhere_forges_a_line_or_steers_a_terminal(log: io.Strin
     written, as_json = io.StringIO(), io.StringIO()
     for form, to in (("text", written), ("json", as_json)):
         set_up_logging(form, to=to)
-        named = logging.getLogger("alignedserve.wire")
+        named = logging.getLogger("alignedserve.protocol")
         try:
             raise ValueError(told)
         except ValueError:

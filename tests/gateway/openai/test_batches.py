@@ -16,7 +16,7 @@ from openai.types import Batch
 
 from alignedserve.batch.results import Answer
 from alignedserve.gateway.openai.lines import LineAnswers
-from alignedserve.messages import Rejected, Submit
+from alignedserve.protocol.messages import Rejected, Submit
 from alignedserve.store import JobId
 from alignedserve.store.redis_store import PREFIX, RedisStore
 from tests.gateway.batching import CHATS, QUICK, System, gateway_on, jsonl, play, question, questions

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.messages import NewTokens, Request
+from alignedserve.protocol.messages import NewTokens, Request
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import play, served
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.messages import NewTokens, Request, Tokens
-from alignedserve.prompt_logprobs import MAX_PROMPT_LOGPROBS, TokenLogprobs, pack
+from alignedserve.protocol.messages import NewTokens, Request, Tokens
+from alignedserve.protocol.prompt_logprobs import MAX_PROMPT_LOGPROBS, TokenLogprobs, pack
 from alignedserve.types import RequestKey
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import QUESTION, Served, play, served

@@ -19,7 +19,7 @@ from alignedserve.gateway.openai.completion_response import CompletionResponseBu
 from alignedserve.gateway.openai.generation import Delta, Usage
 from alignedserve.gateway.openai.response_builder import ResponseBuilder
 from alignedserve.gateway.tools.readers import HermesReader
-from alignedserve.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
+from alignedserve.protocol.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
 from tests.gateway.served import QUESTION, play, served
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.collect import SequenceCollector
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.gateway.openai.text_stream import TextStream
+from alignedserve.offline.collect import SequenceCollector
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
 from tests.gateway.scripted import EOS, MODEL, TOKENIZER

@@ -7,7 +7,7 @@ import pytest
 
 from alignedserve.gateway.telemetry.metrics import Histogram, Metrics
 from alignedserve.gateway.telemetry.request_stats import RequestStats
-from alignedserve.messages import Cluster, InstanceStats, Moved, Rejected, Request
+from alignedserve.protocol.messages import Cluster, InstanceStats, Moved, Rejected, Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.gateway.observed import observed

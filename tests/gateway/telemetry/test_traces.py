@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.gateway.telemetry.traces import OtelTraces, stages
-from alignedserve.messages import Abort, AnyMessage, Hello, Request, Tokens
+from alignedserve.protocol.messages import Abort, AnyMessage, Hello, Request, Tokens
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.gateway.observed import observed

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.ops.torch_attention import head_norm, rotate
 from alignedserve.kernels.triton.gather_kv import gather_kv
 from alignedserve.kernels.triton.rope_write import rope_write, rope_write_reference
+from alignedserve.ops.torch_attention import head_norm, rotate
 from tests.kernels.triton.harness import DEVICE, DTYPES, apart, assert_close, ints, poison, randn
 
 LAYERS, BLOCKS = 3, 7

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from alignedserve.engine.truncate import truncate as truncate_row
 from alignedserve.kernels.triton.truncate import BLOCK, truncate, truncate_reference
+from alignedserve.ops.truncate import truncate as truncate_row
 from alignedserve.sampling_params import SamplingParams
 from tests.kernels.triton.harness import DEVICE, apart, ints, randn
 

@@ -5,13 +5,13 @@ Without a cost model nobody knows what an iteration takes: then instances go by 
 
 from __future__ import annotations
 
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.policies.aligned.decode.part import AlignedDecode
 from alignedserve.scheduling.policies.aligned.prefill.part import AlignedPrefill
 from alignedserve.scheduling.policies.aligned.router.part import AlignedRouter
 from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.scheduling.policies.priority import PriorityColocated, PriorityDecode, PriorityPrefill
+from alignedserve.timing.estimate import Estimate
 
 
 class Aligned(Policy):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 
 # Of the blocks, the most that are kept free because an RT request was that long.
 MOST = 0.25

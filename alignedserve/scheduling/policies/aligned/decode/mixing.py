@@ -7,8 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.decode.coming import Coming
@@ -17,6 +16,7 @@ from alignedserve.scheduling.policies.aligned.enough import num_enough
 from alignedserve.scheduling.policies.aligned.headroom import headroom_blocks, headroom_slots
 from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredit
 from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
+from alignedserve.timing.estimate import Estimate
 
 # Of what an iteration may take, how much is given away: the rest is for what forecasts miss, and for a token's way out.
 SAFETY = 0.9

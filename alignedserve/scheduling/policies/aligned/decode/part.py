@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
@@ -27,6 +26,7 @@ from alignedserve.scheduling.policies.aligned.decode.eviction import Eviction
 from alignedserve.scheduling.policies.aligned.decode.iterations import fill
 from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
 from alignedserve.scheduling.policies.base import DecodePart
+from alignedserve.timing.estimate import Estimate
 
 
 class AlignedDecode(DecodePart):

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.cost import ChunkCosts
-from alignedserve.estimate import Estimate
 from alignedserve.scheduling.boundary import PrefillRequest
+from alignedserve.timing.cost import ChunkCosts
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
 # A bound that one block alone breaks can't be held: then whatever fits into so much more than the block takes.

@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
-from alignedserve.deadlines import UNSTATED_TTFT_S
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import PrefillBoundary, PrefillRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.enough import num_enough
@@ -16,6 +14,8 @@ from alignedserve.scheduling.policies.aligned.headroom import headroom_blocks
 from alignedserve.scheduling.policies.aligned.prefill.chunks import Cut
 from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredit
 from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
+from alignedserve.timing.deadlines import UNSTATED_TTFT_S
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
 # Of the pace that BE could have, so much is enough while RT comes and goes: chunks are as short as that allows.

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.estimate import Estimate
-from alignedserve.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import prefilling
 from alignedserve.scheduling.boundary import AnyPrefill, PrefillBoundary, PrefillRequest
 from alignedserve.scheduling.config import SchedulingConfig
@@ -21,6 +20,7 @@ from alignedserve.scheduling.policies.aligned.prefill.mixing import Mixing
 from alignedserve.scheduling.policies.aligned.prefill.starts import start
 from alignedserve.scheduling.policies.aligned.prefill.urgency import is_ahead, place_of
 from alignedserve.scheduling.policies.base import PrefillPart
+from alignedserve.timing.estimate import Estimate
 
 
 class AlignedPrefill(PrefillPart):

@@ -1,13 +1,13 @@
-"""In which order prompts of a class go: by `alignedserve.deadlines`, with what they still take here, and for best
+"""In which order prompts of a class go: by `timing.deadlines`, with what they still take here, and for best
 effort what its answer will take."""
 
 from __future__ import annotations
 
 import math
 
-from alignedserve.deadlines import UNSTATED_TTFT_S, due_s, is_demoted, place_s
-from alignedserve.estimate import Estimate
 from alignedserve.scheduling.boundary import PrefillRequest
+from alignedserve.timing.deadlines import UNSTATED_TTFT_S, due_s, is_demoted, place_s
+from alignedserve.timing.estimate import Estimate
 
 
 def place_of(member: PrefillRequest, estimate: Estimate, now: float) -> float:

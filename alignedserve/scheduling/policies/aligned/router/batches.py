@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alignedserve.messages import FindNear, FormBatch
+from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import DecodeView, Island

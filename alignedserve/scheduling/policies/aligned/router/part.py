@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from alignedserve.messages import FindNear, FormBatch
+from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from alignedserve.deadlines import due_s, latest_start_s
 from alignedserve.scheduling.island import Island, RoutedRequest, Urgency
+from alignedserve.timing.deadlines import due_s, latest_start_s
 
 
 def urgency_of(request: RoutedRequest, island: Island) -> Urgency:

@@ -1,0 +1,56 @@
+"""What sets the pace of an engine: two profiles with the same facts may stand in for each other."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+import torch
+
+import alignedserve
+from alignedserve.engine.build import BuiltEngine
+from alignedserve.engine.config import EngineConfig
+from alignedserve.models.config import ModelConfig
+from alignedserve.protocol.kv_format import BlockFormat
+
+
+def facts_of(built: BuiltEngine, config: EngineConfig) -> dict[str, str]:
+    cache = built.engine.cache
+    return facts_from(built.model_config, cache.format, config, cache.blocks.device, torch.get_num_threads())
+
+
+def facts_from(
+    model_config: ModelConfig, form: BlockFormat, config: EngineConfig, device: torch.device, num_threads: int
+) -> dict[str, str]:
+    """The weights' values don't matter; the model's shape does, by a digest."""
+    digest = hashlib.sha256(repr(model_config).encode()).hexdigest()[:12]
+    return {
+        "alignedserve": alignedserve.__version__,
+        "torch": str(torch.__version__),
+        # not its name: serve gives instances the directory where it was found
+        "model": _shape_name(model_config),
+        "shape": digest,
+        "device": _device_name(device),
+        "threads": str(num_threads) if device.type == "cpu" else "",
+        "attention_backend": config.attention_backend,
+        "decode_kernel": config.decode_kernel,
+        "enforce_eager": str(config.enforce_eager),
+    } | form.describe()
+
+
+def _shape_name(config: ModelConfig) -> str:
+    return f"{config.architecture}-{config.num_layers}x{config.hidden_size}"
+
+
+def _device_name(device: torch.device) -> str:
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else _cpu_name()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

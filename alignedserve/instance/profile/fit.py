@@ -1,0 +1,217 @@
+"""From measured iterations to alignedserve/timing/cost.py's model. Pure.
+
+Relative errors are what counts: a point weighs as much as it is short. Balanced attention: the multiset of lengths
+counts by its sum.
+
+    decodes   max over the lines (fixed_s + token_s * n)
+              + decode_attention_s * sum of lengths + decode_far_s * what of that is beyond num_near_tokens
+    chunks    prefill_fixed_s + prefill_token_s * c + max(prefill_attention_s * (2bc + c^2), reading all KV)
+              + prefill_context_s * (b + c)
+
+Both maxima are linear once it is known which side wins: fit, look which wins, fit again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alignedserve.instance.profile.points import Measured
+from alignedserve.timing.cost import Channel, Channels, CostModel, Line
+
+Numbers = NDArray[np.float64]
+
+HELD_OUT = 5
+_MAX_LINES = 3
+_NUM_ROUNDS = 30
+_LEAST_POINTS_OF_FAR = 20
+# Nothing is for free: what can't be told from zero is so little.
+_LEAST_S = 1e-12
+# A fit of iterations says nothing about transfers: they cost nothing.
+_NO_CHANNEL = Channel(0.0, 1e15)
+_NO_CHANNELS = Channels(_NO_CHANNEL, _NO_CHANNEL, _NO_CHANNEL, _NO_CHANNEL)
+
+
+@dataclass(frozen=True)
+class DecodeFit:
+    lines: list[Line]
+    attention_s: float
+    far_s: float
+    num_near: int
+
+    def seconds(self, count: Numbers, total: Numbers) -> Numbers:
+        far = np.maximum(total - self.num_near, 0)
+        return _longest(self.lines, count) + self.attention_s * total + self.far_s * far
+
+
+@dataclass(frozen=True)
+class ChunkFit:
+    fixed_s: float
+    token_s: float
+    pair_s: float
+    context_s: float
+
+
+@dataclass(frozen=True)
+class Error:
+    """Relative, of the points of a kind."""
+
+    median: float
+    p95: float
+    num_points: int
+
+
+def fit(points: Sequence[Measured], kv_bytes_per_token: int, num_kv_tokens: int, source: str) -> CostModel:
+    decode = fit_decodes([each for each in points if each.point.kind == "decode"])
+    chunk = fit_chunks([each for each in points if each.point.kind == "chunk"], decode.attention_s)
+    return CostModel(
+        source=source,
+        kv_bytes_per_token=kv_bytes_per_token,
+        num_kv_tokens=num_kv_tokens,
+        prefill_fixed_s=chunk.fixed_s,
+        prefill_token_s=max(chunk.token_s, _LEAST_S),
+        prefill_attention_s=chunk.pair_s,
+        prefill_context_s=chunk.context_s,
+        decode_lines=decode.lines,
+        decode_attention_s=decode.attention_s,
+        decode_far_s=decode.far_s,
+        num_near_tokens=decode.num_near,
+        num_filling=1.0,
+        channels=_NO_CHANNELS,
+    )
+
+
+def fit_held_out(
+    points: Sequence[Measured], kv_bytes_per_token: int, num_kv_tokens: int, source: str
+) -> tuple[CostModel, dict[str, Error]]:
+    """Of all points; and the errors that a fit of most of them makes on the others, by kind."""
+    kept, held_out = split(points)
+    without = fit(kept, kv_bytes_per_token, num_kv_tokens, source)
+    return fit(points, kv_bytes_per_token, num_kv_tokens, source), errors(without, held_out)
+
+
+def split(points: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+    """Every fifth of each kind is held out."""
+    kept, held_out = [], []
+    for kind in ("decode", "chunk", "both"):
+        some = [each for each in points if each.point.kind == kind]
+        held_out += some[HELD_OUT // 2 :: HELD_OUT]
+        kept += [each for index, each in enumerate(some) if index % HELD_OUT != HELD_OUT // 2]
+    return kept, held_out
+
+
+def errors(model: CostModel, points: Sequence[Measured]) -> dict[str, Error]:
+    found = {}
+    for kind in ("decode", "chunk", "both"):
+        each = [relative_error(model, one) for one in points if one.point.kind == kind]
+        if each:
+            found[kind] = Error(float(np.median(each)), float(np.quantile(each, 0.95)), len(each))
+    return found
+
+
+def relative_error(model: CostModel, measured: Measured) -> float:
+    point = measured.point
+    return abs(model.iteration(point.chunks, point.lengths) / measured.seconds - 1)
+
+
+# ---- decodes ---------------------------------------------------------------------------------------------------------
+
+
+def fit_decodes(points: Sequence[Measured]) -> DecodeFit:
+    if not points:
+        raise ValueError("no decodes to fit")
+    count = np.array([len(each.point.lengths) for each in points], float)
+    total = np.array([sum(each.point.lengths) for each in points], float)
+    seconds = _seconds(points)
+
+    def error(found: DecodeFit) -> float:
+        return float(np.mean(np.abs(found.seconds(count, total) / seconds - 1)))
+
+    starts = [np.searchsorted(crossings, count, "right") for crossings in _crossings(count)]
+    return min(
+        (_fit_lines(count, total, seconds, start, near) for near in _nears(total) for start in starts),
+        key=error,
+    )
+
+
+def _crossings(count: Numbers) -> list[tuple[float, ...]]:
+    """Where one line may hand over to the next, to start from: each has at least two batch sizes."""
+    sizes = np.unique(count)
+    inner = [float(size) for size in sizes[2:-1]] if len(sizes) > 3 else []
+    return [each for number in range(_MAX_LINES) for each in combinations(inner, number)]
+
+
+def _nears(total: Numbers) -> list[int]:
+    """How much KV may be near. A quarter of the points, at least, lie on either side; with few, all is."""
+    if len(total) < _LEAST_POINTS_OF_FAR:
+        return [int(total.max())]
+    low, high = np.quantile(total, [0.25, 0.75])
+    return [int(total.max()), *(1 << power for power in range(32) if low <= 1 << power <= high)]
+
+
+def _fit_lines(
+    count: Numbers, total: Numbers, seconds: Numbers, which: NDArray[np.intp], num_near: int
+) -> DecodeFit:
+    lines, attention_s, far_s = list[Line](), 0.0, 0.0
+    far = np.maximum(total - num_near, 0)
+    for _ in range(_NUM_ROUNDS):
+        kinds = np.unique(which)
+        columns = [(which == kind) * factor for kind in kinds for factor in (np.ones_like(count), count)]
+        *found, attention_s, far_s = least_squares(np.stack([*columns, total, far], axis=1), seconds).tolist()
+        lines = [Line(*found[index : index + 2]) for index in range(0, len(found), 2)]
+        again = np.argmax([line.fixed_s + line.token_s * count for line in lines], axis=0)
+        if (again == which).all():
+            break
+        which = again
+    return DecodeFit(lines, max(attention_s, _LEAST_S), far_s, num_near)
+
+
+def _longest(lines: Sequence[Line], count: Numbers) -> Numbers:
+    longest: Numbers = np.max([line.fixed_s + line.token_s * count for line in lines], axis=0)
+    return longest
+
+
+# ---- chunks ----------------------------------------------------------------------------------------------------------
+
+
+def fit_chunks(points: Sequence[Measured], attention_s: float) -> ChunkFit:
+    """Each point is of one chunk."""
+    if not points:
+        raise ValueError("no chunks to fit")
+    before, count = np.array([each.point.chunks[0] for each in points], float).T
+    pairs, read_s = 2 * before * count + count**2, attention_s * (before + count)
+    seconds, found = _seconds(points), np.zeros(4)
+    is_reading = np.zeros(len(points), bool)
+    for _ in range(_NUM_ROUNDS):
+        columns = [np.ones_like(count), count, np.where(is_reading, 0.0, pairs), before + count]
+        found = least_squares(np.stack(columns, axis=1), seconds, offset=np.where(is_reading, read_s, 0.0))
+        again = read_s > found[2] * pairs
+        if (again == is_reading).all():
+            break
+        is_reading = again
+    return ChunkFit(*found.tolist())
+
+
+def least_squares(columns: Numbers, seconds: Numbers, offset: Numbers | float = 0.0) -> Numbers:
+    """Of relative errors, with no coefficient below zero: the most negative is left out, and the rest fitted again."""
+    scaled, target = columns / seconds[:, None], (seconds - offset) / seconds
+    # so that microseconds per token and milliseconds are solved for alike
+    norms = np.linalg.norm(scaled, axis=0)
+    kept = [index for index in range(columns.shape[1]) if norms[index] > 0]
+    while kept:
+        found = np.linalg.lstsq(scaled[:, kept] / norms[kept], target, rcond=None)[0]
+        if found.min() >= 0:
+            break
+        del kept[int(found.argmin())]
+    full = np.zeros(columns.shape[1])
+    if kept:
+        full[kept] = found / norms[kept]
+    return full
+
+
+def _seconds(points: Sequence[Measured]) -> Numbers:
+    return np.array([each.seconds for each in points], float)

@@ -1,0 +1,77 @@
+"""Makes a profile of an engine, or finds the one that was made before."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignedserve.engine.engine import Engine
+from alignedserve.instance.profile.crowd import Crowd
+from alignedserve.instance.profile.fit import fit_held_out
+from alignedserve.instance.profile.grid import grid
+from alignedserve.instance.profile.measure import measure, reach_of
+from alignedserve.instance.profile.saved import VERSION, Profile, load, locked, save
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Effort:
+    is_brief: bool
+    # The smallest points are measured even if that takes longer.
+    budget_s: float
+    # of a model whose tokens take longer than SLOW_S
+    slow_budget_s: float
+    max_rounds: int
+
+
+SLOW_S = 5e-3
+FULL = Effort(is_brief=False, budget_s=22.0, slow_budget_s=50.0, max_rounds=8)
+# for an instance that waits to start
+BRIEF = Effort(is_brief=True, budget_s=1.2, slow_budget_s=3.0, max_rounds=3)
+# from here on the times are those of a crowd
+CROWDED_SHARE = 0.05
+
+
+def make(
+    engine: Engine,
+    facts: dict[str, str],
+    effort: Effort,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Profile:
+    """`engine` is idle, and is left so."""
+    reach, form = reach_of(engine), engine.cache.format
+    points, crowd = grid(reach, effort.is_brief), Crowd()
+    is_slow = measure(engine, points[:1], 0.0, 1)[0].seconds > SLOW_S
+    budget_s = effort.slow_budget_s if is_slow else effort.budget_s
+    measured = measure(engine, points, budget_s, effort.max_rounds, progress)
+    cost, errors = fit_held_out(
+        measured, form.block_bytes // form.block_size, reach.num_kv_tokens, _source(facts)
+    )
+    return Profile(VERSION, facts, reach, len(measured), errors, crowd.waited_share, cost)
+
+
+def find_or_make(engine: Engine, facts: dict[str, str], path: Path) -> Profile:
+    """The saved one; if there is none that will do, a brief one is made and saved. Nothing that is wrong with the
+    file keeps an instance from starting."""
+    try:
+        with locked(path):
+            return load(path, facts, reach_of(engine)) or _make_and_save(engine, facts, path)
+    except OSError as error:
+        logger.warning("The cost model's profile can't be kept: %s", error)
+        return make(engine, facts, BRIEF)
+
+
+def _make_and_save(engine: Engine, facts: dict[str, str], path: Path) -> Profile:
+    begun_s = time.monotonic()
+    profile = make(engine, facts, BRIEF)
+    logger.debug("Profiled %d iterations in %.1f s: %s", profile.num_points, time.monotonic() - begun_s, path)
+    save(path, profile)
+    return profile
+
+
+def _source(facts: dict[str, str]) -> str:
+    return f"measured: {facts['model']}, {facts['dtype']}, {facts['device']}"

@@ -1,0 +1,126 @@
+"""Where profiles are kept: a JSON file for each model, device, dtype and whatever else sets the pace.
+
+Instances that start together need the same one. The first makes it, under a lock; the others wait, and then read it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from alignedserve.instance.profile.fit import Error
+from alignedserve.instance.profile.grid import Reach
+from alignedserve.timing.cost import CostModel
+from alignedserve.timing.cost_presets import checked
+
+logger = logging.getLogger(__name__)
+
+# A profile that another version made in another way is measured again.
+VERSION = 1
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    # what it is of; see facts.py
+    facts: dict[str, str]
+    reach: Reach
+    num_points: int
+    # on points held out, by kind
+    errors: dict[str, Error]
+    # of the time that was measured, how long this process waited for a core that others had
+    waited_share: float
+    cost: CostModel
+
+
+def default_path(facts: dict[str, str]) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", facts["model"]).strip("-.") or "model"
+    return Path(base) / "alignedserve" / "profiles" / f"{name}-{digest}.json"
+
+
+def load(path: Path, facts: dict[str, str], reach: Reach) -> Profile | None:
+    """None, when there is none that will do. One that is damaged, or of something else, is set aside."""
+    try:
+        profile = decode(path.read_bytes(), str(path))
+        check_is_of(profile, facts)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("The cost model's profile can't be read: %s", error)
+        return None
+    except ValueError as error:
+        _set_aside(path, error)
+        return None
+    if not profile.reach.covers(reach):
+        logger.info("%s was measured for smaller iterations: it is measured again", path)
+        return None
+    return profile
+
+
+def decode(data: bytes, name: str) -> Profile:
+    """Raises ValueError for what is no profile."""
+    try:
+        profile = msgspec.json.decode(data, type=Profile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: {error}") from None
+    if profile.version != VERSION:
+        raise ValueError(f"{name}: version={profile.version}: must be {VERSION}")
+    checked(profile.cost, name)
+    return profile
+
+
+def check_is_of(profile: Profile, facts: dict[str, str]) -> None:
+    """Raises ValueError with the first difference."""
+    for name in sorted(facts.keys() | profile.facts.keys()):
+        if profile.facts.get(name) != facts.get(name):
+            raise ValueError(f"it is of {name}={profile.facts.get(name)!r}, not {facts.get(name)!r}")
+
+
+def _set_aside(path: Path, why: ValueError) -> None:
+    try:
+        aside = _free_name(path)
+        os.rename(path, aside)
+    except OSError as error:
+        logger.warning("The cost model's profile is of no use (%s), and stays: %s", why, error)
+    else:
+        logger.warning("The cost model's profile is of no use (%s): it is now %s", why, aside)
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
+        number += 1
+    return aside
+
+
+def save(path: Path, profile: Profile) -> None:
+    """All of it or nothing. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Nobody else is in here with this path. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f"{path.name}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,242 @@
+"""The offline API: `LLM(model).generate(prompts)`. Scripts written for vLLM's run with the import changed."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from itertools import count
+from threading import Lock
+from typing import Any, cast
+
+from tqdm import tqdm
+
+from alignedserve.engine.build import build_engine
+from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.validate import check_request
+from alignedserve.offline.collect import SequenceCollector
+from alignedserve.offline.local_instance import LocalInstance, LocalRequest
+from alignedserve.offline.outputs import CompletionOutput, RequestOutput
+from alignedserve.offline.vllm_options import without_vllm_options
+from alignedserve.sampling_params import MAX_SEED, SamplingParams
+from alignedserve.seeds import child_seed
+from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.types import InvalidRequest, RequestId
+
+logger = logging.getLogger(__name__)
+
+# text, {"prompt": text}, {"prompt_token_ids": ids} or ids
+Prompt = str | Mapping[str, Any] | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class _Job:
+    """One prompt of a generate call, with its n sequences."""
+
+    request_id: str
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    sequences: list[SequenceCollector] = field(default_factory=list)
+    # of the first sequence
+    request: LocalRequest | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.output.finished() for sequence in self.sequences)
+
+    def result(self) -> RequestOutput:
+        wants_prompt = self.params.prompt_logprobs is not None
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.token_ids,
+            prompt_logprobs=self.sequences[0].prompt_logprobs if wants_prompt else None,
+            outputs=[sequence.output for sequence in self.sequences],
+            finished=True,
+            num_cached_tokens=self.request.num_found if self.request else 0,
+        )
+
+
+class LLM:
+    def __init__(self, model: str, **options: Any) -> None:
+        """`options` are EngineConfig's fields: dtype, device, max_model_len, max_num_seqs, ..."""
+        options = without_vllm_options(options)
+        known = {f.name for f in fields(EngineConfig)}
+        for name in options:
+            if name not in known:
+                raise ValueError(f"{name}: unknown option; known: {', '.join(sorted(known))}")
+        self.config = EngineConfig(model=model, **options)
+        built = build_engine(self.config)
+        self.engine = built.engine
+        self.instance = LocalInstance(built.engine, shares_prefixes=self.config.enable_prefix_caching)
+        self.model_config = built.model_config
+        self._tokenizer: Tokenizer | None = None
+        # A preset has no files, and so no tokenizer.
+        tokenizer = self.config.tokenizer or built.source.directory
+        if tokenizer is not None and not self.config.skip_tokenizer_init:
+            self._tokenizer = Tokenizer.from_directory(tokenizer)
+        self._seeds = random.Random(self.config.seed)
+        self._ids = count()
+        # one generate call at a time: what a step says is for whoever takes it
+        self._running = Lock()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What prompts without parameters get."""
+        return SamplingParams()
+
+    def get_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ValueError(
+                "no tokenizer is loaded: give prompt_token_ids, or don't set skip_tokenizer_init"
+            )
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """One result for each prompt, in order.
+
+        All prompts are checked before any of them runs: InvalidRequest names the first bad one, and nothing
+        was started. A request that fails while it runs ends with finish_reason "error"; the others go on.
+        """
+        many = _as_list(prompts)
+        jobs = [
+            self._job(index, prompt, params)
+            for index, (prompt, params) in enumerate(
+                zip(many, _params_for(many, sampling_params), strict=True)
+            )
+        ]
+        return self._run(jobs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """One conversation or several, through the model's chat template. Messages are data: special tokens in them are
+        text, unless LLM was told `allow_special_tokens_in_messages=True`. In prompts of `generate` they are tokens."""
+        is_one = not messages or isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Messages]", [messages] if is_one else messages)
+        tokenizer = self.get_tokenizer()
+        prompts = []
+        for conversation in conversations:
+            chat = tokenizer.render_chat(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                parses_special_tokens=self.config.allow_special_tokens_in_messages,
+                **(chat_template_kwargs or {}),
+            )
+            prompts.append({"prompt": chat.text, "prompt_token_ids": tokenizer.rendered_ids(chat)})
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def _job(self, index: int, prompt: Prompt, params: SamplingParams) -> _Job:
+        try:
+            text, token_ids = self._tokenize(prompt)
+            check_request(token_ids, params, self.engine.vocabulary, self.engine.max_model_len)
+            if params.stop_strings:
+                self.get_tokenizer()
+            if params.structured_outputs is not None:
+                self.engine.grammars.check(params.structured_outputs)
+        except ValueError as error:
+            raise InvalidRequest(f"prompts[{index}]: {error}") from error
+        job = _Job(str(next(self._ids)), text, token_ids, params)
+        job.sequences = [SequenceCollector(i, params, self._tokenizer) for i in range(params.n)]
+        return job
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown or not prompt:
+                raise InvalidRequest(f"prompt keys {sorted(prompt)}: allowed are prompt and prompt_token_ids")
+            text = prompt.get("prompt")
+            prompt = prompt.get("prompt_token_ids", text)
+            if not isinstance(prompt, str):
+                return text, _token_ids(prompt)
+        if isinstance(prompt, str):
+            return prompt, self.get_tokenizer().encode(prompt)
+        return None, _token_ids(prompt)
+
+    def _run(self, jobs: list[_Job], use_tqdm: bool) -> list[RequestOutput]:
+        owners: dict[RequestId, tuple[_Job, SequenceCollector]] = {}
+        with self._running, _progress(len(jobs), use_tqdm) as bar, self._emptying():
+            for job in jobs:
+                self._submit(job, owners)
+            while owners:
+                for event in self.instance.step():
+                    job, sequence = owners[event.request_id]
+                    if sequence.add(event):
+                        self.instance.abort(event.request_id)
+                    if sequence.output.finished():
+                        del owners[event.request_id]
+                        bar.update(job.is_finished)
+        return [job.result() for job in jobs]
+
+    def _submit(self, job: _Job, owners: dict[RequestId, tuple[_Job, SequenceCollector]]) -> None:
+        params = job.params
+        seed = self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
+        for index, sequence in enumerate(job.sequences):
+            request_id = RequestId(f"{job.request_id}-{index}")
+            request = self.instance.add_request(request_id, job.token_ids, params, child_seed(seed, index))
+            job.request = job.request or request
+            owners[request_id] = job, sequence
+
+    @contextmanager
+    def _emptying(self) -> Iterator[None]:
+        """Whatever ends a call early, a ctrl-C in the middle of a step too, nothing of it is left."""
+        try:
+            yield
+        except BaseException:
+            self.instance.reset()
+            raise
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    try:
+        return list(prompt)
+    except TypeError:
+        raise InvalidRequest(f"prompt {prompt!r}: must be text, token ids, or a dict with either") from None
+
+
+def _progress(total: int, use_tqdm: bool) -> Any:
+    return tqdm(
+        total=total, desc="Processed prompts", unit="prompt", disable=not use_tqdm, dynamic_ncols=True
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    is_one = len(prompts) > 0 and all(isinstance(item, int) for item in prompts)
+    return cast("list[Prompt]", [prompts] if is_one else list(prompts))
+
+
+def _params_for(
+    prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    for item in params:
+        if not isinstance(item, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params holds {item!r}: must be a SamplingParams, or one per prompt"
+            )
+    if len(params) != len(prompts):
+        raise InvalidRequest(
+            f"sampling_params: {len(params)} given for {len(prompts)} prompts; one or one each"
+        )
+    return params
+
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]

@@ -1,0 +1,101 @@
+"""Backends by name. Each executes the same operations (`base.Ops`); a model never knows which."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
+from alignedserve.ops.base import Ops
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CudaOptions:
+    """What only the CUDA backend has: see EngineConfig."""
+
+    decode_kernel: str = "balanced"
+    # batches of decodes that are captured as CUDA graphs
+    graph_sizes: tuple[int, ...] = ()
+    use_tqdm: bool = False
+
+
+def _torch(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> Ops:
+    from alignedserve.ops.torch_ops import TorchOps
+
+    return TorchOps(dtype, device)
+
+
+def _cpu(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> Ops:
+    from alignedserve.kernels.cpu.library import library
+    from alignedserve.ops.cpu_ops import CpuOps
+
+    if device.type != "cpu":
+        raise ValueError(f"attention_backend='cpu': runs on device cpu, not {device}")
+    library()
+    return CpuOps(dtype)
+
+
+def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> Ops:
+    try:
+        from alignedserve.ops.cuda_ops import CudaOps
+    except ModuleNotFoundError as error:
+        raise ValueError(f"attention_backend='triton': {error.name} is not installed") from None
+    from triton import knobs
+
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < MIN_CAPABILITY:
+            raise ValueError(
+                f"attention_backend='triton': takes GPUs of compute capability 8.0 and newer, not {capability}"
+            )
+    elif not knobs.runtime.interpret:
+        raise ValueError(f"attention_backend='triton': runs on device cuda, not {device}")
+    return CudaOps(dtype, device, options.decode_kernel, options.graph_sizes, options.use_tqdm)
+
+
+MIN_CAPABILITY = (8, 0)
+# why a backend is none for this machine or model
+UNAVAILABLE = (NoCompiler, BuildFailed, ValueError)
+BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions], Ops]] = {
+    "torch": _torch,
+    "cpu": _cpu,
+    "triton": _triton,
+}
+
+
+def make_ops(
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, options: CudaOptions | None = None
+) -> Ops:
+    """`auto`: the fastest that runs such a model."""
+    options = options or CudaOptions()
+    if name == "auto":
+        return _best(device, dtype, head_dim, options)
+    if name not in BACKENDS:
+        raise ValueError(f"attention_backend={name!r}: must be auto or one of {', '.join(sorted(BACKENDS))}")
+    _check_head_dim(name, head_dim)
+    return BACKENDS[name](device, dtype, options)
+
+
+def fastest(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else "triton"
+
+
+def _best(device: torch.device, dtype: torch.dtype, head_dim: int, options: CudaOptions) -> Ops:
+    name = fastest(device)
+    try:
+        return make_ops(name, device, dtype, head_dim, options)
+    except UNAVAILABLE as error:
+        logger.warning("Backend %s is not available, using torch instead, which is slower: %s", name, error)
+        return _torch(device, dtype, options)
+
+
+def _check_head_dim(name: str, head_dim: int) -> None:
+    from alignedserve.ops.cpu_ops import MAX_HEAD_DIM
+
+    if name != "torch" and (head_dim % 8 or head_dim > MAX_HEAD_DIM):
+        raise ValueError(f"head_dim={head_dim}: the native kernels take multiples of 8, up to {MAX_HEAD_DIM}")

@@ -1,0 +1,89 @@
+"""A compiled model on a CPU: two programs, and the struct that tells them what this step is."""
+
+from __future__ import annotations
+
+import torch
+
+from alignedserve.kernels.cpu.program import Program, Value
+from alignedserve.kernels.cpu.structs import Op, Step
+from alignedserve.ops.base import CompiledModel
+from alignedserve.ops.step import StepInputs
+
+
+class CpuModel(CompiledModel):
+    def __init__(
+        self,
+        step: StepInputs,
+        forward_program: Program,
+        hidden: Value,
+        logits_program: Program,
+        logits: torch.Tensor,
+        max_rows: int,
+        num_threads: int | None,
+    ) -> None:
+        _check_step(step)
+        self._step = step
+        self._forward = forward_program
+        self._hidden = hidden
+        self._logits = logits_program
+        self._result = logits
+        self._max_rows = max_rows
+        self._num_threads = num_threads
+        self._struct = Step(
+            positions=step.positions.data_ptr(),
+            slots=step.slots.data_ptr(),
+            query_start=step.query_start.data_ptr(),
+            context_len=step.context_len.data_ptr(),
+            block_table=step.block_table.data_ptr(),
+            block_table_stride=step.block_table.stride(0),
+        )
+
+    def forward(self) -> torch.Tensor:
+        step = self._step
+        if not (0 <= step.num_tokens <= step.max_tokens and 0 <= step.num_seqs <= step.max_seqs):
+            raise ValueError(
+                f"num_tokens and num_seqs must be at most {step.max_tokens} and {step.max_seqs}, "
+                f"not {step.num_tokens} and {step.num_seqs}"
+            )
+        self._struct.num_tokens, self._struct.num_seqs = step.num_tokens, step.num_seqs
+        self._struct.num_rows, self._struct.rows = step.num_outputs, step.outputs.data_ptr()
+        self._run(self._forward)
+        return self._hidden.tensor[: step.num_outputs if self._hidden.of_rows else step.num_tokens]
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        if (
+            rows.dtype != torch.int32
+            or rows.dim() != 1
+            or not rows.is_contiguous()
+            or rows.device.type != "cpu"
+        ):
+            raise ValueError(
+                f"rows must be a contiguous int32 vector on the CPU, not {rows.dtype} {tuple(rows.shape)}"
+            )
+        if len(rows) > self._max_rows:
+            raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
+        self._struct.num_rows, self._struct.rows = len(rows), rows.data_ptr()
+        self._run(self._logits)
+        return self._result[: len(rows)]
+
+    def profile(self, rows: torch.Tensor) -> list[tuple[Op, float]]:
+        """Runs the step and the logits of `rows`; every operation and its seconds."""
+        timed: list[tuple[Op, float]] = []
+        self.forward()
+        timed += zip(self._forward.ops, self._forward.profile(self._struct), strict=True)
+        self.logits(rows)
+        timed += zip(self._logits.ops, self._logits.profile(self._struct), strict=True)
+        return timed
+
+    def _run(self, program: Program) -> None:
+        self._struct.num_threads = self._num_threads or torch.get_num_threads()
+        program.run(self._struct)
+
+
+def _check_step(step: StepInputs) -> None:
+    for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_table", "outputs"):
+        tensor = getattr(step, name)
+        if tensor.dtype != torch.int32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous int32 on the CPU, not {tensor.dtype} on {tensor.device}"
+            )

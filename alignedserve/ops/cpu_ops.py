@@ -1,0 +1,295 @@
+"""Operations on a CPU, through the C++ kernels: a forward is recorded once, and run as one native call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from alignedserve.kernels.cpu import sampling
+from alignedserve.kernels.cpu.arena import Arena
+from alignedserve.kernels.cpu.program import Buffers, Program, Value
+from alignedserve.kernels.cpu.structs import (
+    ActivationCode,
+    AttentionOp,
+    EmbedOp,
+    GatherOp,
+    LinearOp,
+    NormOp,
+    OpKind,
+)
+from alignedserve.kernels.cpu.weights import PackedWeight, pack
+from alignedserve.ops.base import Activation, AttentionSpec, Ops
+from alignedserve.ops.cpu_model import CpuModel
+from alignedserve.ops.step import StepInputs
+
+MAX_HEAD_DIM = 256
+
+
+class CpuOps(Ops):
+    name = "cpu"
+
+    def __init__(self, dtype: torch.dtype, num_threads: int | None = None) -> None:
+        """`num_threads`: torch's number by default, asked for at each step."""
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"dtype must be float32 or bfloat16 on the CPU, not {dtype}")
+        self.device = torch.device("cpu")
+        self.dtype = dtype
+        self.num_threads = num_threads
+        self._arena = Arena()
+        self._cache: torch.Tensor | None = None
+        # what is being recorded, while `compile` runs
+        self._program = Program()
+        self._buffers = Buffers(0)
+        self._step: StepInputs | None = None
+
+    def linear_weight(
+        self,
+        parts: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor] | None = None,
+        activation: Activation = Activation.NONE,
+    ) -> PackedWeight:
+        return pack(parts, biases, ActivationCode[activation.name], self.dtype, self._arena)
+
+    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to(device="cpu", dtype=self.dtype, copy=True).contiguous()
+
+    def bind_cache(self, cache: torch.Tensor) -> None:
+        if cache.dim() != 6 or cache.shape[2] != 2 or not cache.is_contiguous():
+            raise ValueError(
+                "cache must be contiguous [block, layer, 2, kv_head, slot, head_dim], not "
+                f"{tuple(cache.shape)} with strides {cache.stride()}"
+            )
+        _check_tensor("cache", cache, self.dtype)
+        self._cache = cache
+
+    def embed(
+        self,
+        table: torch.Tensor | PackedWeight,
+        ids: torch.Tensor,
+        offset: int = 0,
+        add_to: Value | None = None,
+    ) -> Value:
+        step = self._recorded_step()
+        if ids.data_ptr() not in (step.token_ids.data_ptr(), step.positions.data_ptr()):
+            raise ValueError("ids must be the token_ids or the positions of the StepInputs given to compile")
+        if isinstance(table, PackedWeight):
+            rows, width, tile_bytes = table.tiles, table.in_features, table.tile_bytes
+        else:
+            self._check_parameter("table", table, (None, None))
+            rows, width, tile_bytes = table, table.shape[1], 0
+        out = self._value(width, of_rows=False)
+        args = EmbedOp(
+            table=rows.data_ptr(),
+            tile_bytes=tile_bytes,
+            ids=ids.data_ptr(),
+            out=out.pointer,
+            width=out.width,
+            offset=offset,
+            out_stride=out.stride,
+        )
+        if add_to is not None:
+            _check_same_rows("add_to", add_to, out)
+            _check_width("add_to", add_to, out.width)
+            args.add_to, args.add_stride = add_to.pointer, add_to.stride
+        self._program.append(OpKind.EMBED, self.dtype, args, out, [table, ids, add_to])
+        return out
+
+    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value:
+        return self._norm(x, weight, None, eps, centred=False)
+
+    def layer_norm(
+        self, x: Value, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> Value:
+        return self._norm(x, weight, bias, eps, centred=True)
+
+    def _norm(
+        self, x: Value, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, centred: bool
+    ) -> Value:
+        self._recorded_step()
+        self._check_parameter("weight", weight, (x.width,))
+        self._check_parameter("bias", bias, (x.width,))
+        out = self._value(x.width, x.of_rows)
+        args = NormOp(
+            x=x.pointer,
+            weight=_pointer(weight),
+            bias=_pointer(bias),
+            out=out.pointer,
+            width=x.width,
+            x_stride=x.stride,
+            out_stride=out.stride,
+            eps=eps,
+            centred=centred,
+        )
+        self._program.append(OpKind.NORM, self.dtype, args, out, [x, weight, bias])
+        return out
+
+    def linear(self, x: Value, weight: PackedWeight, residual: Value | None = None) -> Value:
+        self._recorded_step()
+        _check_width("x", x, weight.in_features)
+        if weight.dtype != self.dtype:
+            raise ValueError(f"weight must be {self.dtype}, not {weight.dtype}")
+        if residual is not None and weight.activation is not ActivationCode.NONE:
+            raise ValueError("a linear layer has an activation or a residual, not both")
+        out = self._value(weight.out_features, x.of_rows)
+        args = LinearOp(
+            x=x.pointer,
+            weight=weight.tiles.data_ptr(),
+            bias=_pointer(weight.bias),
+            out=out.pointer,
+            in_features=weight.in_features,
+            out_features=weight.out_features,
+            x_stride=x.stride,
+            out_stride=out.stride,
+            activation=weight.activation,
+        )
+        if residual is not None:
+            _check_same_rows("residual", residual, out)
+            _check_width("residual", residual, out.width)
+            args.residual, args.residual_stride = residual.pointer, residual.stride
+        self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
+        return out
+
+    def outputs(self, x: Value) -> Value:
+        self._recorded_step()
+        _check_of_tokens("x", x)
+        return self._gather(x)
+
+    def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
+        cache = self._checked_cache(spec)
+        _check_of_tokens("qkv", qkv)
+        _check_width("qkv", qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
+        self._check_parameter("q_norm", spec.q_norm, (spec.head_dim,))
+        self._check_parameter("k_norm", spec.k_norm, (spec.head_dim,))
+        rope = spec.rope
+        if rope is not None:
+            _check_tensor("rope", rope, torch.float32, (None, spec.head_dim))
+        out = self._value(spec.num_heads * spec.head_dim, spec.outputs_only)
+        args = AttentionOp(
+            qkv=qkv.pointer,
+            out=out.pointer,
+            cache=cache[:, spec.layer].data_ptr(),
+            rope=_pointer(rope),
+            q_norm=_pointer(spec.q_norm),
+            k_norm=_pointer(spec.k_norm),
+            qkv_stride=qkv.stride,
+            out_stride=out.stride,
+            block_stride=cache.stride(0),
+            value_offset=cache.stride(2),
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            block_size=cache.shape[4],
+            window=spec.sliding_window or 0,
+            scale=spec.scale,
+            eps=spec.norm_eps,
+        )
+        keep = [qkv, cache, rope, spec.q_norm, spec.k_norm]
+        self._program.append(OpKind.WRITE_KV, self.dtype, args, out, keep)
+        self._program.append(OpKind.ATTENTION, self.dtype, args, out, keep)
+        return out
+
+    def _checked_cache(self, spec: AttentionSpec) -> torch.Tensor:
+        self._recorded_step()
+        if self._cache is None:
+            raise ValueError("bind_cache comes before compile")
+        _, num_layers, _, num_kv_heads, _, head_dim = self._cache.shape
+        if not 0 <= spec.layer < num_layers:
+            raise ValueError(f"layer must be below the cache's {num_layers}, not {spec.layer}")
+        if (num_kv_heads, head_dim) != (spec.num_kv_heads, spec.head_dim):
+            raise ValueError(
+                f"the cache has {num_kv_heads} kv heads of {head_dim}, "
+                f"attention {spec.num_kv_heads} of {spec.head_dim}"
+            )
+        if head_dim % 8 or not 8 <= head_dim <= MAX_HEAD_DIM:
+            raise ValueError(f"head_dim must be a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}")
+        if spec.num_heads % num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads ({num_kv_heads}), not {spec.num_heads}"
+            )
+        if spec.sliding_window is not None and spec.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, not {spec.sliding_window}")
+        return self._cache
+
+    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return sampling.argmax(logits)
+
+    def gumbel_argmax(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return sampling.gumbel_argmax(logits, keys)
+
+    def compile(
+        self,
+        forward: Callable[[StepInputs], Value],
+        logits: Callable[[Value], Value],
+        step: StepInputs,
+        max_rows: int,
+        is_trial: bool = False,
+    ) -> CpuModel:
+        self._step = step
+        try:
+            self._start_recording(step.max_tokens)
+            hidden = forward(step)
+            forward_program = self._program
+            self._start_recording(max_rows)
+            result = self._program.make_last_float32(logits(self._gather(hidden)))
+            return CpuModel(step, forward_program, hidden, self._program, result, max_rows, self.num_threads)
+        finally:
+            self._step = None
+            self._start_recording(0)
+
+    def _start_recording(self, num_rows: int) -> None:
+        self._program = Program()
+        self._buffers = Buffers(num_rows)
+
+    def _gather(self, x: Value) -> Value:
+        out = self._value(x.width, of_rows=True)
+        args = GatherOp(x=x.pointer, out=out.pointer, width=x.width, x_stride=x.stride, out_stride=out.stride)
+        self._program.append(OpKind.GATHER, self.dtype, args, out, [x])
+        return out
+
+    def _value(self, width: int, of_rows: bool) -> Value:
+        return Value(self._buffers, width, self.dtype, of_rows)
+
+    def _recorded_step(self) -> StepInputs:
+        if self._step is None:
+            raise RuntimeError(
+                "the operations of CpuOps can only be called by the functions given to compile"
+            )
+        return self._step
+
+    def _check_parameter(self, name: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...]) -> None:
+        if tensor is not None:
+            _check_tensor(name, tensor, self.dtype, shape)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check_of_tokens(name: str, value: Value) -> None:
+    if value.of_rows:
+        raise ValueError(f"{name} must have a row for each token of the step, not for outputs only")
+
+
+def _check_same_rows(name: str, value: Value, out: Value) -> None:
+    if value.of_rows != out.of_rows:
+        raise ValueError(f"{name} must have the same rows as the result: all tokens, or outputs only")
+
+
+def _check_width(name: str, value: Value, width: int) -> None:
+    if value.width != width:
+        raise ValueError(f"{name} must be {width} wide, not {value.width}")
+
+
+def _check_tensor(
+    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...] | None = None
+) -> None:
+    if tensor.dtype != dtype or tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be {dtype} on the CPU, not {tensor.dtype} on {tensor.device}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, not have strides {tensor.stride()}")
+    if shape is not None and (
+        tensor.dim() != len(shape)
+        or any(want not in (None, size) for want, size in zip(shape, tensor.shape, strict=True))
+    ):
+        raise ValueError(f"{name} must have shape {shape}, not {tuple(tensor.shape)}")

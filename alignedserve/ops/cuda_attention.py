@@ -1,0 +1,177 @@
+"""Attention of a step on a GPU: decodes by our own kernels over the paged cache, chunks by FlashAttention.
+
+Decodes are the step's first sequences, chunks the rest. A chunk attends to KV gathered from its blocks, its own
+included. Whatever differs between steps of one shape (engine/step_shape.py) is read on the GPU: all of it can be
+captured.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from alignedserve.kernels.triton.decode_attention import (
+    DecodeScratch,
+    PagedStep,
+    balanced_attention,
+    decode_tuning,
+    plain_attention,
+)
+from alignedserve.kernels.triton.gather_kv import gather_kv
+from alignedserve.kernels.triton.rope_write import rope_write
+from alignedserve.ops.base import AttentionSpec
+from alignedserve.ops.step import StepInputs
+from alignedserve.ops.torch_attention import attend_sequence
+
+
+class CudaAttention:
+    def __init__(self, cache: torch.Tensor, step: StepInputs, decode_kernel: str) -> None:
+        self._cache = cache
+        self._step = step
+        self._decode_kernel = decode_kernel
+        self._scratch: dict[int, DecodeScratch] = {}
+        self._plans: dict[tuple[int, int | None], torch.Tensor] = {}
+        # plans that this step has made
+        self._made: set[tuple[int, int | None]] = set()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._made.clear()
+
+    def __call__(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        step, shape = self._step, self._step.shape
+        has_decodes = shape.num_decodes > 0
+        if has_decodes and self._decode_kernel == "balanced":
+            self._make_plan(spec)
+        q = rope_write(
+            qkv,
+            step.positions[: len(qkv)],
+            step.slots[: len(qkv)],
+            self._cache,
+            spec.layer,
+            spec.num_heads,
+            rope=spec.rope,
+            q_norm=spec.q_norm,
+            k_norm=spec.k_norm,
+            eps=spec.norm_eps,
+        )
+        out = self._chunks(q, spec) if shape.num_chunks else torch.empty_like(q)
+        if has_decodes:
+            self._decode(q, spec, out)
+        return out.flatten(1)
+
+    def _paged_step(self) -> PagedStep:
+        step = self._step
+        return PagedStep(
+            query_start=step.query_start,
+            context_len=step.context_len,
+            block_table=step.flat_block_table,
+            table_stride=step.table_stride,
+            num_seqs=step.shape.num_decodes,
+        )
+
+    def _scratch_for(self, spec: AttentionSpec) -> DecodeScratch:
+        if spec.num_heads not in self._scratch:
+            device = self._cache.device
+            num_sms = (
+                torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+            )
+            tuning = decode_tuning(
+                spec.num_heads // spec.num_kv_heads, spec.head_dim, self._cache.element_size()
+            )
+            self._scratch[spec.num_heads] = DecodeScratch(
+                spec.num_heads, spec.num_kv_heads, spec.head_dim, self._step.max_seqs, num_sms, device, tuning
+            )
+        return self._scratch[spec.num_heads]
+
+    def _make_plan(self, spec: AttentionSpec) -> None:
+        key = (spec.num_heads, spec.sliding_window)
+        if key in self._made:
+            return
+        scratch = self._scratch_for(spec)
+        if key not in self._plans:
+            self._plans[key] = scratch.new_plan()
+        scratch.make_plan(self._plans[key], self._paged_step(), spec.num_kv_heads, spec.sliding_window)
+        self._made.add(key)
+
+    def _decode(self, q: torch.Tensor, spec: AttentionSpec, out: torch.Tensor) -> None:
+        layer, step = self._cache[:, spec.layer], self._paged_step()
+        scratch, window = self._scratch_for(spec), spec.sliding_window
+        if self._decode_kernel == "balanced":
+            plan = self._plans[spec.num_heads, window]
+            balanced_attention(q, layer, step, plan, scratch, spec.scale, window, out)
+        else:
+            plain_attention(q, layer, step, spec.scale, window, out, scratch.tuning)
+
+    def _chunks(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        """Rows of other tokens are anything."""
+        if not has_flash_attention(q.device, q.dtype):
+            return self._chunks_plainly(q, spec)
+        step, shape = self._step, self._step.shape
+        context_start = step.context_start[: shape.num_chunks + 1]
+        kv_shape = (shape.num_context_tokens, spec.num_kv_heads, spec.head_dim)
+        k, v = q.new_empty(kv_shape), q.new_empty(kv_shape)
+        gather_kv(
+            self._cache,
+            spec.layer,
+            step.flat_block_table,
+            step.table_stride,
+            step.first_chunk,
+            context_start,
+            k,
+            v,
+        )
+        return flash_attention(
+            q,
+            k,
+            v,
+            step.chunk_start[: shape.num_chunks + 1],
+            context_start,
+            shape.max_chunk_len,
+            shape.max_context_len,
+            spec.scale,
+            spec.sliding_window,
+        )
+
+    def _chunks_plainly(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        out = torch.empty_like(q)
+        for seq in range(int(self._step.host.first_chunk[0]), self._step.num_seqs):
+            attend_sequence(q, self._cache, self._step, seq, spec, out)
+        return out
+
+
+def has_flash_attention(device: torch.device, dtype: torch.dtype) -> bool:
+    """Not in float32, and not in the interpreter."""
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    query_start: torch.Tensor,
+    context_start: torch.Tensor,
+    max_query: int,
+    max_context: int,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Causal, a sequence's queries being the last tokens of its context. Waits for nothing, so it can be captured.
+
+    `torch.nn.attention.varlen` calls the same operation, but has other arguments with every version of torch.
+    """
+    out: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        query_start,
+        context_start,
+        max_query,
+        max_context,
+        0.0,
+        window is None,
+        False,
+        scale=scale,
+        window_size_left=-1 if window is None else window - 1,
+        window_size_right=0,
+    )[0]
+    return out

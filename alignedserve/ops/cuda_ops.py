@@ -1,0 +1,201 @@
+"""Operations on an NVIDIA GPU: Triton kernels of ours around the linear layers of cuBLAS.
+
+Rows of a step of one token go through a kernel of our own that reads each weight once, with the norm before it and the
+residual after it in the same pass (kernels/triton/gemv.py). Therefore a norm is not computed where the model asks for
+it but by whoever needs it (`Normed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from alignedserve.kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
+from alignedserve.kernels.triton.host_copy import receive
+from alignedserve.kernels.triton.layer_norm import layer_norm
+from alignedserve.kernels.triton.rms_norm import rms_norm
+from alignedserve.kernels.triton.sampling import argmax, sample
+from alignedserve.kernels.triton.silu_mul import silu_mul
+from alignedserve.kernels.triton.skinny_linear import can_be_skinny, skinny_linear, skinny_tuning
+from alignedserve.kernels.triton.truncate import truncate
+from alignedserve.ops.base import Activation, AttentionSpec
+from alignedserve.ops.cuda_attention import CudaAttention, has_flash_attention
+from alignedserve.ops.cuda_model import CudaModel
+from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
+from alignedserve.ops.step import StepInputs
+from alignedserve.ops.step_shape import Ladder
+from alignedserve.ops.torch_ops import TorchLinear, TorchOps, activate
+from alignedserve.sampling_params import SamplingParams
+
+
+@dataclass
+class Normed:
+    """x, to be normed by RMS."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    eps: float
+    _value: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def value(self) -> torch.Tensor:
+        if self._value is None:
+            self._value = rms_norm(self.x, self.weight, self.eps)
+        return self._value
+
+
+CudaValue = torch.Tensor | Normed
+
+
+class CudaOps(TorchOps):
+    name = "triton"
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        decode_kernel: str = "balanced",
+        graph_sizes: Sequence[int] = (),
+        use_tqdm: bool = False,
+    ) -> None:
+        """`graph_sizes`: batches of decodes that a CUDA graph is captured for; without any, kernels are launched
+        one by one."""
+        super().__init__(dtype, device)
+        self._decode_kernel = decode_kernel
+        self._graph_sizes = graph_sizes
+        self._use_tqdm = use_tqdm
+        self._attention: CudaAttention | None = None
+
+    def embed(
+        self,
+        table: torch.Tensor | TorchLinear,
+        ids: torch.Tensor,
+        offset: int = 0,
+        add_to: CudaValue | None = None,
+    ) -> torch.Tensor:
+        return super().embed(table, ids, offset, None if add_to is None else _plain(add_to))
+
+    def rms_norm(self, x: CudaValue, weight: torch.Tensor, eps: float) -> Normed:  # type: ignore[override]
+        return Normed(_plain(x), weight, eps)
+
+    def layer_norm(
+        self, x: CudaValue, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        return layer_norm(_plain(x), weight, bias, eps)
+
+    def linear(self, x: CudaValue, weight: TorchLinear, residual: CudaValue | None = None) -> torch.Tensor:
+        stream = None if residual is None else _plain(residual)
+        rows = x.x if isinstance(x, Normed) else x
+        if len(rows) == 1 and (weight.activation is not Activation.SILU_GATED or weight.bias is None):
+            return _one_row(x, weight, stream)
+        return _many_rows(_plain(x), weight, stream)
+
+    def attention(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        if self._attention is None:
+            raise RuntimeError("attention can only be called by the functions given to compile")
+        out = self._attention(qkv, spec)
+        return self._running().output_rows(out) if spec.outputs_only else out
+
+    def outputs(self, x: CudaValue) -> torch.Tensor:
+        return self._running().output_rows(_plain(x))
+
+    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return argmax(logits)
+
+    def draw(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], keys: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All rows in one pass, and nothing waits for the GPU."""
+        temperature = self._upload([wanted.temperature for wanted in params])
+        if any(wanted.truncates for wanted in params):
+            top_k = self._upload([max(wanted.top_k, 0) for wanted in params], torch.int32)
+            top_p = self._upload([wanted.top_p for wanted in params])
+            min_p = self._upload([wanted.min_p for wanted in params])
+            truncate(logits, temperature, top_k, top_p, min_p)
+            # that has divided by it
+            temperature = (temperature > 0).float()
+        return sample(logits, self._send(keys), temperature)
+
+    def _upload(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return self._send(torch.tensor(values, dtype=dtype))
+
+    def _send(self, values: torch.Tensor) -> torch.Tensor:
+        """From pinned memory: a copy from other memory waits for all that was launched before."""
+        if self.device.type != "cuda":
+            return values
+        return values.pin_memory().to(self.device, non_blocking=True)
+
+    def compile(
+        self,
+        forward: Callable[[StepInputs], torch.Tensor],
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        step: StepInputs,
+        max_rows: int,
+        is_trial: bool = False,
+    ) -> CudaModel:
+        if self._cache is None:
+            raise ValueError("bind_cache comes before compile")
+        attention = self._attention = CudaAttention(self._cache, step, self._decode_kernel)
+        self._step = step
+
+        step.send = receive
+
+        def run_step() -> torch.Tensor:
+            attention.begin()
+            return _plain(forward(step))
+
+        model = CudaModel(run_step, lambda hidden: _plain(logits(hidden)), argmax, step, max_rows)
+        if self._graph_sizes and not is_trial:
+            self._capture(model, step)
+        return model
+
+    def _capture(self, model: CudaModel, step: StepInputs) -> None:
+        assert self._cache is not None
+        shapes = decode_shapes(self._graph_sizes, step)
+        if self.device.type != "cuda":
+            # nothing to capture; steps are filled up all the same
+            step.ladder = Ladder(shapes + chunk_shapes(step, self._cache))
+            return
+        if has_flash_attention(self.device, self.dtype):
+            shapes += chunk_shapes(step, self._cache)
+        model.capture(shapes, self._use_tqdm)
+
+
+def _plain(x: CudaValue) -> torch.Tensor:
+    return x.value if isinstance(x, Normed) else x
+
+
+def _one_row(x: CudaValue, weight: TorchLinear, residual: torch.Tensor | None) -> torch.Tensor:
+    is_gated = weight.activation is Activation.SILU_GATED
+    num_out, num_in = weight.weight.shape
+    row = x.x if isinstance(x, Normed) else x
+    out = row.new_empty(1, num_out // 2 if is_gated else num_out) if residual is None else residual
+    return gemv(
+        row,
+        weight.weight,
+        out,
+        gemv_tuning(num_in, num_out, is_gated),
+        bias=weight.bias,
+        residual=residual,
+        norm=x.weight if isinstance(x, Normed) else None,
+        norm_eps=x.eps if isinstance(x, Normed) else 0.0,
+        activation=ACTIVATIONS[weight.activation.value],
+    )
+
+
+def _many_rows(x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None) -> torch.Tensor:
+    if residual is not None:
+        num_out, num_in = weight.weight.shape
+        tuning = skinny_tuning(len(x), num_in, num_out) if can_be_skinny(x) else None
+        if tuning is not None:
+            return skinny_linear(x, weight.weight, residual, tuning, weight.bias, residual)
+        # the residual stream is nobody else's: see Ops.linear
+        residual.addmm_(x, weight.weight.t())
+        return residual if weight.bias is None else residual.add_(weight.bias)
+    if weight.activation is Activation.RELU and weight.bias is not None and x.is_cuda:
+        return torch._addmm_activation(weight.bias, x, weight.weight.t())
+    out = F.linear(x, weight.weight, weight.bias)
+    return silu_mul(out) if weight.activation is Activation.SILU_GATED else activate(out, weight.activation)

@@ -1,0 +1,43 @@
+"""Which steps a GPU has graphs for: decodes in batches of given sizes, and steps with prompts of up to 2,048 tokens.
+
+Longer ones keep a GPU busy for longer than their kernels take to launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from alignedserve.ops.step import StepInputs
+from alignedserve.ops.step_shape import StepShape
+
+CHUNK_TOKENS = (16, *range(32, 256, 32), *range(256, 1024, 64), *range(1024, 2048 + 1, 128))
+# of one step. A chunk that isn't there costs FlashAttention a few programs that find nothing to do.
+MAX_CHUNKS = 16
+# keys and values that a layer's chunks attend to; with more of them, too, launching is no longer what takes time
+MAX_CONTEXT_BYTES = 128 << 20
+
+
+def decode_shapes(sizes: Iterable[int], step: StepInputs) -> list[StepShape]:
+    return [StepShape(size, size, size) for size in sizes if size <= step.max_seqs]
+
+
+def chunk_shapes(step: StepInputs, cache: torch.Tensor) -> list[StepShape]:
+    """`cache`: as bound, [block, layer, k|v, kv_head, slot, head_dim]."""
+    _, _, _, num_kv_heads, block_size, head_dim = cache.shape
+    num_context = MAX_CONTEXT_BYTES // (2 * num_kv_heads * head_dim * cache.element_size())
+    longest = min(step.max_blocks_per_seq * block_size, num_context)
+    most = min(step.max_tokens, CHUNK_TOKENS[-1])
+    return [
+        StepShape(
+            num_tokens=size,
+            num_outputs=min(size, step.max_seqs),
+            num_decodes=step.max_seqs,
+            num_chunks=min(MAX_CHUNKS, step.max_seqs),
+            max_chunk_len=size,
+            max_context_len=longest,
+            num_context_tokens=num_context,
+        )
+        for size in sorted({*(tokens for tokens in CHUNK_TOKENS if tokens < most), most})
+    ]

@@ -1,0 +1,208 @@
+"""The inputs of one forward call, in buffers that stay where they are for the life of an instance.
+
+A step is a flat run of tokens ("varlen"): sequence s owns tokens query_start[s] .. query_start[s+1], the last
+query_len tokens of its context. Prefill chunks and decodes are the same thing with different query_len.
+Of most tokens only the KV is wanted; hidden states go on only for the outputs, chosen beforehand.
+Buffers never move, so that compiled programs and CUDA graphs may hold on to their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from alignedserve.ops.step_shape import Ladder, StepShape
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """The same buffers as numpy arrays on the host."""
+
+    # what the engine fills in
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    outputs: np.ndarray
+    query_start: np.ndarray
+    context_len: np.ndarray
+    # what `commit` and `host_block_table` do
+    num_used: np.ndarray
+    table_stride: np.ndarray
+    first_chunk: np.ndarray
+    chunk_start: np.ndarray
+    context_start: np.ndarray
+    block_table: np.ndarray
+
+
+class StepInputs:
+    """On a GPU all of them are one buffer, filled in pinned memory and sent in one piece by `upload`."""
+
+    def __init__(
+        self, max_tokens: int, max_seqs: int, max_blocks_per_seq: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.max_seqs = max_seqs
+        self.max_blocks_per_seq = max_blocks_per_seq
+        self.num_tokens = 0
+        self.num_outputs = 0
+        self.num_seqs = 0
+        sizes = {
+            # numbers that there are to send
+            "num_used": 1,
+            "table_stride": 1,
+            "query_start": max_seqs + 1,
+            "context_len": max_seqs,
+            "first_chunk": 1,
+            "chunk_start": max_seqs + 1,
+            "context_start": max_seqs + 1,
+            "token_ids": max_tokens,
+            "positions": max_tokens,
+            "slots": max_tokens,
+            "outputs": max_tokens,
+            "block_table": max_seqs * max_blocks_per_seq,
+        }
+        offsets = _offsets(sizes)
+        self._table_offset = offsets["block_table"]
+        size = self._table_offset + sizes["block_table"]
+        self._device_buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        is_on_host = self._device_buffer.device.type == "cpu"
+        self._host_buffer = self._device_buffer if is_on_host else torch.zeros_like(
+            self._device_buffer, device="cpu"
+        ).pin_memory()  # fmt: skip
+
+        def view(name: str) -> torch.Tensor:
+            return self._device_buffer[offsets[name] : offsets[name] + sizes[name]]
+
+        def host_view(name: str) -> np.ndarray:
+            array: np.ndarray = self._host_buffer[offsets[name] : offsets[name] + sizes[name]].numpy()
+            return array
+
+        # per token
+        self.token_ids = view("token_ids")
+        self.positions = view("positions")
+        # where its K and V go: block id * block size + offset within the block
+        self.slots = view("slots")
+        # per output: which token. Ascending, and a run of each sequence's tokens (or none of them).
+        self.outputs = view("outputs")
+        # per sequence
+        self.query_start = view("query_start")
+        # tokens of the sequence whose KV exists after this step, its own queries included
+        self.context_len = view("context_len")
+        # per chunk, a sequence that computes more than one token; they are the last ones, from `first_chunk` on:
+        # where its tokens begin, and where its context begins among theirs
+        self.first_chunk = view("first_chunk")
+        self.chunk_start = view("chunk_start")
+        self.context_start = view("context_start")
+        # sequence s's blocks begin at s * table_stride: rows are as wide as this step needs
+        self.flat_block_table = view("block_table")
+        self.table_stride = view("table_stride")
+        self.host = HostStep(**{name: host_view(name) for name in sizes})
+        # how wide rows of the block table are
+        self.num_columns = max_blocks_per_seq
+        # how the host's buffer comes to the device's: (host, device)
+        self.send: Callable[[torch.Tensor, torch.Tensor], object] = self._copy
+        self._sent = None if is_on_host else torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # what steps are filled up to
+        self.ladder = Ladder()
+        self.shape = StepShape(0, 0, 0)
+
+    def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
+        """[num_seqs, num_columns] to be filled in, whatever was there before."""
+        if self._device_buffer is self._host_buffer:
+            # native programs were told the width once
+            return self.host.block_table.reshape(self.max_seqs, -1)[:num_seqs, :num_columns]
+        self.num_columns = num_columns
+        return self.host.block_table[: num_seqs * num_columns].reshape(num_seqs, num_columns)
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        """[num_seqs, columns]"""
+        rows = len(self.flat_block_table) // self.num_columns
+        return self.flat_block_table[: rows * self.num_columns].view(rows, self.num_columns)
+
+    def output_rows(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.shape.is_decode else x[self.outputs[: self.shape.num_outputs].long()]
+
+    def commit(self, num_tokens: int, num_seqs: int, num_outputs: int) -> None:
+        """Declares what the host buffers hold."""
+        self.num_tokens, self.num_seqs, self.num_outputs = num_tokens, num_seqs, num_outputs
+        self.host.table_stride[0] = self.num_columns
+        self.host.num_used[0] = self._table_offset + num_seqs * self.num_columns
+        is_decode = num_tokens == num_seqs == num_outputs
+        own = StepShape(num_tokens, num_outputs, num_seqs) if is_decode else self._shape_with_chunks()
+        self._fill_up(own, self.ladder.rung(own))
+
+    def commit_empty(self, shape: StepShape) -> None:
+        """Nothing, filled up to this shape: for capturing it."""
+        self.num_tokens = self.num_seqs = self.num_outputs = 0
+        self.host.table_stride[0] = self.num_columns = 1
+        self.host.num_used[0] = self._table_offset
+        self.host.query_start[0] = 0
+        self.host.chunk_start[0] = self.host.context_start[0] = self.host.first_chunk[0] = 0
+        self._fill_up(StepShape(0, 0, 0), shape)
+
+    def _shape_with_chunks(self) -> StepShape:
+        starts = self.host.query_start[: self.num_seqs + 1]
+        lengths = np.diff(starts)
+        longer = np.flatnonzero(lengths != 1)
+        first = int(longer[0]) if len(longer) else self.num_seqs
+        num_chunks = self.num_seqs - first
+        contexts = self.host.context_len[first : self.num_seqs]
+        self.host.first_chunk[0] = first
+        self.host.chunk_start[: num_chunks + 1] = starts[first:]
+        self.host.context_start[0] = 0
+        np.cumsum(contexts, out=self.host.context_start[1 : num_chunks + 1])
+        return StepShape(
+            num_tokens=self.num_tokens,
+            num_outputs=self.num_outputs,
+            num_decodes=first,
+            num_chunks=num_chunks,
+            max_chunk_len=int(lengths[first:].max(initial=0)),
+            max_context_len=int(contexts.max(initial=0)),
+            num_context_tokens=int(self.host.context_start[num_chunks]),
+        )
+
+    def _fill_up(self, own: StepShape, shape: StepShape) -> None:
+        """With tokens that write nothing, and sequences and chunks of no tokens."""
+        self.shape = shape
+        tokens = slice(own.num_tokens, shape.num_tokens)
+        self.host.token_ids[tokens] = 0
+        self.host.positions[tokens] = 0
+        self.host.slots[tokens] = -1
+        self.host.outputs[own.num_outputs : shape.num_outputs] = 0
+        self.host.context_len[self.num_seqs : shape.num_decodes] = 0
+        self.host.query_start[self.num_seqs + 1 : shape.num_decodes + 1] = own.num_tokens
+        chunks = slice(own.num_chunks + 1, shape.num_chunks + 1)
+        self.host.chunk_start[chunks] = own.num_tokens
+        self.host.context_start[chunks] = own.num_context_tokens
+
+    def upload(self) -> None:
+        """To the device, on the current stream. The host's buffers are to be left alone until `wait_until_sent`."""
+        if self._sent is not None:
+            self.send(self._host_buffer, self._device_buffer)
+
+    def mark_sent(self) -> None:
+        """What sends them has been launched."""
+        if self._sent is not None:
+            self._sent.record()
+
+    def wait_until_sent(self) -> None:
+        """Before the host's buffers are filled again."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def _copy(self, host: torch.Tensor, device: torch.Tensor) -> None:
+        used = int(self.host.num_used[0])
+        device[:used].copy_(host[:used], non_blocking=True)
+
+
+def _offsets(sizes: dict[str, int]) -> dict[str, int]:
+    """Each begins at a multiple of 16 bytes, which kernels are compiled for."""
+    offsets, end = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = end
+        end += -(-size // 4) * 4
+    return offsets

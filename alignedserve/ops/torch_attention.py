@@ -1,0 +1,85 @@
+"""Paged attention in plain torch, sequence by sequence, with the weights in float32."""
+
+from __future__ import annotations
+
+import torch
+
+from alignedserve.ops.base import AttentionSpec
+from alignedserve.ops.step import StepInputs
+
+
+def paged_attention(
+    qkv: torch.Tensor, cache: torch.Tensor, step: StepInputs, spec: AttentionSpec
+) -> torch.Tensor:
+    num_tokens = step.num_tokens
+    heads = qkv.view(num_tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+    q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+    positions = step.positions[:num_tokens].long()
+    q = rotate(head_norm(q, spec.q_norm, spec.norm_eps), positions, spec.rope)
+    k = rotate(head_norm(k, spec.k_norm, spec.norm_eps), positions, spec.rope)
+
+    keys, values = cache[:, spec.layer, 0], cache[:, spec.layer, 1]
+    slots = step.slots[:num_tokens].long()
+    block_size = cache.shape[4]
+    block, slot = slots // block_size, slots % block_size
+    keys[block, :, slot], values[block, :, slot] = k, v
+
+    out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+    for seq in range(step.num_seqs):
+        attend_sequence(q, cache, step, seq, spec, out)
+    out = out.flatten(1)
+    return step.output_rows(out) if spec.outputs_only else out
+
+
+def attend_sequence(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    step: StepInputs,
+    seq: int,
+    spec: AttentionSpec,
+    out: torch.Tensor,
+) -> None:
+    """One sequence's tokens, over its blocks, which hold their k and v already. q, out [tokens, heads, dim]."""
+    start, end = step.host.query_start[seq : seq + 2].tolist()
+    if start == end:
+        return
+    context_len = int(step.host.context_len[seq])
+    block_size = cache.shape[4]
+    blocks = step.block_table[seq, : -(-context_len // block_size)].long()
+    keys, values = (
+        cache[blocks, spec.layer, k_or_v].transpose(1, 2).flatten(0, 1)[:context_len] for k_or_v in (0, 1)
+    )
+    positions = step.positions[start:end].long()
+    out[start:end] = attend(q[start:end], keys, values, positions, spec)
+
+
+def head_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    if weight is None:
+        return x
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed * weight.float()).to(x.dtype)
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
+    """Hugging Face's convention: the two halves of a head are the pairs' first and second parts."""
+    if rope is None:
+        return x
+    cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, spec: AttentionSpec
+) -> torch.Tensor:
+    """q [queries, heads, dim] at `positions` over k and v [context, kv heads, dim] at 0, 1, ..."""
+    group = spec.num_heads // spec.num_kv_heads
+    k, v = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * spec.scale
+    behind = positions.unsqueeze(1) - torch.arange(k.shape[0], device=k.device)
+    hidden = behind < 0
+    if spec.sliding_window is not None:
+        hidden |= behind >= spec.sliding_window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)

@@ -1,0 +1,154 @@
+"""Operations in plain torch, one by one, on any device: what the other backends are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
+from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops
+from alignedserve.ops.step import StepInputs
+from alignedserve.ops.torch_attention import paged_attention
+
+
+@dataclass(frozen=True)
+class TorchLinear:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    activation: Activation
+
+
+class TorchOps(Ops):
+    name = "torch"
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._cache: torch.Tensor | None = None
+        self._step: StepInputs | None = None
+
+    def linear_weight(
+        self,
+        parts: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor] | None = None,
+        activation: Activation = Activation.NONE,
+    ) -> TorchLinear:
+        weight = torch.cat(list(parts)).to(self.device, self.dtype)
+        bias = None if biases is None else torch.cat(list(biases)).to(self.device, self.dtype)
+        return TorchLinear(weight, bias, activation)
+
+    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to(device=self.device, dtype=self.dtype, copy=True).contiguous()
+
+    def bind_cache(self, cache: torch.Tensor) -> None:
+        self._cache = cache
+
+    def embed(
+        self,
+        table: torch.Tensor | TorchLinear,
+        ids: torch.Tensor,
+        offset: int = 0,
+        add_to: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        rows = (table.weight if isinstance(table, TorchLinear) else table)[
+            ids[: self._running().shape.num_tokens].long() + offset
+        ]
+        return rows if add_to is None else add_to + rows
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (normed * weight.float()).to(self.dtype)
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def linear(
+        self, x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out = activate(F.linear(x, weight.weight, weight.bias), weight.activation)
+        return out if residual is None else residual + out
+
+    def attention(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        if self._cache is None:
+            raise ValueError("bind_cache comes before attention")
+        return paged_attention(qkv, self._cache, self._running(), spec)
+
+    def outputs(self, x: torch.Tensor) -> torch.Tensor:
+        return self._running().output_rows(x)
+
+    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best = logits.max(dim=-1)
+        return best.indices, ~best.values.isfinite()
+
+    def gumbel_argmax(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return gumbel_argmax_torch(logits, keys.to(logits.device))
+
+    def compile(
+        self,
+        forward: Callable[[StepInputs], torch.Tensor],
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        step: StepInputs,
+        max_rows: int,
+        is_trial: bool = False,
+    ) -> CompiledModel:
+        def run_step() -> torch.Tensor:
+            self._step = step
+            step.upload()
+            step.mark_sent()
+            return forward(step)
+
+        return TorchModel(run_step, logits, max_rows)
+
+    def _running(self) -> StepInputs:
+        if self._step is None:
+            raise RuntimeError(
+                "the operations of TorchOps can only be called by the functions given to compile"
+            )
+        return self._step
+
+
+class TorchModel(CompiledModel):
+    def __init__(
+        self,
+        forward: Callable[[], torch.Tensor],
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        max_rows: int,
+    ) -> None:
+        self._forward = forward
+        self._logits = logits
+        self._max_rows = max_rows
+        self._hidden: torch.Tensor | None = None
+
+    @torch.inference_mode()
+    def forward(self) -> torch.Tensor:
+        self._hidden = self._forward()
+        return self._hidden
+
+    @torch.inference_mode()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._hidden is None:
+            raise RuntimeError("logits come after a forward")
+        if len(rows) > self._max_rows:
+            raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
+        return self._logits(self._hidden[rows.to(self._hidden.device).long()]).float()
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    match activation:
+        case Activation.NONE:
+            return x
+        case Activation.RELU:
+            return F.relu(x)
+        case Activation.GELU:
+            return F.gelu(x)
+        case Activation.GELU_TANH:
+            return F.gelu(x, approximate="tanh")
+        case Activation.SILU_GATED:
+            gate, up = x.chunk(2, dim=-1)
+            return F.silu(gate) * up

@@ -1,0 +1,133 @@
+"""Log lines, for people (`text`) or machines (`json`, one object a line), each with the id of the call it is about.
+
+What is said beside the message comes as `extra={"fields": {...}}`. Nothing that a client sent, no key and no model's
+name is logged at the default level. At debug level each process says of each request what it was told and what it told
+others (wire/said.py), with the id of its HTTP call.
+
+Text from elsewhere may get into a message all the same: a name in it, an error about it. So no message can end its
+line, look like the next one, or steer a terminal, and none is long.
+
+Ray gives what a process writes to stderr a prefix and hands it on to the terminal; whoever wants to read lines by
+program has each process write a file of its own as well.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass
+from logging.handlers import WatchedFileHandler
+from typing import Any, TextIO
+
+from alignedserve.process import private_files
+from alignedserve.types import shortened
+
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+# of a message, and of a line of an exception; and of a whole exception
+MAX_CHARS, MAX_EXCEPTION_CHARS = 4_000, 40_000
+
+# of the HTTP call that is being answered
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """The same for all processes of a system."""
+
+    # one of FORMATS
+    form: str = "text"
+    # one of LEVELS
+    level: str = "info"
+    # where each process has a file of its own, called by its name; None: there are none
+    directory: str | None = None
+    # of the files' names: what tells islands apart
+    prefix: str = ""
+
+    def start(self, name: str, has_console: bool = True) -> None:
+        """Of this process, which is called `name`. Safe to repeat. Raises OSError for a directory that can't be
+        written, or that anyone can write."""
+        path = None
+        if self.directory is not None:
+            private_files.make_directory(self.directory)
+            path = os.path.join(self.directory, f"{self.prefix}{name}.log")
+        set_up_logging(self.form, self.level, sys.stderr if has_console else None, path)
+
+
+def set_up_logging(form: str, level: str = "info", to: TextIO | None = None, path: str | None = None) -> None:
+    """Of this process, to either or both; whoever rotates the file may move it away. Safe to repeat."""
+    root = logging.getLogger()
+    for older in [each for each in root.handlers if isinstance(each.formatter, _Formatter)]:
+        root.removeHandler(older)
+        older.close()
+    handlers: list[logging.Handler] = [logging.StreamHandler(to)] if to else []
+    if path:
+        handlers.append(_File(path))
+    for handler in handlers:
+        handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    for package in ("alignedserve", "router", "kvpool", "prefill_worker", "decode_worker"):
+        logging.getLogger(package).setLevel(level.upper())
+
+
+class _File(WatchedFileHandler):
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding="utf-8", opener=private_files.open_log)
+
+
+class _Formatter(logging.Formatter):
+    @staticmethod
+    def fields(record: logging.LogRecord) -> dict[str, Any]:
+        return getattr(record, "fields", {})
+
+    @staticmethod
+    def time(record: logging.LogRecord) -> str:
+        return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"
+
+
+class _JsonFormatter(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": shortened(record.getMessage(), MAX_CHARS),
+            "request_id": request_id.get(),
+        }
+        if record.exc_info:
+            line["exception"] = shortened(self.formatException(record.exc_info), MAX_EXCEPTION_CHARS)
+        return json.dumps(line | self.fields(record), default=str)
+
+
+class _TextFormatter(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        said = "".join(f" {name}={_word(str(value))}" for name, value in self.fields(record).items())
+        about = request_id.get() or "-"
+        message = one_line(record.getMessage())
+        line = f"{self.time(record)} {record.levelname} {record.name} [{about}] {message}{said}"
+        if not record.exc_info:
+            return line
+        exception = shortened(self.formatException(record.exc_info), MAX_EXCEPTION_CHARS)
+        # further in than any line begins
+        return "\n".join([line, *(f"    {one_line(each)}" for each in exception.split("\n"))])
+
+
+def one_line(text: str) -> str:
+    """Its characters that end lines, move a cursor or turn the direction of writing are written as escapes."""
+    text = shortened(text, MAX_CHARS)
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
+    )
+
+
+def _word(text: str) -> str:
+    """A field's value, which is not to look like several."""
+    text = one_line(text)
+    return repr(text) if any(each in text for each in " ='\"") else text

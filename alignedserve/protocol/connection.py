@@ -1,0 +1,205 @@
+"""Everyone else's end of the wire: one connection to the router, made again whenever it is lost.
+
+The router may die and come back at the same address. Each time a connection is up, `on_up` hears the router's Welcome
+(its epoch tells whether it is the same router), then `on_message` what it sends; when the connection is gone,
+`on_down`. What is sent while it is down is lost, which is what an order or a report of a dead connection is worth.
+
+Whoever listens there without being the router proves nothing, and is left and tried again: it is not told which process
+calls, and nothing that it says is acted upon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.frames import frame
+from alignedserve.protocol.handshake import ClientHandshake
+from alignedserve.protocol.messages import AnyMessage, Hello, Message, Ping, Pong, Refused, Stop, Welcome
+from alignedserve.protocol.peer import Peer
+from alignedserve.types import Epoch
+
+logger = logging.getLogger(__name__)
+
+# The number of pings that a router sends in the time after which it counts as hanging.
+NUM_PINGS = 5
+
+# An epoch always has 16 digits, so that names which end in one sort in the order of their making.
+_FIRST_EPOCH = 10**15
+_FIRST_RETRY_S = 0.05
+_MAX_RETRY_S = 0.5
+# A listener that has not proved after so many seconds that it is the router is left.
+HANDSHAKE_TIMEOUT_S = 10.0
+
+
+class RefusedByRouter(ValueError):
+    """The router does not take this process. Trying again would not help."""
+
+
+class ConnectionHandler(Protocol):
+    def on_up(self, welcome: Welcome) -> None: ...
+
+    def on_message(self, message: AnyMessage) -> None: ...
+
+    def on_down(self) -> None: ...
+
+
+class RouterConnection:
+    def __init__(
+        self, address: RouterAddress, hello: Callable[[], Hello], handler: ConnectionHandler
+    ) -> None:
+        """`hello` is asked for each connection: a pool says in it what it has by then."""
+        self._address = address
+        self._hello = hello
+        self._handler = handler
+        self._peer: Peer | None = None
+        self._is_up = False
+        self._is_stopped = False
+        # whether the router has said so
+        self.was_told_to_stop = False
+        # it is set when the connection, or the wait for the next one, is over
+        self._over = asyncio.Event()
+        self._error: Exception | None = None
+        # the seconds between looks whether the router has sent anything, and the looks since it last had
+        self._watch_s = 0.0
+        self._num_silent = 0
+        self._watching: asyncio.TimerHandle | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    def send(self, message: Message) -> None:
+        """Must be called in the event loop's thread."""
+        if self._peer:
+            self._peer.send(message)
+
+    def stop(self) -> None:
+        """Makes `run` return. Safe to repeat, in the event loop's thread."""
+        self._is_stopped = True
+        self._over.set()
+
+    async def run(self) -> None:
+        """Runs until the router or `stop` ends it. Raises RefusedByRouter, and what the handler raises."""
+        retry_s = _FIRST_RETRY_S
+        while not self._is_stopped:
+            if await self._connect() and await self._until_over():
+                retry_s = _FIRST_RETRY_S
+            else:
+                await self._pause(retry_s)
+                retry_s = min(2 * retry_s, _MAX_RETRY_S)
+            if self._error:
+                raise self._error
+
+    async def _connect(self) -> bool:
+        try:
+            transport, peer = await self._create_connection()
+        except OSError:
+            return False
+        if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
+            # TCP joins a socket with itself when the port it was given happens to be the one it looks for
+            transport.abort()
+            return False
+        if not peer.is_open:
+            return False
+        peer.name = "the router"
+        self._peer = peer
+        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._prove_or_leave, peer)
+        return True
+
+    async def _create_connection(self) -> tuple[asyncio.Transport, Peer]:
+        loop, address = asyncio.get_running_loop(), self._address
+        if address.path is not None:
+            return await loop.create_unix_connection(self._new_peer, address.path)
+        return await loop.create_connection(self._new_peer, address.host, address.port)
+
+    def _new_peer(self) -> Peer:
+        handshake = ClientHandshake(self._address.token, lambda: frame(self._hello()))
+        return Peer(handshake, self._message, self._closed)
+
+    def _prove_or_leave(self, peer: Peer) -> None:
+        if not peer.is_proven:
+            peer.abort()
+
+    async def _until_over(self) -> bool:
+        """Waits until the connection is over, and returns whether it was the router's."""
+        await self._over.wait()
+        was_routers = self._peer is not None and self._peer.is_proven
+        self._disconnect()
+        if not self._is_stopped:
+            self._over.clear()
+        return was_routers
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._over.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _message(self, peer: Peer, message: AnyMessage) -> None:
+        if peer is not self._peer or self._is_stopped:
+            return
+        self._num_silent = 0
+        try:
+            self._dispatch(message)
+        except Exception as error:
+            self._fail(error)
+
+    def _dispatch(self, message: AnyMessage) -> None:
+        match message:
+            case Stop():
+                self.was_told_to_stop = True
+                self.stop()
+            case Ping():
+                self.send(Pong())
+            case Refused(reason=reason):
+                self._fail(RefusedByRouter(reason))
+            case Welcome() if not self._is_up:
+                self._is_up = True
+                self._watch_s = message.silence_s / NUM_PINGS
+                self._watch()
+                self._handler.on_up(message)
+            case _:
+                self._handler.on_message(message)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self.stop()
+
+    def _closed(self, peer: Peer) -> None:
+        if peer is self._peer:
+            self._over.set()
+
+    def _watch(self) -> None:
+        """Looks are counted, not seconds: had this process hung, what the router said would wait to be read."""
+        if not self._watch_s or not self._peer:
+            return
+        if self._num_silent > NUM_PINGS:
+            logger.warning(
+                "The router hangs: nothing came from it for %.0f s", self._num_silent * self._watch_s
+            )
+            self._peer.abort()
+            return
+        self._num_silent += 1
+        self._watching = asyncio.get_running_loop().call_later(self._watch_s, self._watch)
+
+    def _disconnect(self) -> None:
+        if self._watching:
+            self._watching.cancel()
+        self._num_silent = 0
+        peer, self._peer = self._peer, None
+        if peer:
+            peer.close()
+        if self._is_up:
+            self._is_up = False
+            self._handler.on_down()
+
+
+def new_epoch() -> Epoch:
+    """The epoch of this start of this process, in microseconds since the host was started. A later one is greater: a
+    process is started again where it was, even if somebody sets the clock back. JSON's numbers hold it."""
+    return Epoch(_FIRST_EPOCH + time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000)

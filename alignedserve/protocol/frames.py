@@ -1,0 +1,74 @@
+"""A message on the wire: four bytes of length, most significant first, then so many bytes of msgpack.
+
+Frames begin after the handshake (`handshake.py`): no byte of a stranger's gets here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from alignedserve.protocol.handshake import digest_of
+from alignedserve.protocol.messages import AnyMessage, Message
+
+_LENGTH_BYTES = 4
+# A prompt of a million tokens takes five; what is longer is no message of ours.
+MAX_FRAME_BYTES = 64 << 20
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+class WireError(ValueError):
+    """What came is not one of our messages. The connection is of no use any more."""
+
+
+def frame(message: Message) -> bytes:
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise WireError(
+            f"{type(message).__name__} of {len(body)} bytes: a message has at most {MAX_FRAME_BYTES}"
+        )
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self, first_digest: bytes = b"") -> None:
+        """`first_digest` is the first frame's digest by the handshake, where that gave one."""
+        # the most bytes of a frame, without its length
+        self.max_bytes = MAX_FRAME_BYTES
+        self._first_digest = first_digest
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[AnyMessage]:
+        """Yields the messages that `data` completes. Raises WireError at the first that is none; feed nothing more."""
+        self._buffer += data
+        while (end := self._end_of_frame()) is not None:
+            whole = bytes(self._buffer[:end])
+            del self._buffer[:end]
+            self._check_first(whole)
+            yield _decode(memoryview(whole)[_LENGTH_BYTES:])
+
+    def _end_of_frame(self) -> int | None:
+        if len(self._buffer) < _LENGTH_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+        if length > self.max_bytes:
+            raise WireError(f"a frame of {length} bytes: at most {self.max_bytes} are allowed")
+        end = _LENGTH_BYTES + length
+        return end if len(self._buffer) >= end else None
+
+    def _check_first(self, whole: bytes) -> None:
+        digest, self._first_digest = self._first_digest, b""
+        if digest and digest != digest_of(whole):
+            raise WireError("the first frame is another than the handshake said")
+
+
+def _decode(body: memoryview) -> AnyMessage:
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"a frame of {len(body)} bytes is no message: {error}") from error

@@ -1,0 +1,190 @@
+"""The router's end of the wire: a listening socket, and the process behind each connection.
+
+A connection is a stranger's until it has proved that it knows the token, and nobody's until its first message, a Hello,
+has been found good. There is room for so many of those; the oldest goes. Of each process the handler hears `connected`
+first, then what was `received`, then `closed`; of its next connection only after that.
+
+Death closes a connection; a process that hangs keeps it open. So every process is pinged, and cut off if it answers
+nothing. Unanswered pings are counted, not seconds: had this process itself hung, nobody would be blamed for it. An
+instance answers from a thread of its own, beside compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+from alignedserve.protocol.address import check_unused
+from alignedserve.protocol.connection import NUM_PINGS
+from alignedserve.protocol.frames import MAX_FRAME_BYTES
+from alignedserve.protocol.handshake import ServerHandshake
+from alignedserve.protocol.messages import ROLES, AnyMessage, Hello, Message, Ping, Pong, Refused
+from alignedserve.protocol.peer import Peer
+from alignedserve.types import Epoch, InstanceId
+
+logger = logging.getLogger(__name__)
+
+# Seconds from the connection to a good Hello.
+HELLO_TIMEOUT_S = 10.0
+# All of an island's processes may be back at once, after the router's death, and take milliseconds each.
+MAX_STRANGERS = 256
+SILENCE_S = 10.0
+# Of roles whose messages are small, in bytes; the others send prompts and lists of blocks.
+_MAX_FRAME_BYTES = {"launcher": 1 << 12}
+
+
+class Handler(Protocol):
+    def connected(self, hello: Hello) -> None: ...
+
+    def received(self, hello: Hello, message: AnyMessage) -> None: ...
+
+    def closed(self, instance_id: InstanceId, epoch: Epoch) -> None: ...
+
+
+class Hub:
+    def __init__(
+        self,
+        token: str,
+        handler: Handler,
+        silence_s: float = SILENCE_S,
+        on_silent: Callable[[Hello], None] = lambda hello: None,
+        members: Mapping[InstanceId, str] | None = None,
+    ) -> None:
+        """`on_silent` may end a process that has answered nothing for `silence_s`; a moment later it is cut off.
+        `members` are the instances that may connect, with their roles; None: all that know the token."""
+        self._token = token
+        self._members = members
+        self._handler = handler
+        self._ping_s = silence_s / NUM_PINGS
+        self._on_silent = on_silent
+        self._pinging: asyncio.TimerHandle | None = None
+        self._server: asyncio.Server | None = None
+        # connections whose Hello has not come yet, the oldest first
+        self._strangers: dict[Peer, asyncio.TimerHandle] = {}
+        self._hellos: dict[Peer, Hello] = {}
+        self._peers: dict[InstanceId, Peer] = {}
+
+    async def listen(self, host: str, port: int) -> int:
+        """Returns the port, which differs where 0 was given. Raises OSError when it is taken."""
+        self._server = await asyncio.get_running_loop().create_server(self._new_peer, host, port)
+        self._ping()
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def listen_unix(self, path: str) -> None:
+        """Takes the place of a socket that a dead router has left. Raises OSError when another one listens there."""
+        check_unused(path)
+        self._server = await asyncio.get_running_loop().create_unix_server(self._new_peer, path)
+        os.chmod(path, 0o600)
+        self._ping()
+
+    def send(self, to: InstanceId, message: Message) -> None:
+        """The message is lost when `to` is not connected; the handler has been told so, or will be."""
+        if to in self._peers:
+            self._peers[to].send(message)
+
+    def close(self) -> None:
+        """Closes all connections, after what was sent."""
+        if self._server:
+            self._server.close()
+        if self._pinging:
+            self._pinging.cancel()
+        for peer in [*self._strangers, *self._hellos]:
+            peer.close()
+
+    def __iter__(self) -> Iterator[Hello]:
+        """The Hellos of connected processes."""
+        return iter(self._hellos.values())
+
+    def _new_peer(self) -> Peer:
+        return Peer(ServerHandshake(self._token), self._message, self._lost, self._opened)
+
+    def _opened(self, peer: Peer) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._turn_away(next(iter(self._strangers)))
+        loop = asyncio.get_running_loop()
+        self._strangers[peer] = loop.call_later(HELLO_TIMEOUT_S, self._turn_away, peer)
+
+    def _turn_away(self, stranger: Peer) -> None:
+        self._strangers.pop(stranger).cancel()
+        stranger.abort()
+
+    def _ping(self) -> None:
+        self._pinging = asyncio.get_running_loop().call_later(self._ping_s, self._ping)
+        for peer, hello in list(self._hellos.items()):
+            peer.num_unanswered += 1
+            if peer.num_unanswered <= NUM_PINGS:
+                peer.send(Ping())
+            elif peer.num_unanswered == NUM_PINGS + 1:
+                logger.warning("%s hangs: it has answered %d pings with nothing", peer.name, NUM_PINGS)
+                self._on_silent(hello)
+            else:
+                peer.abort()
+
+    def _message(self, peer: Peer, message: AnyMessage) -> None:
+        if peer in self._hellos:
+            if not isinstance(message, Pong):
+                self._handler.received(self._hellos[peer], message)
+        elif peer in self._strangers:
+            self._first_message(peer, message)
+
+    def _first_message(self, peer: Peer, message: AnyMessage) -> None:
+        self._strangers.pop(peer).cancel()
+        if not isinstance(message, Hello):
+            self._refuse(peer, f"the first message is a {type(message).__name__}, must be a Hello")
+        elif objection := self._objection(message):
+            self._refuse(peer, objection)
+        else:
+            self._take(peer, message)
+
+    def _refuse(self, peer: Peer, reason: str) -> None:
+        logger.warning("Refused a connection: %s", reason)
+        peer.send(Refused(reason))
+        peer.close()
+
+    def _take(self, peer: Peer, hello: Hello) -> None:
+        peer.name = hello.instance_id
+        peer.limit(_MAX_FRAME_BYTES.get(hello.role, MAX_FRAME_BYTES))
+        self._replace(self._peers.get(hello.instance_id))
+        self._hellos[peer], self._peers[hello.instance_id] = hello, peer
+        self._handler.connected(hello)
+
+    def _objection(self, hello: Hello) -> str | None:
+        if hello.role not in ROLES:
+            return f"{hello.instance_id}: role={hello.role!r}: must be one of {', '.join(ROLES)}"
+        if self._members is not None and self._members.get(hello.instance_id) != hello.role:
+            return f"{hello.instance_id}: there is no {hello.role} of this name here"
+        older = self._peers.get(hello.instance_id)
+        if older and self._hellos[older].epoch > hello.epoch:
+            return (
+                f"{hello.instance_id}: epoch {hello.epoch} is over, {self._hellos[older].epoch} is connected"
+            )
+        return difference(hello, self._hellos.values())
+
+    def _replace(self, older: Peer | None) -> None:
+        """Closes the old connection of a process that is back before its loss was noticed."""
+        if older:
+            older.close()
+            self._lost(older)
+
+    def _lost(self, peer: Peer) -> None:
+        if timeout := self._strangers.pop(peer, None):
+            timeout.cancel()
+        hello = self._hellos.pop(peer, None)
+        if hello:
+            del self._peers[hello.instance_id]
+            self._handler.closed(hello.instance_id, hello.epoch)
+
+
+def difference(hello: Hello, others: Iterable[Hello]) -> str | None:
+    """Names what has to be the same everywhere, and is not; None if all is."""
+    for other in others:
+        if other.instance_id == hello.instance_id:
+            continue
+        for name in sorted(hello.fingerprint.keys() & other.fingerprint.keys()):
+            mine, theirs = hello.fingerprint[name], other.fingerprint[name]
+            if mine != theirs:
+                return f"{hello.instance_id}: {name} is {mine}, but {theirs} at {other.instance_id}"
+    return None

@@ -1,0 +1,158 @@
+"""One end of a connection. Its closing is the death notice, so it closes rather than limps: on a message that can't
+be read, on a peer that does not read, and (by TCP's keepalive) on a host that has gone away.
+
+It begins with a handshake (`handshake.py`): before the other end has proved itself nothing is sent to it
+and nothing of it is decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from alignedserve.protocol.frames import FrameReader, WireError, frame
+from alignedserve.protocol.handshake import Handshake, HandshakeError, ServerHandshake
+from alignedserve.protocol.messages import AnyMessage, Message
+from alignedserve.protocol.said import log_said
+from alignedserve.protocol.seldom import Seldom
+
+logger = logging.getLogger(__name__)
+_of_strangers = Seldom(logger)
+
+# So many unsent bytes mean that the peer hangs.
+MAX_UNSENT_BYTES = 256 << 20
+
+# A host that answers nothing is given up after 5 + 3 * 2 = 11 seconds.
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 2,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 11_000,
+}
+
+
+class Peer(asyncio.Protocol):
+    def __init__(
+        self,
+        handshake: Handshake,
+        on_message: Callable[[Peer, AnyMessage], None],
+        on_closed: Callable[[Peer], None],
+        on_open: Callable[[Peer], None] | None = None,
+    ) -> None:
+        self.name = "a stranger"
+        # the pings since anything last came; the end that pings counts them here
+        self.num_unanswered = 0
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._on_open = on_open
+        self._handshake = handshake
+        # what has come of the bytes that are due next in the handshake
+        self._due = b""
+        self._reader = FrameReader()
+        self._unsent: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the other end has proved that it knows the token."""
+        return not self._handshake.num_bytes
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, message: Message) -> None:
+        """Nothing happens when the connection is closed, which `on_closed` tells, nor while the other end is
+        unproven.
+
+        What is sent in one turn of the event loop leaves in one write.
+        """
+        if not self.is_open or not self.is_proven:
+            return
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(frame(message))
+        log_said(logger, "to", self.name, message)
+
+    def limit(self, max_frame_bytes: int) -> None:
+        """Sets the most bytes of each frame that comes from here on."""
+        self._reader.max_bytes = max_frame_bytes
+
+    def close(self) -> None:
+        """Closes the connection after what was sent. Safe to repeat."""
+        self._flush()
+        if self._transport:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes the connection at once, for a peer that does not read. What was sent may be lost."""
+        if self._transport:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        _watch_host(transport.get_extra_info("socket"))
+        self._transport.write(self._handshake.opening)
+        if self._on_open:
+            self._on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.num_unanswered = 0
+        try:
+            if not self.is_proven:
+                data = self._shake(data)
+            for message in self._reader.feed(data):
+                if not self.is_open:
+                    return
+                log_said(logger, "from", self.name, message)
+                self._on_message(self, message)
+        except HandshakeError as error:
+            _of_strangers.warning(f"Closing the connection to {self.name}: {error}")
+            self.abort()
+        except WireError as error:
+            logger.warning("Closing the connection to %s: %s", self.name, error)
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._unsent.clear()
+        self._on_closed(self)
+
+    def _shake(self, data: bytes) -> bytes:
+        """Returns what came behind the handshake."""
+        assert self._transport
+        data = self._due + data
+        while (num_bytes := self._handshake.num_bytes) and len(data) >= num_bytes:
+            self._transport.write(self._handshake.take(data[:num_bytes]))
+            data = data[num_bytes:]
+        if not self.is_proven:
+            self._due = data
+            return b""
+        self._due = b""
+        if isinstance(self._handshake, ServerHandshake):
+            self._reader = FrameReader(self._handshake.digest)
+        return data
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not unsent or not self.is_open:
+            return
+        transport = cast(asyncio.Transport, self._transport)
+        transport.write(b"".join(unsent))
+        num_waiting = transport.get_write_buffer_size()
+        if num_waiting > MAX_UNSENT_BYTES:
+            logger.warning(
+                "Closing the connection to %s: it does not read, %d bytes wait", self.name, num_waiting
+            )
+            transport.abort()
+
+
+def _watch_host(sock: socket.socket) -> None:
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,129 @@
+"""Steps filled up to a shape, as they are when they are captured: whatever differs between steps of one shape is in
+the device's buffers. FlashAttention itself is played by plain torch, from those buffers alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alignedserve.ops import cuda_attention
+from alignedserve.ops.base import AttentionSpec
+from alignedserve.ops.cuda_attention import CudaAttention
+from alignedserve.ops.cuda_shapes import chunk_shapes
+from alignedserve.ops.step import StepInputs
+from alignedserve.ops.step_shape import Ladder
+from alignedserve.ops.torch_attention import paged_attention
+from tests.kernels.tiny_model import Chunk, fill_step
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 4, 2, 16, 4, 64
+WIDTH = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    query_start: torch.Tensor,
+    context_start: torch.Tensor,
+    max_query: int,
+    max_context: int,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """NaN in rows that are no sequence's. Like the real one it sees no more than `max_query` queries of each."""
+    out = torch.full_like(q, float("nan"))
+    spans = zip(
+        query_start[:-1].tolist(),
+        query_start[1:].tolist(),
+        context_start[:-1].tolist(),
+        context_start[1:].tolist(),
+        strict=True,
+    )
+    for first, end, first_key, end_key in spans:
+        assert end_key - first_key <= max_context
+        end = min(end, first + max_query)
+        queries, keys, values = q[first:end], k[first_key:end_key], v[first_key:end_key]
+        keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
+        position = torch.arange(end_key - first_key)
+        behind = position[len(keys) - len(queries) :, None] - position
+        is_seen = (behind >= 0) & (behind < (window or len(keys)))
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * scale
+        weights = scores.masked_fill(~is_seen, float("-inf")).softmax(-1)
+        out[first:end] = torch.einsum("hqk,khd->qhd", weights, values)
+    return out
+
+
+@pytest.fixture(autouse=True)
+def plain_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_attention, "has_flash_attention", lambda device, dtype: True)
+    monkeypatch.setattr(cuda_attention, "flash_attention", flash_attention)
+
+
+def chunks(*spans: tuple[int, int]) -> list[Chunk]:
+    """Of (tokens before, tokens computed), each with blocks of its own."""
+    free = torch.randperm(NUM_BLOCKS).tolist()
+    made = []
+    for before, count in spans:
+        num_blocks = -(-(before + count) // BLOCK_SIZE)
+        made.append(Chunk([0] * count, before, free[:num_blocks]))
+        del free[:num_blocks]
+    return made
+
+
+STEPS = {
+    "one prompt": [(0, 7)],
+    "a prompt that goes on": [(9, 6)],
+    "several": [(0, 5), (11, 3), (2, 2)],
+    "decodes and chunks": [(5, 1), (17, 1), (0, 4), (8, 9)],
+    "decodes that want no output": [(3, 1), (6, 1)],
+}
+
+
+@pytest.mark.parametrize("kernel", ["balanced", "plain"])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("spans", STEPS.values(), ids=STEPS.keys())
+def test_a_step_that_is_filled_up_computes_the_same(
+    spans: list[tuple[int, int]], window: int | None, kernel: str
+) -> None:
+    torch.manual_seed(0)
+    work = chunks(*spans)
+    cache = torch.randn(NUM_BLOCKS, 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    spec = AttentionSpec(0, HEADS, KV_HEADS, HEAD_DIM, 0.3, sliding_window=window)
+    num_tokens = sum(count for _, count in spans)
+    qkv = torch.randn(num_tokens, WIDTH)
+    step = StepInputs(max_tokens=40, max_seqs=6, max_blocks_per_seq=8)
+    # of decodes none but the last wants an output, so that these are no step of decodes
+    outputs = [0] * (len(work) - 1) + [1]
+    fill_step(step, work, BLOCK_SIZE, outputs)
+    expected_cache = cache.clone()
+    expected = paged_attention(qkv, expected_cache, step, spec)
+
+    step.ladder = Ladder(chunk_shapes(step, cache))
+    fill_step(step, work, BLOCK_SIZE, outputs)
+    shape = step.shape
+    assert shape.num_tokens == 16 + 16 * (num_tokens > 16) and shape.num_chunks == 6
+    # what a step before this one left must not be seen
+    padded = torch.full((shape.num_tokens, WIDTH), 1e4)
+    padded[:num_tokens] = qkv
+    attention = CudaAttention(cache, step, kernel)
+    attention.begin()
+    out = attention(padded, spec)
+    torch.testing.assert_close(out[:num_tokens], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(cache, expected_cache)
+    assert step.output_rows(out).shape == (shape.num_outputs, HEADS * HEAD_DIM)
+    torch.testing.assert_close(step.output_rows(out)[:1], expected[-1:], rtol=1e-4, atol=1e-4)
+
+
+def test_an_empty_step_of_a_shape_writes_nothing() -> None:
+    """As it is captured."""
+    step = StepInputs(max_tokens=40, max_seqs=6, max_blocks_per_seq=8)
+    cache = torch.randn(NUM_BLOCKS, 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    before = cache.clone()
+    fill_step(step, chunks((5, 1), (0, 9)), BLOCK_SIZE)
+    for shape in chunk_shapes(step, cache):
+        step.commit_empty(shape)
+        attention = CudaAttention(cache, step, "balanced")
+        attention.begin()
+        spec = AttentionSpec(0, HEADS, KV_HEADS, HEAD_DIM, 0.3)
+        assert attention(torch.randn(shape.num_tokens, WIDTH), spec).shape[0] == shape.num_tokens
+    assert torch.equal(cache, before)

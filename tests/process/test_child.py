@@ -1,0 +1,112 @@
+"""A process that works for this one (alignedserve/process/child.py), in real processes (echo_process.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from alignedserve.process.child import Child, ChildEnded
+from tests.process import echo_process
+
+PROGRAM = echo_process.__name__
+
+
+def child(patience_s: float = 60, greeting: Callable[[], bytes] | None = None) -> Child:
+    return Child(PROGRAM, patience_s, greeting)
+
+
+async def pid_of(echo: Child) -> int:
+    return int((await echo.ask(b"pid")).split()[1])
+
+
+def test_it_answers_one_after_the_other() -> None:
+    async def scenario() -> None:
+        async with aclosing(child()) as echo:
+            first = asyncio.create_task(echo.ask(b"slowly 0.05 first"))
+            second = asyncio.create_task(echo.ask(b"slowly 0 second"))
+            assert (await first, await second) == (b"first", b"second")
+            large = b"x" * 3_000_000
+            assert (await echo.ask(large)).startswith(large)
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_nobody_waits_for_is_nobody_elses() -> None:
+    async def scenario() -> None:
+        async with aclosing(child()) as echo:
+            pid = await pid_of(echo)
+            asking = asyncio.create_task(echo.ask(b"slowly 0.1 lost"))
+            waiting = asyncio.create_task(echo.ask(b"slowly 0 never"))
+            await asyncio.sleep(0.02)
+            asking.cancel()
+            waiting.cancel()
+            await asyncio.wait({asking, waiting})
+            assert asking.cancelled() and waiting.cancelled()
+            assert await pid_of(echo) == pid
+
+    asyncio.run(scenario())
+
+
+def test_whoever_stops_waiting_for_its_greeting_leaves_it_well(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "greeting"
+        os.mkfifo(path)
+        async with aclosing(child(greeting=lambda: b"greeting " + os.fsencode(path))) as echo:
+            preparing = asyncio.create_task(echo.prepare())
+            while not path.with_name("greeting.reached").exists():
+                await asyncio.sleep(0.01)
+            preparing.cancel()
+            await asyncio.wait({preparing})
+            assert preparing.cancelled()
+            # it answers its greeting now
+            os.close(os.open(path, os.O_WRONLY))
+            assert await pid_of(echo) == await pid_of(echo)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_ends_is_followed_by_another_which_is_asked_once_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with aclosing(child()) as echo:
+            assert await echo.ask(b"once " + os.fsencode(tmp_path / "marker")) == b"twice"
+            pid = await pid_of(echo)
+            os.kill(pid, signal.SIGKILL)
+            assert await pid_of(echo) != pid
+            with pytest.raises(ChildEnded) as ended:
+                await echo.ask(b"exit 7")
+            assert ended.value.status == 7
+
+    asyncio.run(scenario())
+
+
+def test_one_whose_time_is_up_or_that_hangs_is_not_asked_again() -> None:
+    async def scenario() -> None:
+        async with aclosing(child(patience_s=60)) as echo, aclosing(child(patience_s=0.2)) as hasty:
+            for each, asked in ((echo, b"alarm"), (hasty, b"slowly 3600 never")):
+                with pytest.raises(ChildEnded) as ended:
+                    await each.ask(asked)
+                assert ended.value.status == -signal.SIGALRM
+            assert await pid_of(echo)
+
+    asyncio.run(scenario())
+
+
+def test_it_ends_in_the_middle_of_something() -> None:
+    async def scenario() -> None:
+        echo = child()
+        pid = await pid_of(echo)
+        asking = asyncio.create_task(echo.ask(b"slowly 3600 never"))
+        await asyncio.sleep(0.01)
+        await echo.aclose()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    asyncio.run(scenario())
