@@ -23,7 +23,8 @@ from typing import Any
 
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.process import GatewayConfig, GatewayProcess
+from alignedserve.gateway.config import GatewayConfig, HttpConfig
+from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.hub import Hub
@@ -123,7 +124,9 @@ def _gateway(port: int, router_port: int, core: int) -> None:
     os.sched_setaffinity(0, {core})
     address = RouterAddress(HOST, router_port, TOKEN)
     engine = EngineConfig(str(demo.MODEL_DIR))
-    GatewayProcess(GatewayConfig(InstanceId("gateway-0"), (address,), HOST, port, engine, "demo")).run()
+    GatewayProcess(
+        GatewayConfig(InstanceId("gateway-0"), (address,), engine, "demo", HttpConfig(HOST, port))
+    ).run()
 
 
 async def _ask(

@@ -28,7 +28,8 @@ from tqdm import tqdm
 
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.process import GatewayConfig, GatewayProcess
+from alignedserve.gateway.config import GatewayConfig, HttpConfig
+from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.store.server import PrivateServer, find_server, locked
@@ -50,7 +51,7 @@ def _gateway(port: int, router_port: int, store_url: str) -> None:
     address = RouterAddress(HOST, router_port, TOKEN)
     engine = EngineConfig(str(demo.MODEL_DIR))
     config = GatewayConfig(
-        InstanceId("gateway-0"), (address,), HOST, port, engine, "demo", store_url=store_url
+        InstanceId("gateway-0"), (address,), engine, "demo", HttpConfig(HOST, port), store_url=store_url
     )
     GatewayProcess(config).run()
 

@@ -84,6 +84,7 @@ MAY_IMPORT = {
 # there is no cycle.
 GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "limits": set(),
+    "config": {"limits"},
     "pacing": set(),
     "page": set(),
     "tools": set(),
@@ -95,12 +96,23 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "island": {"http", "pacing", "telemetry"},
     "islands": {"island", "telemetry"},
     "lengths": {"model", "telemetry"},
-    "openai": {"grammars", "http", "island", "islands", "lengths", "limits", "model", "tools", "turns"},
+    "openai": {
+        "config",
+        "grammars",
+        "http",
+        "island",
+        "islands",
+        "lengths",
+        "limits",
+        "model",
+        "tools",
+        "turns",
+    },
     "app": {"http", "openai", "page", "telemetry"},
     "process": {
-        *("app", "grammars", "http", "islands", "lengths", "limits", "model", "openai", "telemetry"),
+        *("app", "config", "grammars", "http", "islands", "lengths", "model", "openai", "telemetry"),
     },
-    "actor": {"process"},
+    "actor": {"config", "process"},
 }
 
 

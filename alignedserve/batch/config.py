@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 # OpenAI's limit
 MAX_LINES = 50_000
@@ -25,8 +26,7 @@ STEP_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class BatchConfig:
-    # lines that run at a time, of all jobs together
-    max_num_lines: int = 64
+    max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
     # and bytes of them: a file may be of lines as long as there may be
     max_bytes: int = 16 << 20
     # jobs whose lines run at a time; each has a chunk of its file in memory
@@ -47,3 +47,7 @@ class BatchConfig:
     num_falls_alone: int = 2
     # and after so often it is answered with an error
     max_num_falls: int = 4
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_num_lines <= 65536:
+            raise ValueError(f"batch_max_num_lines={self.max_num_lines}: must be from 1 to 65536")

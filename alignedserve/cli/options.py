@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
 
@@ -34,24 +34,21 @@ def engine_options(command: Command) -> Command:
     return options_of(EngineConfig)(command)
 
 
-def options_of(config_class: type[Any], without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Adds one option for each field that has a default, but for those in `without`."""
+def options_of(
+    config_class: type[Any], without: Collection[str] = (), prefix: str = ""
+) -> Callable[[Command], Command]:
+    """Adds one option for each field that has a default and a help text, but for those in `without`."""
     hints = get_type_hints(config_class, include_extras=True)
 
     def add(command: Command) -> Command:
         for field in reversed(fields(config_class)):
-            if field.default is not MISSING and field.name not in without:
+            has_help = get_origin(hints[field.name]) is Annotated
+            if has_help and field.default is not MISSING and field.name not in without:
                 kind, text = get_args(hints[field.name])
-                command = _option(field.name, kind, field.default, text)(command)
+                command = _option(f"{prefix}{field.name}", kind, field.default, text)(command)
         return command
 
     return add
-
-
-def taken(config_class: type[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Those of the options that are the class's."""
-    names = {field.name for field in fields(config_class)}
-    return {name: value for name, value in options.items() if name in names}
 
 
 def _option(name: str, kind: Any, default: Any, text: str) -> Callable[[Command], Command]:

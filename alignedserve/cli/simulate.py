@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import alignedserve
-from alignedserve.cli.options import OutputFile, options_of, taken
+from alignedserve.cli.options import OutputFile, options_of
 from alignedserve.engine.config import EngineConfig
+from alignedserve.launch.settings import taken
 from alignedserve.router.config import RouterConfig
-from alignedserve.scheduling.config import INTERNAL, SchedulingConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.config import SimConfig
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _SIGINT = 130
 # processes neither die nor hang here
 @options_of(RouterConfig, without=["link", "orphan_s", "silence_s"])
 # whose share is a flag of the traffic: see be_min_share
-@options_of(SchedulingConfig, without=["policy", "be_share", *INTERNAL])
+@options_of(SchedulingConfig, without=["policy", "be_share"])
 def command(output: Path | None, **options: Any) -> None:
     """Run made traffic, or a trace, through the scheduling of `serve`, on instances that take a cost model's time."""
     from alignedserve.sim.compare import Comparison

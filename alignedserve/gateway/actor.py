@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import ray
 
 if TYPE_CHECKING:
-    from alignedserve.gateway.process import GatewayConfig
+    from alignedserve.gateway.config import GatewayConfig
 
 
 @ray.remote

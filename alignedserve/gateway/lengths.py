@@ -60,11 +60,11 @@ class Lengths:
 
     def prepare(self, model: ServedModel) -> None:
         """Makes the encoder, which may take seconds. Raises ValueError if it can't be made. Safe to repeat."""
-        if self._config.kind == NONE or self._new is not None:
+        if self._config.predictor == NONE or self._new is not None:
             return
         decode = model.tokenizer.decode if model.tokenizer else None
-        encoder = make_encoder(self._config.kind, self._config.model, decode)
-        self._new = lambda: Predictor(encoder, model.max_model_len, self._config.max_entries)
+        encoder = make_encoder(self._config.predictor, self._config.predictor_model, decode)
+        self._new = lambda: Predictor(encoder, model.max_model_len, self._config.predictor_entries)
 
     @contextlib.asynccontextmanager
     async def running(self, name: str, store: Store | None) -> AsyncIterator[None]:

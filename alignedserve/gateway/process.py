@@ -7,15 +7,13 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from random import Random
 
 from fastapi import APIRouter, FastAPI
 
-from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.runner import BatchRunner
-from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.app import create_app
+from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.http.callers import Callers, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
@@ -24,56 +22,18 @@ from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.server import MAX_WAITING, Server
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.lengths import Lengths
-from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.batches import batch_routes
 from alignedserve.gateway.openai.files import file_routes
 from alignedserve.gateway.openai.lines import LineAnswers
 from alignedserve.gateway.openai.preparer import Preparer
 from alignedserve.gateway.openai.request_builder import RequestBuilder
-from alignedserve.gateway.openai.service import SloConfig
 from alignedserve.gateway.telemetry.exposition import metrics_route
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
-from alignedserve.lengths.config import LengthConfig
-from alignedserve.process.logs import LogConfig
 from alignedserve.process.steady import collect_when_idle, settle
-from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.store import Store
 from alignedserve.store.redis_store import RedisStore
-from alignedserve.types import InstanceId
-
-
-@dataclass(frozen=True)
-class GatewayConfig:
-    instance_id: InstanceId
-    # the address of each island's router
-    routers: tuple[RouterAddress, ...]
-    host: str
-    port: int
-    engine: EngineConfig
-    served_model_name: str
-    # what has to be the same in all processes of the cluster
-    fingerprint: dict[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
-    # maps digests of API keys to owners (http/keys.py); without any, the server is open to everyone
-    key_owners: Mapping[bytes, str] = field(default_factory=dict)
-    # everyone sees all files and batches, whoever made them
-    shared_files: bool = False
-    # origins whose pages may call the server from a browser; "*" allows any
-    allowed_origins: tuple[str, ...] = ()
-    # hosts by which the server is known, besides its addresses; "*" allows any
-    allowed_hosts: tuple[str, ...] = ()
-    # seconds that running requests get to finish when the server is told to stop
-    shutdown_timeout_s: float = 30.0
-    # the store that keeps files and batch jobs; without one there are none
-    store_url: str = ""
-    batches: BatchConfig = field(default_factory=BatchConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    lengths: LengthConfig = field(default_factory=LengthConfig)
-    # the receiver that traces go to; None turns them off
-    otlp_endpoint: str | None = None
-    slo: SloConfig = field(default_factory=SloConfig)
 
 
 class GatewayProcess:
@@ -93,11 +53,11 @@ class GatewayProcess:
         """Runs until the router tells it to stop. Raises ValueError for a model that can't be loaded, OSError for a
         port that is taken, and RefusedByRouter."""
         self._config.log.start(self._config.instance_id)
-        model = ServedModel.load(self._config.served_model_name, self._config.engine)
+        model = ServedModel.load(self._config.model_name, self._config.engine)
         self._lengths.prepare(model)
         settle()
         allow_descriptors(self._config.limits.max_connections)
-        with listen(self._config.host, self._config.port) as sock:
+        with listen(self._config.http.host, self._config.http.port) as sock:
             asyncio.run(self.serve(model, sock, is_prepared=True))
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
@@ -120,16 +80,16 @@ class GatewayProcess:
             if is_prepared:
                 await asyncio.gather(compiler.prepare(), preparer.start())
             routers.append(metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs))
-            keys, origins = Keys(self._config.key_owners), self._config.allowed_origins
+            keys, origins = Keys(self._config.key_owners), self._config.http.allowed_origins
             app = create_app(
                 request_builder, self.drain_state, keys, routers, origins, store, self._callers(sock)
             )
             await self._serve(app, sock)
 
     def _callers(self, sock: socket.socket) -> Callers:
-        config = self._config
-        listened_on = (config.host, sock.getsockname()[0])
-        return callers_of(listened_on, config.allowed_hosts, config.allowed_origins, bool(config.key_owners))
+        http, has_keys = self._config.http, bool(self._config.key_owners)
+        listened_on = (http.host, sock.getsockname()[0])
+        return callers_of(listened_on, http.allowed_hosts, http.allowed_origins, has_keys)
 
     @contextlib.asynccontextmanager
     async def _store(self) -> AsyncIterator[Store | None]:
@@ -163,7 +123,7 @@ class GatewayProcess:
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
         try:
-            max_bytes, is_shared = self._config.limits.max_file_bytes, self._config.shared_files
+            max_bytes, is_shared = self._config.limits.max_file_bytes, self._config.http.shared_files
             yield [file_routes(store, max_bytes, is_shared), batch_routes(store, runner, is_shared)]
         finally:
             runner.stop(0)
@@ -198,10 +158,10 @@ class GatewayProcess:
 
     async def _drain(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.shutdown_timeout_s):
+            async with asyncio.timeout(self._config.http.shutdown_timeout):
                 if self._runner:
                     runner, running = self._runner
-                    runner.stop(self._config.shutdown_timeout_s)
+                    runner.stop(self._config.http.shutdown_timeout)
                     await asyncio.wait({running})
                 await self.drain_state.until_idle()
         self.stop()
@@ -216,13 +176,13 @@ class GatewayProcess:
 
 
 def _traces(config: GatewayConfig) -> Traces | None:
-    if config.otlp_endpoint is None:
+    if config.http.otlp_endpoint is None:
         return None
     try:
         from alignedserve.gateway.telemetry.traces import OtlpTraces
     except ImportError as error:
         raise ValueError(f"otlp_endpoint: needs the extra alignedserve[otel] ({error})") from None
-    return OtlpTraces(config.otlp_endpoint)
+    return OtlpTraces(config.http.otlp_endpoint)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from alignedserve.launch.config import ServeConfig
+from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.leftovers import removing
 from alignedserve.launch.plan import Node, free_shm_bytes
 from alignedserve.launch.ports import free_port
@@ -22,7 +22,7 @@ _NODES_POLL_S = 1.0
 
 
 @contextmanager
-def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[Node]]:
+def this_machine(config: LaunchConfig, token: str, prefix: str) -> Iterator[list[Node]]:
     """`prefix` is what names of shared memory begin with; what is left of that at the end is removed."""
     num_instances = sum(config.instances().values())
     num_threads = threads_of_each(config)
@@ -33,14 +33,14 @@ def this_machine(config: ServeConfig, token: str, prefix: str) -> Iterator[list[
         yield [Node("localhost", None, num_gpus, free_shm_bytes(), address)]
 
 
-def threads_of_each(config: ServeConfig) -> int:
+def threads_of_each(config: LaunchConfig) -> int:
     """The number of threads of an instance on a CPU, where the environment sets none."""
     return max(1, len(os.sched_getaffinity(0)) // sum(config.instances().values()))
 
 
 @contextmanager
 def nodes_of(
-    address: str, config: ServeConfig, needs_gpus: bool, token: str, say: Callable[[str], None]
+    address: str, config: LaunchConfig, needs_gpus: bool, token: str, say: Callable[[str], None]
 ) -> Iterator[list[Node]]:
     with joined_ray(address) as ray:
         if can_others_write(directory := directory_of(ray)):

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
 from alignedserve.engine.config import EngineConfig
+from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.keys import owners_of
-from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.openai.service import SloConfig
-from alignedserve.gateway.process import GatewayConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kvpool.process import PoolProcessConfig
-from alignedserve.launch.config import ServeConfig
-from alignedserve.lengths.config import LengthConfig
+from alignedserve.launch.settings import Settings
 from alignedserve.models.locate import Location
+from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.kv_format import BlockFormat
-from alignedserve.router.config import RouterConfig
 from alignedserve.router.process import RouterProcessConfig
-from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.transport.choose import choose_transport
 from alignedserve.types import GATEWAY, InstanceId
@@ -36,18 +31,6 @@ DEVICES = ("auto", "cpu", "cuda")
 
 # On a CPU copies are made by the thread that computes, if they take it no more than about 0.2 ms.
 QUICK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class LaunchRequest:
-    """What `alignedserve serve` was asked for."""
-
-    engine: EngineConfig
-    router: RouterConfig
-    serve: ServeConfig
-    model: Location
-    limits: Limits = field(default_factory=Limits)
-    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
 
 
 @dataclass(frozen=True)
@@ -88,23 +71,22 @@ class IslandPlan:
         return any(0 < spec.num_gpus < 1 for spec in self.processes)
 
 
-def check(asked: LaunchRequest) -> None:
+def check(settings: Settings, model: Location) -> None:
     """Checks what can be checked before it is known where it will run. Raises ValueError."""
-    if asked.engine.device not in DEVICES:
+    if settings.engine.device not in DEVICES:
         # which GPU an instance has is Ray's affair
-        raise ValueError(f"device={asked.engine.device!r}: must be one of {', '.join(DEVICES)}")
-    make_policy(asked.scheduling)
-    _slo(asked.serve)
-    owners_of(asked.serve.api_key, asked.serve.api_key_file)
-    choose_max_model_len(asked.engine, asked.model.config)
+        raise ValueError(f"device={settings.engine.device!r}: must be one of {', '.join(DEVICES)}")
+    make_policy(settings.scheduling)
+    owners_of(settings.keys.api_key, settings.keys.api_key_file)
+    choose_max_model_len(settings.engine, model.config)
 
 
-def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> IslandPlan:
+def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
     """Raises ValueError for what does not fit the node."""
-    is_cpu = runs_on_cpu(asked.engine, node.num_gpus)
-    roles = asked.serve.instances(0 if is_cpu else node.num_gpus)
+    is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
+    roles = settings.launch.instances(0 if is_cpu else node.num_gpus)
     num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), node)
-    transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=asked.router.link)
+    transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=settings.router.link)
     if "colocated" in roles:
         # nothing goes from one to another
         transport = "host"
@@ -112,18 +94,18 @@ def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> Island
         raise ValueError(
             f"link='nccl': instances would have to share GPUs on {node.name}; host and ipc can do that"
         )
-    dtype = choose_dtype(asked.engine, asked.model.config, is_cpu)
-    form = block_format(asked.engine, asked.model.config, dtype)
-    num_pool_blocks = _num_pool_blocks(asked, form, node)
+    dtype = choose_dtype(settings.engine, model.config, is_cpu)
+    form = block_format(settings.engine, model.config, dtype)
+    num_pool_blocks = _num_pool_blocks(settings, model, form, node)
     engine = replace(
-        _local(asked),
+        _local(settings, model),
         dtype=dtype,
         device="cpu" if is_cpu else "cuda",
         use_tqdm=False,
-        gpu_memory_utilization=asked.engine.gpu_memory_utilization * (num_gpus or 1),
+        gpu_memory_utilization=settings.engine.gpu_memory_utilization * (num_gpus or 1),
     )
-    log = asked.serve.log
-    if asked.serve.address is not None:
+    log = log_of(settings)
+    if settings.launch.address is not None:
         # several islands may share a directory
         log = replace(log, prefix=f"{node.name}-")
     instances = [
@@ -136,8 +118,8 @@ def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> Island
                 engine,
                 TransferConfig(transport, quick_bytes=QUICK_BYTES if is_cpu else 0),
                 log,
-                asked.scheduling,
-                asked.serve.cost_profile,
+                settings.scheduling,
+                settings.launch.cost_profile,
             ),
             num_gpus=num_gpus,
         )
@@ -150,7 +132,7 @@ def plan_island(asked: LaunchRequest, node: Node, segment_prefix: str) -> Island
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
     router = RouterProcessConfig(
-        node.router, asked.router, expected, asked.serve.event_log, log, asked.scheduling
+        node.router, settings.router, expected, settings.launch.event_log, log, settings.scheduling
     )
     processes = (
         ProcessSpec("router", InstanceId("router"), router),
@@ -164,51 +146,39 @@ def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:
     return engine.device == "cpu" or (engine.device == "auto" and not num_gpus)
 
 
-def plan_gateway(asked: LaunchRequest, islands: list[IslandPlan], store_url: str) -> ProcessSpec:
-    engine = _local(asked)
+def plan_gateway(
+    settings: Settings, model: Location, islands: list[IslandPlan], store_url: str
+) -> ProcessSpec:
+    engine = _local(settings, model)
     config = GatewayConfig(
         instance_id=GATEWAY,
         routers=tuple(island.router for island in islands),
-        host=asked.serve.host,
-        port=asked.serve.port,
         engine=engine,
-        served_model_name=served_name(asked),
+        model_name=settings.served_name,
+        http=settings.http,
         fingerprint={"model": engine.model},
-        limits=asked.limits,
-        key_owners=owners_of(asked.serve.api_key, asked.serve.api_key_file),
-        shared_files=asked.serve.shared_files,
-        allowed_origins=asked.serve.allowed_origins,
-        allowed_hosts=asked.serve.allowed_hosts,
-        shutdown_timeout_s=asked.serve.shutdown_timeout,
+        limits=settings.limits,
+        key_owners=owners_of(settings.keys.api_key, settings.keys.api_key_file),
         store_url=store_url,
-        batches=BatchConfig(asked.serve.batch_max_num_lines),
-        log=asked.serve.log,
-        lengths=LengthConfig(
-            asked.serve.length_predictor,
-            asked.serve.length_predictor_model,
-            asked.serve.length_predictor_entries,
-        ),
-        otlp_endpoint=asked.serve.otlp_endpoint,
-        slo=_slo(asked.serve),
+        batches=settings.batches,
+        log=log_of(settings),
+        lengths=settings.lengths,
+        slo=settings.slo,
     )
     return ProcessSpec("gateway", GATEWAY, config)
 
 
-def _slo(serve: ServeConfig) -> SloConfig:
-    return SloConfig(
-        serve.slo_ttft_ms, serve.slo_tbt_ms, serve.slo_priority_ttft_ms, serve.slo_priority_tbt_ms
-    )
+def log_of(settings: Settings) -> LogConfig:
+    """Other processes need not be where this one is."""
+    directory = settings.log.dir
+    return replace(settings.log, dir=directory and os.path.abspath(os.path.expanduser(directory)))
 
 
-def served_name(asked: LaunchRequest) -> str:
-    return asked.serve.served_model_name or asked.engine.model
-
-
-def _local(asked: LaunchRequest) -> EngineConfig:
+def _local(settings: Settings, model: Location) -> EngineConfig:
     """The model is found once; on this machine nobody has to look for it again."""
-    if asked.serve.address is not None or asked.model.directory is None:
-        return asked.engine
-    return replace(asked.engine, model=str(asked.model.directory), revision=None)
+    if settings.launch.address is not None or model.directory is None:
+        return settings.engine
+    return replace(settings.engine, model=str(model.directory), revision=None)
 
 
 def _gpus_of_each(num_instances: int, node: Node) -> float:
@@ -220,11 +190,11 @@ def _gpus_of_each(num_instances: int, node: Node) -> float:
     return math.floor(10_000 / num_sharing) / 10_000
 
 
-def _num_pool_blocks(asked: LaunchRequest, form: BlockFormat, node: Node) -> int:
+def _num_pool_blocks(settings: Settings, model: Location, form: BlockFormat, node: Node) -> int:
     free = node.free_shm_bytes
-    wanted = asked.serve.pool_memory_bytes
+    wanted = settings.launch.pool_memory_bytes
     budget = min(DEFAULT_POOL_BYTES, int(free * DEFAULT_POOL_SHARE)) if wanted is None else wanted
-    max_model_len = choose_max_model_len(asked.engine, asked.model.config)
+    max_model_len = choose_max_model_len(settings.engine, model.config)
     needed = form.num_blocks(max_model_len)
     if budget > free:
         raise ValueError(f"pool_memory_bytes={budget}: {free} bytes of shared memory are free on {node.name}")

@@ -11,35 +11,25 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
 
-from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.limits import Limits
 from alignedserve.kvpool.segment import NAME_PREFIX
-from alignedserve.launch.config import ServeConfig
+from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.nodes import nodes_of, this_machine
-from alignedserve.launch.plan import LaunchRequest, Node, check, plan_gateway, plan_island
+from alignedserve.launch.plan import Node, check, log_of, plan_gateway, plan_island
 from alignedserve.launch.ports import check_address
+from alignedserve.launch.settings import Settings
 from alignedserve.launch.store import locate_store
 from alignedserve.models.locate import locate_model
 from alignedserve.process.private_files import make_directory
-from alignedserve.router.config import RouterConfig
-from alignedserve.scheduling.config import SchedulingConfig
 
 logger = logging.getLogger(__name__)
 
 
-def serve(
-    engine: EngineConfig,
-    router: RouterConfig,
-    config: ServeConfig,
-    limits: Limits,
-    scheduling: SchedulingConfig,
-    say: Callable[[str], None],
-) -> None:
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Runs until a signal ends it. Raises ValueError for what can't work, ProcessFailed for what turns out not to."""
-    say, signals = _logging_too(config, say), Signals()
+    say, signals = _logging_too(settings, say), Signals()
     signals.hear()
     try:
-        _serve(engine, router, config, limits, scheduling, say, signals)
+        _serve(settings, say, signals)
     except (KeyboardInterrupt, SystemExit) as error:
         # while Ray starts its own handler exits with the signal's number
         if isinstance(error, SystemExit) and error.code != signal.SIGTERM:
@@ -92,34 +82,26 @@ class Signals:
         self._tell()
 
 
-def _serve(
-    engine: EngineConfig,
-    router: RouterConfig,
-    config: ServeConfig,
-    limits: Limits,
-    scheduling: SchedulingConfig,
-    say: Callable[[str], None],
-    signals: Signals,
-) -> None:
+def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> None:
     start_s = time.monotonic()
-    check_address(config.host, config.port)
+    http, engine = settings.http, settings.engine
+    check_address(http.host, http.port)
     model = locate_model(engine.model, engine.load_format, engine.revision)
-    asked = LaunchRequest(engine, router, config, model, limits, scheduling)
-    check(asked)
-    _check_event_log(config)
+    check(settings, model)
+    _check_event_log(settings.launch)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
-    with locate_store(config, prefix) as store, _nodes(asked, prefix, say) as nodes:
+    with locate_store(settings.launch, prefix) as store, _nodes(settings, prefix, say) as nodes:
         # Ray has put a handler of its own in place
         signals.hear()
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
-        islands = [plan_island(asked, node, prefix) for node in nodes]
+        islands = [plan_island(settings, model, node, prefix) for node in nodes]
         for island in islands:
             if island.shares_gpus:
                 say(
                     f"{island.node.name} has fewer GPUs than instances: they take turns, and share the memory"
                 )
-        gateway = plan_gateway(asked, islands, store.url)
-        url = f"http://{config.host}:{config.port}/v1"
+        gateway = plan_gateway(settings, model, islands, store.url)
+        url = f"http://{http.host}:{http.port}/v1"
 
         def ready() -> None:
             say(f"ready after {time.monotonic() - start_s:.1f} s: {url}")
@@ -128,7 +110,7 @@ def _serve(
         from alignedserve.launch.system_supervisor import SystemSupervisor
 
         async def supervise() -> None:
-            supervisor = SystemSupervisor(islands, gateway, store, say, ready, config.shutdown_timeout)
+            supervisor = SystemSupervisor(islands, gateway, store, say, ready, http.shutdown_timeout)
             signals.tell(supervisor.stop)
             try:
                 await supervisor.run()
@@ -139,12 +121,12 @@ def _serve(
         asyncio.run(supervise())
 
 
-def _logging_too(config: ServeConfig, say: Callable[[str], None]) -> Callable[[str], None]:
+def _logging_too(settings: Settings, say: Callable[[str], None]) -> Callable[[str], None]:
     """What is said on the terminal is in the launcher's log file as well, if there are files. Raises ValueError."""
     try:
-        config.log.start("launcher", has_console=False)
+        log_of(settings).start("launcher", has_console=False)
     except OSError as error:
-        raise ValueError(f"log_dir={config.log_dir!r}: {error.strerror}") from None
+        raise ValueError(f"log_dir={settings.log.dir!r}: {error.strerror}") from None
 
     def say_and_log(line: str) -> None:
         say(line)
@@ -153,7 +135,7 @@ def _logging_too(config: ServeConfig, say: Callable[[str], None]) -> Callable[[s
     return say_and_log
 
 
-def _check_event_log(config: ServeConfig) -> None:
+def _check_event_log(config: LaunchConfig) -> None:
     """Where it is this machine's. Raises ValueError."""
     if config.event_log is not None and config.address is None:
         try:
@@ -162,11 +144,9 @@ def _check_event_log(config: ServeConfig) -> None:
             raise ValueError(f"event_log={config.event_log!r}: {error.strerror}") from None
 
 
-def _nodes(
-    asked: LaunchRequest, prefix: str, say: Callable[[str], None]
-) -> AbstractContextManager[list[Node]]:
+def _nodes(settings: Settings, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[list[Node]]:
     token = secrets.token_hex(32)
-    if asked.serve.address is None:
-        return this_machine(asked.serve, token, prefix)
-    needs_gpus = asked.engine.device == "cuda"
-    return nodes_of(asked.serve.address, asked.serve, needs_gpus, token, say)
+    if settings.launch.address is None:
+        return this_machine(settings.launch, token, prefix)
+    needs_gpus = settings.engine.device == "cuda"
+    return nodes_of(settings.launch.address, settings.launch, needs_gpus, token, say)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from alignedserve.launch.config import ServeConfig
+from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.leftovers import removing
 from alignedserve.store import StoreAway
 from alignedserve.store.redis_store import RedisStore
@@ -33,7 +33,7 @@ class StoreLocation:
 
 
 @contextlib.contextmanager
-def locate_store(config: ServeConfig, prefix: str) -> Iterator[StoreLocation]:
+def locate_store(config: LaunchConfig, prefix: str) -> Iterator[StoreLocation]:
     """Finds the store, and locks a private one. Raises ValueError when there can't be one."""
     if config.redis_url is not None:
         try:

@@ -1,8 +1,9 @@
-"""How a gateway predicts lengths."""
+"""How a gateway predicts lengths. The text beside a field is its help on the command line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 ENCODERS = ("hash", "sentence")
 NONE = "none"
@@ -12,11 +13,20 @@ MAX_ENTRIES = 8192
 
 @dataclass(frozen=True)
 class LengthConfig:
-    # one of KINDS
-    kind: str = "hash"
-    # of sentence embeddings: a directory or a name
-    model: str | None = None
-    # past prompts that are kept
-    max_entries: int = MAX_ENTRIES
-    # what was learned is saved so often
+    predictor: Annotated[
+        str, "what foresees how long answers will be: hash, sentence (embeddings) or none"
+    ] = "hash"
+    predictor_model: Annotated[
+        str | None, "of sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
+    ] = None
+    predictor_entries: Annotated[int, "past prompts that the length predictor keeps"] = MAX_ENTRIES
+    # seconds between two times that what was learned is saved
     save_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.predictor not in KINDS:
+            raise ValueError(f"length_predictor={self.predictor!r}: must be one of {', '.join(KINDS)}")
+        if not 1 <= self.predictor_entries <= 1 << 20:
+            raise ValueError(
+                f"length_predictor_entries={self.predictor_entries}: must be from 1 to {1 << 20}"
+            )

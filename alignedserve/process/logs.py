@@ -2,7 +2,7 @@
 
 What is said beside the message comes as `extra={"fields": {...}}`. Nothing that a client sent, no key and no model's
 name is logged at the default level. At debug level each process says of each request what it was told and what it told
-others (wire/said.py), with the id of its HTTP call.
+others (protocol/said.py), with the id of its HTTP call.
 
 Text from elsewhere may get into a message all the same: a name in it, an error about it. So no message can end its
 line, look like the next one, or steer a terminal, and none is long.
@@ -21,7 +21,7 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from logging.handlers import WatchedFileHandler
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 from alignedserve.process import private_files
 from alignedserve.types import shortened
@@ -39,23 +39,27 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 class LogConfig:
     """The same for all processes of a system."""
 
-    # one of FORMATS
-    form: str = "text"
-    # one of LEVELS
-    level: str = "info"
-    # where each process has a file of its own, called by its name; None: there are none
-    directory: str | None = None
-    # of the files' names: what tells islands apart
+    format: Annotated[str, "of every process: text or json, a line each, with the request's id"] = "text"
+    level: Annotated[str, "debug (each request's way through each process), info, warning or error"] = "info"
+    dir: Annotated[
+        str | None, "directory of log files, one for each process [default: stderr only, by way of Ray]"
+    ] = None
+    # The files' names begin with it: it tells islands apart.
     prefix: str = ""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("format", FORMATS), ("level", LEVELS)):
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"log_{name}={value!r}: must be one of {', '.join(allowed)}")
 
     def start(self, name: str, has_console: bool = True) -> None:
         """Of this process, which is called `name`. Safe to repeat. Raises OSError for a directory that can't be
         written, or that anyone can write."""
         path = None
-        if self.directory is not None:
-            private_files.make_directory(self.directory)
-            path = os.path.join(self.directory, f"{self.prefix}{name}.log")
-        set_up_logging(self.form, self.level, sys.stderr if has_console else None, path)
+        if self.dir is not None:
+            private_files.make_directory(self.dir)
+            path = os.path.join(self.dir, f"{self.prefix}{name}.log")
+        set_up_logging(self.format, self.level, sys.stderr if has_console else None, path)
 
 
 def set_up_logging(form: str, level: str = "info", to: TextIO | None = None, path: str | None = None) -> None:

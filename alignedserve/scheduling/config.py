@@ -19,8 +19,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "admit_ahead": (1, 65536),
     "fill_mark": (0.001, 1),
 }
-# No flag has these: they are set by trial, and tests set others.
-INTERNAL = ("evict_ahead", "admit_ahead", "fill_mark")
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,13 @@ class SchedulingConfig:
     be_pace: Annotated[
         float, "of the pace best effort could have, enough beside real time: decode iterations are no longer"
     ] = 0.7
-    evict_ahead: Annotated[int, "victims are named so many iterations before blocks run out"] = 4
-    admit_ahead: Annotated[int, "admission leaves blocks for so many iterations"] = 32
-    fill_mark: Annotated[float, "of the blocks; the candidate batch is admitted while fewer are in use"] = 1.0
+    # No flag has these three: they are set by trial, and tests set others.
+    # iterations before blocks run out in which victims are named
+    evict_ahead: int = 4
+    # iterations for which admission leaves blocks
+    admit_ahead: int = 32
+    # the share of the blocks: the candidate batch is admitted while fewer are in use
+    fill_mark: float = 1.0
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.process import GatewayConfig
+from alignedserve.gateway.config import GatewayConfig, HttpConfig
 from alignedserve.launch.ports import free_port
 from alignedserve.types import InstanceId
 from tests.cluster.processes import DECODES, MAX_MODEL_LEN, POOL, PREFILLS, ROUTER, Processes, Setup
@@ -45,12 +45,10 @@ class House:
         processes.configs[GATEWAY] = GatewayConfig(
             GATEWAY,
             (processes.router,),
-            "127.0.0.1",
-            port,
             engine,
             "tiny",
+            HttpConfig("127.0.0.1", port, otlp_endpoint=otlp_endpoint),
             log=setup.log,
-            otlp_endpoint=otlp_endpoint,
         )
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 

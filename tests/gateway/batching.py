@@ -16,7 +16,8 @@ from openai.types import Batch, FileObject
 from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
-from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
+from alignedserve.gateway.config import GatewayConfig, HttpConfig
+from alignedserve.gateway.process import GatewayProcess, listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
 from tests.gateway.scripted import MODEL, TOKEN, ScriptedRouter
@@ -76,10 +77,9 @@ async def gateway_on(
             GatewayConfig(
                 InstanceId(name),
                 (RouterAddress("127.0.0.1", router_port, TOKEN),),
-                "127.0.0.1",
-                port,
                 EngineConfig(str(demo.MODEL_DIR)),
                 "demo",
+                HttpConfig("127.0.0.1", port),
                 store_url=store_url,
                 batches=config,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import httpx
@@ -13,8 +13,10 @@ import openai
 
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
+from alignedserve.gateway.config import GatewayConfig, HttpConfig
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
+from alignedserve.gateway.process import GatewayProcess, listen
+from alignedserve.launch.settings import taken
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
 from tests.gateway.scripted import MODEL, TOKEN, ScriptedRouter
@@ -41,7 +43,7 @@ class Served:
 async def served(
     router: ScriptedRouter | None = None, model: ServedModel = MODEL, seed: int = 0, **settings: Any
 ) -> AsyncIterator[Served]:
-    """`settings`: GatewayConfig's."""
+    """`settings`: GatewayConfig's, and HttpConfig's."""
     async with served_by([router or ScriptedRouter()], model, seed, **settings) as found:
         yield found
 
@@ -55,7 +57,11 @@ async def served_by(
         port = sock.getsockname()[1]
         addresses = tuple(RouterAddress("127.0.0.1", port, TOKEN) for port in ports)
         engine = EngineConfig(str(demo.MODEL_DIR), seed=seed)
-        config = GatewayConfig(GATEWAY, addresses, "127.0.0.1", port, engine, "demo", **settings)
+        http_config = HttpConfig("127.0.0.1", port, **taken(HttpConfig, settings))
+        config = GatewayConfig(
+            GATEWAY, addresses, engine, "demo", http_config, **taken(GatewayConfig, settings)
+        )
+        assert not settings.keys() - {each.name for of in (HttpConfig, GatewayConfig) for each in fields(of)}
         process = GatewayProcess(config)
         serving = asyncio.create_task(process.serve(model, sock))
         url = f"http://127.0.0.1:{port}"

@@ -13,7 +13,8 @@ import pytest
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway import island as island_module
-from alignedserve.gateway.process import GatewayConfig, GatewayProcess, listen
+from alignedserve.gateway.config import GatewayConfig
+from alignedserve.gateway.process import GatewayProcess, listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Rejected, Request
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of, part
@@ -598,9 +599,7 @@ def test_a_taken_port_and_a_missing_model_are_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"127.0.0.1:{port}: Address already in use"):
             listen("127.0.0.1", port)
-    config = GatewayConfig(
-        GATEWAY, (RouterAddress("127.0.0.1", 1, ""),), "127.0.0.1", 0, EngineConfig("/nothing"), "x"
-    )
+    config = GatewayConfig(GATEWAY, (RouterAddress("127.0.0.1", 1, ""),), EngineConfig("/nothing"), "x")
     with pytest.raises(ValueError, match="model is '/nothing'"):
         GatewayProcess(config).run()
 

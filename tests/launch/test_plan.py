@@ -10,27 +10,34 @@ import pytest
 
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
-from alignedserve.launch.config import ServeConfig
-from alignedserve.launch.plan import DEFAULT_POOL_BYTES, LaunchRequest, Node, check, plan_gateway, plan_island
+from alignedserve.launch.config import LaunchConfig
+from alignedserve.launch.plan import DEFAULT_POOL_BYTES, IslandPlan, Node, check, plan_gateway, plan_island
+from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.models.locate import locate_model
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 
 MODEL = str(demo.MODEL_DIR)
+FOUND = locate_model(MODEL)
 GIB = 1 << 30
 NODE = Node("here", None, num_gpus=0, free_shm_bytes=8 * GIB, router=RouterAddress("127.0.0.1", 1, "secret"))
 # of the demo model: 4 layers, k and v, 2 heads, 16 slots, 64 values of two bytes
 BLOCK_BYTES = 4 * 2 * 2 * 16 * 64 * 2
 
 
-def asked(engine: EngineConfig | None = None, **options: object) -> LaunchRequest:
-    config = ServeConfig(**options)  # type: ignore[arg-type]
-    return LaunchRequest(engine or EngineConfig(MODEL), RouterConfig(), config, locate_model(MODEL))
+def told(engine: EngineConfig | None = None, **options: object) -> Settings:
+    """`options` are flags' names and values."""
+    settings = settings_of(MODEL, options)
+    return replace(settings, engine=engine) if engine else settings
+
+
+def island(settings: Settings, node: Node = NODE) -> IslandPlan:
+    return plan_island(settings, FOUND, node, "prefix")
 
 
 def test_an_island_has_a_router_a_pool_and_the_instances() -> None:
-    plan = plan_island(asked(prefill_instances=2, decode_instances=3), NODE, "prefix")
+    plan = island(told(prefill_instances=2, decode_instances=3))
     names = ["router", "kvpool-0", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
     assert [spec.instance_id for spec in plan.processes] == names
     router, pool, *instances = plan.processes
@@ -40,43 +47,43 @@ def test_an_island_has_a_router_a_pool_and_the_instances() -> None:
 
 
 def test_all_parts_agree_on_what_was_left_open() -> None:
-    plan = plan_island(asked(), NODE, "prefix")
+    plan = island(told())
     engines = {spec.config.engine for spec in plan.processes[2:]}
     assert len(engines) == 1
     engine = engines.pop()
     assert (engine.model, engine.dtype, engine.device, engine.use_tqdm) == (MODEL, "bfloat16", "cpu", False)
-    gateway = plan_gateway(asked(), [plan], "unix:///redis.sock")
+    gateway = plan_gateway(told(), FOUND, [plan], "unix:///redis.sock")
     assert gateway.config.fingerprint == {"model": engine.model}
-    assert gateway.config.routers == (NODE.router,) and gateway.config.served_model_name == MODEL
+    assert gateway.config.routers == (NODE.router,) and gateway.config.model_name == MODEL
 
 
 def test_the_gateway_is_told_whose_pages_may_call() -> None:
-    wanted = asked(allowed_origins=("https://a.example",), allowed_hosts=("a.example",))
-    gateway = plan_gateway(wanted, [plan_island(wanted, NODE, "prefix")], "unix:///redis.sock")
-    assert gateway.config.allowed_origins == ("https://a.example",)
-    assert gateway.config.allowed_hosts == ("a.example",)
+    wanted = told(allowed_origins=("https://a.example",), allowed_hosts=("a.example",))
+    gateway = plan_gateway(wanted, FOUND, [island(wanted)], "unix:///redis.sock")
+    assert gateway.config.http.allowed_origins == ("https://a.example",)
+    assert gateway.config.http.allowed_hosts == ("a.example",)
 
 
 def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:
-    plan = plan_island(replace(asked(), router=RouterConfig(link="gloo")), NODE, "prefix")
+    plan = island(replace(told(), router=RouterConfig(link="gloo")))
     assert [spec.config.transfers.transport for spec in plan.processes[2:]] == ["gloo", "gloo"]
     assert plan.processes[0].config.router.link == "gloo"
 
 
 def test_instances_that_share_a_gpu_can_map_each_others_memory() -> None:
-    apart = asked(EngineConfig(MODEL, device="cuda"), prefill_instances=1)
+    apart = told(EngineConfig(MODEL, device="cuda"), prefill_instances=1)
     wanted = replace(apart, router=RouterConfig(link="ipc"))
-    plan = plan_island(wanted, replace(NODE, num_gpus=1), "prefix")
+    plan = island(wanted, replace(NODE, num_gpus=1))
     assert [(spec.num_gpus, spec.config.transfers.transport) for spec in plan.processes[2:]] == [
         (0.5, "ipc")
     ] * 2
 
 
 def test_a_gpu_each_where_there_are_gpus() -> None:
-    plan = plan_island(asked(prefill_instances=2), replace(NODE, num_gpus=3), "prefix")
+    plan = island(told(prefill_instances=2), replace(NODE, num_gpus=3))
     assert [spec.num_gpus for spec in plan.processes] == [0, 0, 1, 1, 1]
     assert {spec.config.engine.device for spec in plan.processes[2:]} == {"cuda"}
-    on_cpu = plan_island(asked(EngineConfig(MODEL, device="cpu")), replace(NODE, num_gpus=8), "prefix")
+    on_cpu = island(told(EngineConfig(MODEL, device="cpu")), replace(NODE, num_gpus=8))
     assert {spec.num_gpus for spec in on_cpu.processes} == {0}
 
 
@@ -86,9 +93,7 @@ def test_a_gpu_each_where_there_are_gpus() -> None:
 )
 def test_instances_share_gpus_where_there_are_too_few(num_instances: int, num_gpus: int, each: float) -> None:
     engine = EngineConfig(MODEL, gpu_memory_utilization=0.9)
-    plan = plan_island(
-        asked(engine, prefill_instances=num_instances - 1), replace(NODE, num_gpus=num_gpus), "prefix"
-    )
+    plan = island(told(engine, prefill_instances=num_instances - 1), replace(NODE, num_gpus=num_gpus))
     instances = plan.processes[2:]
     assert [spec.num_gpus for spec in instances] == [each] * num_instances
     assert plan.shares_gpus == (each < 1)
@@ -98,42 +103,39 @@ def test_instances_share_gpus_where_there_are_too_few(num_instances: int, num_gp
 
 
 def test_one_gpu_alone_is_one_colocated_instance() -> None:
-    plan = plan_island(asked(), replace(NODE, num_gpus=1), "prefix")
+    plan = island(told(), replace(NODE, num_gpus=1))
     assert [(spec.role, spec.num_gpus) for spec in plan.processes[2:]] == [("colocated", 1.0)]
     assert plan.processes[0].config.expected == {"kvpool-0": "kvpool", "colocated-0": "colocated"}
-    assert [spec.role for spec in plan_island(asked(), NODE, "prefix").processes[2:]] == ["prefill", "decode"]
+    assert [spec.role for spec in island(told()).processes[2:]] == ["prefill", "decode"]
 
 
 def test_colocated_instances_are_instead_of_the_others() -> None:
-    wanted = replace(asked(colocated_instances=3), router=RouterConfig(link="gloo"))
-    instances = plan_island(wanted, NODE, "prefix").processes[2:]
+    wanted = replace(told(colocated_instances=3), router=RouterConfig(link="gloo"))
+    instances = island(wanted).processes[2:]
     assert [spec.instance_id for spec in instances] == ["colocated-0", "colocated-1", "colocated-2"]
     assert {spec.config.transfers.transport for spec in instances} == {"host"}
     with pytest.raises(
         ValueError, match="colocated_instances=1 and decode_instances=2: an island has one or"
     ):
-        ServeConfig(colocated_instances=1, decode_instances=2)
+        told(colocated_instances=1, decode_instances=2)
 
 
 def test_on_a_cpu_nothing_is_shared() -> None:
-    plan = plan_island(asked(EngineConfig(MODEL, gpu_memory_utilization=0.9)), NODE, "prefix")
+    plan = island(told(EngineConfig(MODEL, gpu_memory_utilization=0.9)))
     assert not plan.shares_gpus
     assert {spec.config.engine.gpu_memory_utilization for spec in plan.processes[2:]} == {0.9}
 
 
 def test_no_gpu_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="device='cuda': here has no GPU"):
-        plan_island(asked(EngineConfig(MODEL, device="cuda")), NODE, "prefix")
+        island(told(EngineConfig(MODEL, device="cuda")))
 
 
 def test_nccl_needs_a_gpu_for_each() -> None:
-    wanted = replace(asked(prefill_instances=1), router=RouterConfig(link="nccl"))
-    assert (
-        plan_island(wanted, replace(NODE, num_gpus=2), "prefix").processes[2].config.transfers.transport
-        == "nccl"
-    )
+    wanted = replace(told(prefill_instances=1), router=RouterConfig(link="nccl"))
+    assert island(wanted, replace(NODE, num_gpus=2)).processes[2].config.transfers.transport == "nccl"
     with pytest.raises(ValueError, match="link='nccl': instances would have to share GPUs on here"):
-        plan_island(wanted, replace(NODE, num_gpus=1), "prefix")
+        island(wanted, replace(NODE, num_gpus=1))
 
 
 @pytest.mark.parametrize(
@@ -149,20 +151,19 @@ def test_too_little_shared_memory_is_refused_with_the_numbers(
     wanted: int | None, free: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        plan_island(asked(pool_memory_bytes=wanted), replace(NODE, free_shm_bytes=free), "prefix")
+        island(told(pool_memory_bytes=wanted), replace(NODE, free_shm_bytes=free))
 
 
 def test_the_pool_takes_no_more_than_half_of_what_is_free_unasked() -> None:
-    plan = plan_island(asked(), replace(NODE, free_shm_bytes=GIB), "prefix")
+    plan = island(told(), replace(NODE, free_shm_bytes=GIB))
     assert plan.num_pool_blocks == GIB // 2 // BLOCK_BYTES
 
 
 def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_path: Path) -> None:
-    found = locate_model(MODEL)
-    by_name = LaunchRequest(EngineConfig("org/name"), RouterConfig(), ServeConfig(), found)
-    assert plan_island(by_name, NODE, "prefix").processes[2].config.engine.model == MODEL
-    joined = replace(by_name, serve=ServeConfig(address="auto"))
-    assert plan_island(joined, NODE, "prefix").processes[2].config.engine.model == "org/name"
+    by_name = told(EngineConfig("org/name"))
+    assert island(by_name).processes[2].config.engine.model == MODEL
+    joined = replace(by_name, launch=LaunchConfig(address="auto"))
+    assert island(joined).processes[2].config.engine.model == "org/name"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_pa
 )
 def test_options_have_ranges(option: str, value: int | str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ServeConfig(**{option: value})  # type: ignore[arg-type]
+        told(**{option: value})
 
 
 @pytest.mark.parametrize(
@@ -210,16 +211,16 @@ def test_options_of_the_router_and_of_scheduling_have_ranges(option: str, value:
 )
 def test_links_that_cannot_be_are_refused(router: RouterConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan_island(replace(asked(), router=router), NODE, "prefix")
+        island(replace(told(), router=router))
 
 
 def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
-    check(asked())
+    check(told(), FOUND)
     with pytest.raises(ValueError, match="policy='best': must be one of aligned, priority, fcfs"):
-        check(replace(asked(), scheduling=SchedulingConfig("best")))
+        check(replace(told(), scheduling=SchedulingConfig("best")), FOUND)
     with pytest.raises(ValueError, match="slo_tbt_ms=0.5: must be 0 or from 1 to 60000"):
-        check(asked(slo_tbt_ms=0.5))
+        told(slo_tbt_ms=0.5)
     with pytest.raises(ValueError, match="max_model_len=9999: the model was made for at most 2048"):
-        check(asked(EngineConfig(MODEL, max_model_len=9999)))
+        check(told(EngineConfig(MODEL, max_model_len=9999)), FOUND)
     with pytest.raises(ValueError, match="device='cuda:1': must be one of auto, cpu, cuda$"):
-        check(asked(EngineConfig(MODEL, device="cuda:1")))
+        check(told(EngineConfig(MODEL, device="cuda:1")), FOUND)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.launch.config import ServeConfig
+from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
 from alignedserve.launch.store import StoreLocation, locate_store
 from alignedserve.launch.store_supervisor import MAX_RETRY_S, RETRY_S, STEADY_S, Pauses, StoreSupervisor
@@ -62,7 +62,7 @@ class Kept:
 def test_a_url_that_is_none_is_named() -> None:
     with (
         pytest.raises(ValueError, match="redis_url: Redis URL must"),
-        locate_store(ServeConfig(redis_url="garbage"), "alignedserve-test"),
+        locate_store(LaunchConfig(redis_url="garbage"), "alignedserve-test"),
     ):
         pass
 
@@ -71,7 +71,7 @@ def play(
     state: Path, scenario: Callable[[Kept], Awaitable[None]], silence_s: float = HANG_S, limit_s: float = 30
 ) -> Kept:
     async def within_time() -> Kept:
-        with locate_store(ServeConfig(state_dir=str(state)), "alignedserve-test") as location:
+        with locate_store(LaunchConfig(state_dir=str(state)), "alignedserve-test") as location:
             kept = Kept(location, RedisStore(location.url))
             supervisor = StoreSupervisor(location, kept.say, silence_s)
             supervising = asyncio.create_task(supervisor.supervise())
@@ -177,7 +177,7 @@ def test_it_ends_with_the_system(state: Path) -> None:
 
 
 def test_a_second_system_is_told_in_one_line(state: Path) -> None:
-    config = ServeConfig(state_dir=str(state))
+    config = LaunchConfig(state_dir=str(state))
     with (
         locate_store(config, "alignedserve-test"),
         pytest.raises(ValueError, match=r"^state_dir='.*': another system uses it; [^\n]*$"),
@@ -196,7 +196,7 @@ def test_data_that_it_can_not_read_is_said_with_its_own_words(state: Path) -> No
         path.write_text("nonsense\n")
 
     async def starting() -> None:
-        with locate_store(ServeConfig(state_dir=str(state)), "alignedserve-test") as location:
+        with locate_store(LaunchConfig(state_dir=str(state)), "alignedserve-test") as location:
             await StoreSupervisor(location, print).supervise()
 
     with pytest.raises(ProcessFailed, match="redis does not start: .*manifest"):
@@ -204,10 +204,10 @@ def test_data_that_it_can_not_read_is_said_with_its_own_words(state: Path) -> No
 
 
 def test_a_redis_that_is_named_is_used_and_not_kept() -> None:
-    with locate_store(ServeConfig(redis_url="redis://127.0.0.1:1/0"), "alignedserve-test") as location:
+    with locate_store(LaunchConfig(redis_url="redis://127.0.0.1:1/0"), "alignedserve-test") as location:
         assert location.server is None and location.url == "redis://127.0.0.1:1/0"
     with (
         pytest.raises(ValueError, match="Redis URL must specify"),
-        locate_store(ServeConfig(redis_url="nonsense"), "alignedserve-test"),
+        locate_store(LaunchConfig(redis_url="nonsense"), "alignedserve-test"),
     ):
         pass

@@ -8,39 +8,37 @@ import torch
 
 from alignedserve.cli.doctor.finding import NotChecked
 from alignedserve.cli.doctor.gpu_facts import GpuFacts, gpu_facts
-from alignedserve.cli.serve import Configs
 from alignedserve.engine.build import TORCH_DTYPES
 from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.launch.nodes import threads_of_each
 from alignedserve.launch.plan import (
     IslandPlan,
-    LaunchRequest,
     Node,
     check,
     free_shm_bytes,
     plan_island,
     runs_on_cpu,
 )
+from alignedserve.launch.settings import Settings
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.kv_format import BlockFormat
 
 
 class Case:
-    def __init__(self, asked: Configs) -> None:
-        self.asked = asked
-        self.engine = asked.engine
-        self.serve = asked.serve
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.engine = settings.engine
 
     @property
     def num_instances(self) -> int:
         num_gpus = 0 if self.engine.device == "cpu" else len(self.gpus.gpus)
-        return sum(self.serve.instances(num_gpus).values())
+        return sum(self.settings.launch.instances(num_gpus).values())
 
     @property
     def num_threads(self) -> int:
-        return threads_of_each(self.serve)
+        return threads_of_each(self.settings.launch)
 
     @cached_property
     def gpus(self) -> GpuFacts:
@@ -92,15 +90,12 @@ class Case:
     @cached_property
     def island(self) -> IslandPlan:
         """Raises ValueError for what does not fit this machine."""
-        asked = self.asked
-        request = LaunchRequest(
-            asked.engine, asked.router, asked.serve, self.model, asked.limits, asked.scheduling
-        )
-        check(request)
+        check(self.settings, self.model)
         # nobody will connect to this router
         address = RouterAddress.unix("", "")
         num_gpus = 0 if self.is_cpu else len(self.gpus.gpus)
-        return plan_island(request, Node("localhost", None, num_gpus, free_shm_bytes(), address), "doctor")
+        node = Node("localhost", None, num_gpus, free_shm_bytes(), address)
+        return plan_island(self.settings, self.model, node, "doctor")
 
     @property
     def instance(self) -> InstanceConfig:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from alignedserve.cli.doctor.finding import Check, Finding, fail, findings_of, note
-from alignedserve.cli.serve import Configs, configs_of, serve_options
+from alignedserve.cli.serve import serve_options
+from alignedserve.launch.settings import Settings, settings_of
 
 if TYPE_CHECKING:
     import httpx
@@ -53,14 +54,14 @@ def _checks(model: str | None, options: dict[str, Any]) -> Iterator[Check]:
     yield Check("packages", installation.check_packages)
     yield Check("ray", installation.check_ray)
     try:
-        asked = configs_of(model, options)
+        settings = settings_of(model, options)
     except ValueError as error:
         yield _known("options", fail(str(error), "other options; the other checks were not made"))
         return
-    yield from _checks_of(asked)
+    yield from _checks_of(settings)
 
 
-def _checks_of(asked: Configs) -> Iterator[Check]:
+def _checks_of(settings: Settings) -> Iterator[Check]:
     """In the order in which one thing depends on another."""
     try:
         from alignedserve.cli.doctor import cpu, gpu, memory, model, network, profile, store
@@ -68,8 +69,8 @@ def _checks_of(asked: Configs) -> Iterator[Check]:
     except ImportError as error:
         yield _known("imports", fail(str(error), "install what is missing; the other checks were not made"))
         return
-    case = Case(asked)
-    if asked.serve.address is not None:
+    case = Case(settings)
+    if settings.launch.address is not None:
         yield _known("cluster", note("only this machine is looked at, not the other nodes"))
     yield Check("gpu", partial(gpu.check_gpus, case))
     yield Check("cores", partial(cpu.check_cores, case))

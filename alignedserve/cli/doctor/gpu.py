@@ -11,7 +11,7 @@ from alignedserve.ops import MIN_CAPABILITY
 
 
 def check_gpus(case: Case) -> Iterator[Finding]:
-    return gpu_findings(case.gpus, case.engine.device, case.num_instances, case.asked.router.link)
+    return gpu_findings(case.gpus, case.engine.device, case.num_instances, case.settings.router.link)
 
 
 def gpu_findings(facts: GpuFacts, device: str, num_instances: int, link: str) -> Iterator[Finding]:

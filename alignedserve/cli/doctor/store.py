@@ -19,7 +19,7 @@ _START_S = 5.0
 
 
 def check_store(case: Case) -> Iterator[Finding]:
-    with locate_store(case.serve, f"alignedserve-doctor-{os.getpid()}") as location:
+    with locate_store(case.settings.launch, f"alignedserve-doctor-{os.getpid()}") as location:
         if location.server is not None:
             yield ok(f"the state directory is free, and can be written: {location.server.socket.parent}")
         else:
@@ -28,7 +28,7 @@ def check_store(case: Case) -> Iterator[Finding]:
 
 def check_private_redis(case: Case) -> Iterator[Finding]:
     """On an empty directory: what is kept in the real one is left alone."""
-    if case.serve.redis_url is not None:
+    if case.settings.launch.redis_url is not None:
         return
     with (
         tempfile.TemporaryDirectory(prefix="doctor-", dir="/tmp") as name,

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from random import Random
 
+from alignedserve.gateway.config import SloConfig
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.grammars.structure import check_structure
 from alignedserve.gateway.islands import Islands
@@ -19,7 +20,7 @@ from alignedserve.gateway.openai.generation import Generation
 from alignedserve.gateway.openai.prepare import Prepared, ids_of
 from alignedserve.gateway.openai.preparer import Preparer
 from alignedserve.gateway.openai.response_builder import ResponseBuilder
-from alignedserve.gateway.openai.service import Service, SloConfig
+from alignedserve.gateway.openai.service import Service
 from alignedserve.gateway.tools.readers import reader_of
 from alignedserve.lengths.config import NONE, LengthConfig
 

@@ -9,15 +9,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from alignedserve.gateway.config import MAX_TBT_MS, MAX_TTFT_MS, SloConfig
 from alignedserve.gateway.http.errors import ApiError
 
 ServiceTier = Literal["auto", "default", "priority", "flex"]
 
 TTFT_HEADER = "X-SLO-TTFT-MS"
 TBT_HEADER = "X-SLO-TBT-MS"
-# No real-time objective may be longer; a request that can wait asks for `flex`.
-MAX_TTFT_MS = 600_000.0
-MAX_TBT_MS = 60_000.0
 
 
 class Slo(BaseModel):
@@ -27,30 +25,6 @@ class Slo(BaseModel):
     ttft_ms: float | None = None
     # each further one so long after the one before
     tbt_ms: float | None = None
-
-
-@dataclass(frozen=True)
-class SloConfig:
-    """Objectives of real-time requests that name none, by tier; 0: there is none."""
-
-    ttft_ms: float = 1000.0
-    tbt_ms: float = 100.0
-    priority_ttft_ms: float = 500.0
-    priority_tbt_ms: float = 50.0
-
-    def __post_init__(self) -> None:
-        for name, most_ms in (("ttft_ms", MAX_TTFT_MS), ("tbt_ms", MAX_TBT_MS)):
-            for field in (name, f"priority_{name}"):
-                value = getattr(self, field)
-                if value != 0 and not 1 <= value <= most_ms:
-                    raise ValueError(f"slo_{field}={value}: must be 0 or from 1 to {most_ms:.0f}")
-
-    def of(self, name: str) -> tuple[float | None, float | None]:
-        """The objectives for the first token and for further ones, in seconds."""
-        is_priority = name == "priority"
-        ttft_ms = self.priority_ttft_ms if is_priority else self.ttft_ms
-        tbt_ms = self.priority_tbt_ms if is_priority else self.tbt_ms
-        return ttft_ms / 1000 or None, tbt_ms / 1000 or None
 
 
 @dataclass(frozen=True)

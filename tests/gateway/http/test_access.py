@@ -12,9 +12,10 @@ import httpx
 import openai
 import pytest
 
+from alignedserve.gateway.config import HttpConfig
 from alignedserve.gateway.http.keys import ANYONE, Keys, digest_of, owners_of
 from alignedserve.gateway.limits import Limits
-from alignedserve.launch.config import ServeConfig
+from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.protocol.messages import Drain
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import GATEWAY, JSON, play, served
@@ -115,16 +116,20 @@ def test_keys_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> None
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])  # noqa: S104
 def test_nobody_listens_to_the_world_without_keys_by_mistake(host: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"host={host!r}: anyone who reaches it")):
-        ServeConfig(host=host)
-    ServeConfig(host=host, api_key=("k",))
-    ServeConfig(host=host, api_key_file="/keys")
-    ServeConfig(host=host, allow_no_auth=True)
+        listening_on(host)
+    listening_on(host, api_key=("k",))
+    listening_on(host, api_key_file="/keys")
+    listening_on(host, allow_no_auth=True)
+
+
+def listening_on(host: str, **options: object) -> Settings:
+    return settings_of(None, {"host": host, **options})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
 def test_on_this_machine_no_keys_are_needed(host: str) -> None:
-    assert "secret" not in repr(ServeConfig(host=host, api_key=("secret",)))
-    ServeConfig(host=host)
+    assert "secret" not in repr(listening_on(host, api_key=("secret",)))
+    listening_on(host)
 
 
 # ---- browsers ----
@@ -172,7 +177,7 @@ def test_a_page_of_another_origin_may_not(allowed: tuple[str, ...], status: int)
 @pytest.mark.parametrize("origin", ["", "example.org", "https://example.org/", "https://", "**"])
 def test_what_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"allowed_origins={origin!r}: must be")):
-        ServeConfig(allowed_origins=("https://example.org:8080", "*", origin))
+        HttpConfig(allowed_origins=("https://example.org:8080", "*", origin))
 
 
 # ---- caps ----
@@ -306,7 +311,7 @@ def test_what_runs_finishes_and_what_comes_is_refused(is_stream: bool) -> None:
 @pytest.mark.parametrize("is_hurried", [False, True])
 def test_what_does_not_finish_in_time_is_told(is_hurried: bool) -> None:
     async def scenario() -> None:
-        async with served(shutdown_timeout_s=600.0 if is_hurried else 0.05) as at:
+        async with served(shutdown_timeout=600.0 if is_hurried else 0.05) as at:
             at.router.allow(2)
             stream = await at.client.completions.create(model="demo", prompt="x", max_tokens=50, stream=True)
             await anext(stream)
@@ -323,7 +328,7 @@ def test_what_does_not_finish_in_time_is_told(is_hurried: bool) -> None:
 
 def test_an_idle_server_stops_at_once() -> None:
     async def scenario() -> None:
-        async with served(ScriptedRouter(), shutdown_timeout_s=600.0) as at:
+        async with served(ScriptedRouter(), shutdown_timeout=600.0) as at:
             await at.router.until(lambda: list(at.router.hub) != [])
             at.process.drain()
             await at.router.until(lambda: list(at.router.hub) == [])

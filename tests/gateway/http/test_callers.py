@@ -7,8 +7,8 @@ import socket
 import pytest
 from starlette.datastructures import Headers
 
+from alignedserve.gateway.config import HttpConfig
 from alignedserve.gateway.http.callers import ANY_CALLER, Callers, callers_of
-from alignedserve.launch.config import ServeConfig
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.served import JSON, play, served
 
@@ -123,7 +123,7 @@ def test_pages_of_others_change_nothing(headers: dict[str, str], status: int) ->
 @pytest.mark.parametrize("host", ["", "http://a", "a:80", "a b", "*.example", "a/b"])
 def test_what_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="allowed_hosts="):
-        ServeConfig(allowed_hosts=("a.example", "10.0.0.1", "[::1]", "::1", "*", host))
+        HttpConfig(allowed_hosts=("a.example", "10.0.0.1", "[::1]", "::1", "*", host))
 
 
 def test_the_door_refuses_them_in_openais_words() -> None:

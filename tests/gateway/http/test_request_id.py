@@ -110,7 +110,7 @@ def test_what_breaks_is_logged_once_with_its_id(log: io.StringIO, monkeypatch: p
 
 def test_a_file_of_its_own(log: io.StringIO, tmp_path: Path) -> None:
     path = tmp_path / "gateway.log"
-    LogConfig("json", directory=str(tmp_path)).start("gateway")
+    LogConfig("json", dir=str(tmp_path)).start("gateway")
     logging.getLogger("alignedserve.gateway").info("here")
     logging.getLogger("alignedserve.gateway").debug("not at this level")
     (line,) = path.read_text().splitlines()
@@ -143,14 +143,14 @@ def test_log_files_are_not_for_others_and_not_where_others_write(log: io.StringI
     directory = tmp_path / "logs"
     before = os.umask(0)
     try:
-        LogConfig(directory=str(directory)).start("gateway", has_console=False)
+        LogConfig(dir=str(directory)).start("gateway", has_console=False)
     finally:
         os.umask(before)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / "gateway.log").stat().st_mode) == 0o640
     directory.chmod(0o777)
     with pytest.raises(OSError, match="other users of this machine can write in it"):
-        LogConfig(directory=str(directory)).start("gateway", has_console=False)
+        LogConfig(dir=str(directory)).start("gateway", has_console=False)
 
 
 def test_text_is_for_people(log: io.StringIO) -> None:

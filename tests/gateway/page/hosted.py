@@ -33,7 +33,7 @@ class Hosted:
 def hosted(
     router: ScriptedRouter | None = None, has_store: bool = False, **settings: Any
 ) -> Iterator[Hosted]:
-    """`settings`: GatewayConfig's."""
+    """`settings`: GatewayConfig's, and HttpConfig's."""
     begun: Future[Hosted] = Future()
 
     async def serve() -> None:

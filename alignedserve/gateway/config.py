@@ -1,0 +1,140 @@
+"""What the gateway can be told. Frozen; the text beside a field is its help on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Annotated
+
+from alignedserve.batch.config import BatchConfig
+from alignedserve.engine.config import EngineConfig
+from alignedserve.gateway.limits import Limits
+from alignedserve.lengths.config import LengthConfig
+from alignedserve.process.logs import LogConfig
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.types import InstanceId
+
+# No real-time objective may be longer; a request that can wait asks for `flex`.
+MAX_TTFT_MS = 600_000.0
+MAX_TBT_MS = 60_000.0
+
+
+@dataclass(frozen=True)
+class HttpConfig:
+    host: Annotated[str, "address of the HTTP endpoint"] = "127.0.0.1"
+    port: Annotated[int, "port of the HTTP endpoint"] = 8000
+    served_model_name: Annotated[str | None, "the model's name to clients [default: as it was given]"] = None
+    shared_files: Annotated[bool, "each API key sees all files and batches, whoever made them"] = False
+    allowed_origins: Annotated[
+        tuple[str, ...], "whose pages may call it from a browser (CORS), or *: any; repeat for several"
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        "names that it is known by, besides its addresses, or *: any; repeat for several "
+        "[default: with API keys any]",
+    ] = ()
+    shutdown_timeout: Annotated[float, "seconds that running requests get to finish when it is stopped"] = (
+        30.0
+    )
+    otlp_endpoint: Annotated[str | None, "where OpenTelemetry traces go, over HTTP [default: nowhere]"] = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.port <= 65535:
+            raise ValueError(f"port={self.port}: must be from 1 to 65535")
+        if self.served_model_name == "":
+            raise ValueError("served_model_name='': must not be empty")
+        for origin in self.allowed_origins:
+            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ValueError(
+                    f"allowed_origins={origin!r}: must be *, or scheme, host and port, like https://example.org"
+                )
+        for host in self.allowed_hosts:
+            if not re.fullmatch(r"\*|[A-Za-z0-9._-]+|\[?[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]?", host):
+                raise ValueError(
+                    f"allowed_hosts={host!r}: must be *, or a name or an address, without a port"
+                )
+        if not self.shutdown_timeout >= 0:
+            raise ValueError(f"shutdown_timeout={self.shutdown_timeout}: must be at least 0")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint={self.otlp_endpoint!r}: must begin with http:// or https://")
+
+    @property
+    def is_on_loopback(self) -> bool:
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            # a name: where it leads is not known
+            return False
+
+
+@dataclass(frozen=True)
+class KeyConfig:
+    """The launcher reads the keys. The gateway is told their digests alone."""
+
+    api_key: Annotated[
+        tuple[str, ...],
+        "clients must send one of these; repeat for several (others see them in ps: use a file)",
+    ] = field(default=(), repr=False)
+    api_key_file: Annotated[str | None, "file of API keys, one a line, and after it, if any, its group"] = (
+        None
+    )
+    allow_no_auth: Annotated[bool, "listen beyond this machine without API keys"] = False
+
+    def check(self, http: HttpConfig) -> None:
+        """Raises ValueError where anyone could use the server, and nobody has said that they may."""
+        has_keys = self.api_key or self.api_key_file is not None
+        if not has_keys and not self.allow_no_auth and not http.is_on_loopback:
+            raise ValueError(
+                f"host={http.host!r}: anyone who reaches it could use it; give an --api-key or --api-key-file, "
+                "or say --allow-no-auth"
+            )
+
+
+@dataclass(frozen=True)
+class SloConfig:
+    """Objectives of real-time requests that name none, by tier, in milliseconds; 0: there is none."""
+
+    ttft_ms: Annotated[
+        float, "first token of requests that name no objective is due after so long; 0: whenever"
+    ] = 1000.0
+    tbt_ms: Annotated[float, "each further token, after the one before"] = 100.0
+    priority_ttft_ms: Annotated[float, "the same for service_tier=priority"] = 500.0
+    priority_tbt_ms: Annotated[float, "the same for service_tier=priority"] = 50.0
+
+    def __post_init__(self) -> None:
+        for name, most_ms in (("ttft_ms", MAX_TTFT_MS), ("tbt_ms", MAX_TBT_MS)):
+            for each in (name, f"priority_{name}"):
+                value = getattr(self, each)
+                if value != 0 and not 1 <= value <= most_ms:
+                    raise ValueError(f"slo_{each}={value}: must be 0 or from 1 to {most_ms:.0f}")
+
+    def of(self, name: str) -> tuple[float | None, float | None]:
+        """The objectives for the first token and for further ones, in seconds."""
+        is_priority = name == "priority"
+        ttft_ms = self.priority_ttft_ms if is_priority else self.ttft_ms
+        tbt_ms = self.priority_tbt_ms if is_priority else self.tbt_ms
+        return ttft_ms / 1000 or None, tbt_ms / 1000 or None
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    instance_id: InstanceId
+    # the address of each island's router
+    routers: tuple[RouterAddress, ...]
+    engine: EngineConfig
+    # the model's name to clients
+    model_name: str
+    http: HttpConfig = field(default_factory=HttpConfig)
+    # what has to be the same in all processes of the cluster
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    # maps digests of API keys to owners (http/keys.py); without any, the server is open to everyone
+    key_owners: Mapping[bytes, str] = field(default_factory=dict)
+    # the store that keeps files and batch jobs; without one there are none
+    store_url: str = ""
+    batches: BatchConfig = field(default_factory=BatchConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    lengths: LengthConfig = field(default_factory=LengthConfig)
+    slo: SloConfig = field(default_factory=SloConfig)

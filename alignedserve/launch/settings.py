@@ -1,0 +1,76 @@
+"""Everything that `alignedserve serve` can be told, checked once: a section for each part of the system that is told.
+
+Flags of the command line are derived from it (`cli/options.py`), and the plan and `doctor` read it. The prefix of a
+section's flags, if they have one, stands beside the section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from alignedserve import demo
+from alignedserve.batch.config import BatchConfig
+from alignedserve.engine.config import EngineConfig
+from alignedserve.gateway.config import HttpConfig, KeyConfig, SloConfig
+from alignedserve.gateway.limits import Limits
+from alignedserve.launch.config import LaunchConfig
+from alignedserve.lengths.config import LengthConfig
+from alignedserve.process.logs import LogConfig
+from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
+
+# The processes have no terminal to draw progress bars on.
+NO_FLAGS = ("use_tqdm",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    engine: EngineConfig
+    http: HttpConfig = field(default_factory=HttpConfig)
+    keys: KeyConfig = field(default_factory=KeyConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    slo: Annotated[SloConfig, "slo_"] = field(default_factory=SloConfig)
+    batches: Annotated[BatchConfig, "batch_"] = field(default_factory=BatchConfig)
+    lengths: Annotated[LengthConfig, "length_"] = field(default_factory=LengthConfig)
+    log: Annotated[LogConfig, "log_"] = field(default_factory=LogConfig)
+    limits: Limits = field(default_factory=Limits)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+
+    def __post_init__(self) -> None:
+        self.keys.check(self.http)
+
+    @property
+    def served_name(self) -> str:
+        return self.http.served_model_name or self.engine.model
+
+
+class Section(NamedTuple):
+    name: str
+    config_class: type[Any]
+    prefix: str
+
+
+def sections() -> Iterator[Section]:
+    hints = get_type_hints(Settings, include_extras=True)
+    for each in fields(Settings):
+        hint = hints[each.name]
+        config_class, prefix = get_args(hint) if get_origin(hint) is Annotated else (hint, "")
+        yield Section(each.name, config_class, prefix)
+
+
+def settings_of(model: str | None, options: Mapping[str, Any]) -> Settings:
+    """`options` are the flags' values by the flags' names. Raises ValueError for what is not allowed."""
+    if model is None:
+        options = {**options, "served_model_name": options.get("served_model_name") or "demo"}
+    told = {each.name: taken(each.config_class, options, each.prefix) for each in sections()}
+    told["engine"]["model"] = model or str(demo.MODEL_DIR)
+    return Settings(**{each.name: each.config_class(**told[each.name]) for each in sections()})
+
+
+def taken(config_class: type[Any], options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Those of the options that are the class's, by its fields' names."""
+    names = {each.name: f"{prefix}{each.name}" for each in fields(config_class)}
+    return {name: options[flag] for name, flag in names.items() if flag in options}
