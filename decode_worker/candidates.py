@@ -6,18 +6,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, ValuesView
 from itertools import chain
 
-from alignedserve.decode_worker.members import Member, Members, member_of
-from alignedserve.instance.shares import NothingShared, Shares
+from alignedserve.decode_worker.scheduled_request import (
+    ScheduledRequest,
+    ScheduledRequests,
+    scheduled_request,
+)
+from alignedserve.instance.prefix_lookup import NoPrefixCache, PrefixLookup
 from alignedserve.protocol.messages import Work
 from alignedserve.types import InstanceId, RequestKey
 
 
 class Candidates:
-    def __init__(self, max_model_len: int, shares: Shares | None = None) -> None:
+    def __init__(self, max_model_len: int, lookup: PrefixLookup | None = None) -> None:
         self._max_model_len = max_model_len
-        self._shares = shares or NothingShared()
-        self._requests: Members = {}
-        self._batch: Members = {}
+        self._lookup = lookup or NoPrefixCache()
+        self._requests: ScheduledRequests = {}
+        self._batch: ScheduledRequests = {}
         self._num_batches = 0
         # the one that runs
         self._running_batch = 0
@@ -27,37 +31,39 @@ class Candidates:
 
     def add(self, work: Work, is_batch: bool, source: InstanceId | None) -> None:
         into = self._batch if is_batch else self._requests
-        names = () if work.num_cached else self._shares.names(work)
-        into[work.request.key] = member_of(work, source, self._num_batches, self._max_model_len, names)
+        names = () if work.num_cached else self._lookup.names(work)
+        into[work.request.key] = scheduled_request(
+            work, source, self._num_batches, self._max_model_len, names
+        )
 
-    def take(self, member: Member) -> None:
+    def take(self, scheduled: ScheduledRequest) -> None:
         """It is admitted. One of the candidate batch makes that the batch that runs; a candidate request joins it."""
-        if self._batch.pop(member.key, None):
-            self._running_batch = member.batch
+        if self._batch.pop(scheduled.key, None):
+            self._running_batch = scheduled.batch
         else:
-            del self._requests[member.key]
-        member.batch = self._running_batch
+            del self._requests[scheduled.key]
+        scheduled.batch = self._running_batch
 
     def drop(self, key: RequestKey) -> bool:
-        return any(members.pop(key, None) for members in (self._requests, self._batch))
+        return any(requests.pop(key, None) for requests in (self._requests, self._batch))
 
     def clear(self) -> None:
         self._requests.clear()
         self._batch.clear()
 
     @property
-    def requests(self) -> ValuesView[Member]:
+    def requests(self) -> ValuesView[ScheduledRequest]:
         return self._requests.values()
 
     @property
-    def batch(self) -> ValuesView[Member]:
+    def batch(self) -> ValuesView[ScheduledRequest]:
         return self._batch.values()
 
     @property
-    def rt(self) -> Iterable[Member]:
-        return (member for member in self if member.is_rt)
+    def rt(self) -> Iterable[ScheduledRequest]:
+        return (request for request in self if request.is_rt)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ScheduledRequest]:
         """Candidate requests first."""
         return chain(self._requests.values(), self._batch.values())
 

@@ -13,7 +13,7 @@ class DecodePlan:
     # start to copy the KV of these; their blocks are taken, `pulled` or `pull_failed` follows
     pulls: list[Work] = field(default_factory=list)
     # these, of which there is no KV, start: their blocks are taken, and they may run at once
-    starts: list[Work] = field(default_factory=list)
+    new_prompts: list[Work] = field(default_factory=list)
     # these compute all that they have pending, one token as a rule, and sample the next: `sampled` follows
     run: list[RequestKey] = field(default_factory=list)
     # these compute so many tokens and are not done with it: `computed` follows
@@ -26,4 +26,4 @@ class DecodePlan:
     @property
     def goes_on(self) -> bool:
         """The next plan need not wait for anything."""
-        return bool(self.run or self.chunks or self.starts)
+        return bool(self.run or self.chunks or self.new_prompts)

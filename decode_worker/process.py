@@ -40,5 +40,5 @@ class ColocatedProcess(DecodeProcess):
             transfers,
             make_policy(self._config.scheduling),
             estimate,
-            shares_prefixes=self._config.engine.enable_prefix_caching,
+            enable_prefix_caching=self._config.engine.enable_prefix_caching,
         )

@@ -1,8 +1,8 @@
 """Prompts that a colocated instance computes: what it keeps of each beside its blocks, until its first token is out.
 
 A grammar is compiled before the prompt is offered to the schedule (`instance/preparation.py`). Prompts share KV with
-others that begin alike (`instance/sharing.py`). Log-probabilities of a prompt come chunk by chunk, and go out with its
-first token.
+others that begin alike (`instance/prefix_cache.py`). Log-probabilities of a prompt come chunk by chunk, and go out with
+its first token.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
+from alignedserve.instance.prefix_cache import Beginning, PrefixCache
 from alignedserve.instance.preparation import Preparation
 from alignedserve.instance.requests import adopt, key_of, plain
-from alignedserve.instance.sharing import Beginning, Sharing
 from alignedserve.protocol.messages import NewTokens, Work
 from alignedserve.protocol.prompt_logprobs import pack
 from alignedserve.types import RequestKey
 
 
 class Prompts:
-    def __init__(self, engine: Executor, compiling: Compiling, shares_prefixes: bool) -> None:
+    def __init__(self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool) -> None:
         self._engine = engine
         self.preparation = Preparation(engine, compiling)
-        self.sharing = Sharing(engine, shares_prefixes)
+        self.sharing = PrefixCache(engine, enable_prefix_caching)
         # Those that have started are here, until they leave.
         self._beginnings: dict[RequestKey, Beginning] = {}
         self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from alignedserve.decode_worker.block_table import BlockTable
 from alignedserve.decode_worker.boundary import Boundary
 from alignedserve.decode_worker.candidates import Candidates
-from alignedserve.decode_worker.holders import Holders
 from alignedserve.decode_worker.plan import DecodePlan
-from alignedserve.instance.shares import NothingShared, Shares
-from alignedserve.instance.twins import Twins
+from alignedserve.instance.prefix_dedup import PrefixDedup
+from alignedserve.instance.prefix_lookup import NoPrefixCache, PrefixLookup
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.timing.estimate import Estimate
@@ -29,18 +29,18 @@ class DecodeSchedule:
         limits: InstanceLimits,
         policy: DecodePart,
         estimate: Estimate | None = None,
-        shares: Shares | None = None,
+        lookup: PrefixLookup | None = None,
     ) -> None:
         """`estimate`: how long iterations will take; None: nobody knows.
-        `shares`: None, where prompts share no KV.
+        `lookup`: None, where prompts share no KV.
         """
-        self.limits = replace(limits, shares_prefixes=shares is not None)
-        shares = shares or NothingShared()
+        self.limits = replace(limits, enable_prefix_caching=lookup is not None)
+        lookup = lookup or NoPrefixCache()
         self._policy = policy
         self._estimate = estimate
-        self._candidates, self._holders = Candidates(limits.max_model_len, shares), Holders(limits)
-        self._twins = Twins(limits.block_size, shares, policy.is_ahead)
-        self._boundary = Boundary(limits, self._candidates, self._holders, shares, self._twins)
+        self._candidates, self._block_table = Candidates(limits.max_model_len, lookup), BlockTable(limits)
+        self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
+        self._boundary = Boundary(limits, self._candidates, self._block_table, lookup, self._dedup)
         # of the iteration that was planned last
         self._predicted_s = 0.0
 
@@ -48,8 +48,8 @@ class DecodeSchedule:
         """Takes the blocks that it plans with. What it plans fits."""
         at = self._boundary
         at.begin(now)
-        if self.limits.shares_prefixes:
-            self._twins.look(self._policy.in_order(self._holders.beginning, now), now)
+        if self.limits.enable_prefix_caching:
+            self._dedup.look(self._policy.in_order(self._block_table.beginning, now), now)
         self._policy.plan(at)
         if self._estimate and at.plan.goes_on:
             self._predicted_s = self._estimate.iteration(at.chunks, at.lengths)
@@ -63,7 +63,7 @@ class DecodeSchedule:
             self._candidates.begin_batch()
         for work in works:
             key = work.request.key
-            if key in self._candidates or key in self._holders:
+            if key in self._candidates or key in self._block_table:
                 raise RuntimeError(f"request {key}: offered, but it is here already")
             self._candidates.add(work, is_batch, source)
 
@@ -74,32 +74,32 @@ class DecodeSchedule:
     def drop_candidates(self) -> list[RequestKey]:
         """Takes all of them back. Returns those that are being pulled: they are left to `abort`."""
         self._candidates.clear()
-        return list(self._holders.pulling)
+        return list(self._block_table.pulling)
 
     def evict(self, key: RequestKey) -> bool:
         """It runs no more; its blocks are held until `evicted`. False, and nothing changed, if it does not run."""
-        return self._holders.evict(key)
+        return self._block_table.evict(key)
 
     def abort(self, key: RequestKey) -> bool:
         """Forgets it, whatever its state. True if its blocks are held until the copy under way is reported."""
-        return not self._candidates.drop(key) and self._holders.abort(key)
+        return not self._candidates.drop(key) and self._block_table.abort(key)
 
     # ---- what came of plans -----------------------------------------------------------------------------------------
 
     def pulled(self, key: RequestKey) -> bool:
         """Its KV has arrived. True: it runs from here on; False: it was aborted meanwhile, and is gone."""
-        return self._holders.pulled(key)
+        return self._block_table.pulled(key)
 
     def pull_failed(self, key: RequestKey) -> None:
-        self._holders.pull_failed(key)
+        self._block_table.pull_failed(key)
 
     def evicted(self, key: RequestKey) -> bool:
         """Its KV is in the pool, and it is gone. False if it was aborted meanwhile."""
-        return self._holders.evicted(key)
+        return self._block_table.evicted(key)
 
     def evict_failed(self, key: RequestKey) -> bool:
         """True: it runs again; False: it was aborted meanwhile, and is gone."""
-        return self._holders.evict_failed(key)
+        return self._block_table.evict_failed(key)
 
     def took(self, seconds: float, outside_s: float = 0.0) -> None:
         """The iteration of the last plan, and what part of it was outside the engine. Corrects what the next ones are
@@ -110,17 +110,17 @@ class DecodeSchedule:
 
     def computed(self, key: RequestKey, count: int) -> None:
         """A part of what was pending; no token came of it."""
-        self._holders.running[key].num_cached += count
+        self._block_table.running[key].num_cached += count
 
     def sampled(self, keys: Iterable[RequestKey]) -> None:
-        running = self._holders.running
+        running = self._block_table.running
         for key in keys:
-            member = running[key]
-            member.num_cached = member.num_tokens
-            member.num_tokens += 1
+            request = running[key]
+            request.num_cached = request.num_tokens
+            request.num_tokens += 1
 
     def ended(self, key: RequestKey) -> None:
-        self._holders.ended(key)
+        self._block_table.ended(key)
 
     # ---- counts -----------------------------------------------------------------------------------------------------
 
@@ -131,11 +131,11 @@ class DecodeSchedule:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._holders.num_free
+        return self._block_table.num_free
 
     @property
     def num_running(self) -> int:
-        return len(self._holders.running)
+        return len(self._block_table.running)
 
     @property
     def num_candidates(self) -> int:
@@ -143,28 +143,28 @@ class DecodeSchedule:
 
     def best_effort(self) -> tuple[int, int]:
         """Requests of it that run, and their blocks."""
-        blocks = [member.num_blocks for member in self._holders.running.values() if not member.is_rt]
+        blocks = [request.num_blocks for request in self._block_table.running.values() if not request.is_rt]
         return len(blocks), sum(blocks)
 
     def lengths(self) -> list[int]:
         """Of all that run, in tokens."""
-        return [member.num_tokens for member in self._holders.running.values()]
+        return [request.num_tokens for request in self._block_table.running.values()]
 
     def work_of(self, key: RequestKey) -> Work | None:
         """Of one that is being pulled; None: it was aborted."""
-        member = self._holders.pulling.get(key)
-        return member.work if member else None
+        request = self._block_table.pulling.get(key)
+        return request.work if request else None
 
     def source_of(self, key: RequestKey) -> InstanceId | None:
         """Where to pull it from; of a request in a plan's pulls."""
-        return self._holders.pulling[key].source
+        return self._block_table.pulling[key].source
 
     def check(self) -> None:
         """Every block is held once or free."""
-        self._holders.check()
+        self._block_table.check()
 
     def check_idle(self) -> None:
         self.check()
-        num_left = self.num_candidates + len(self._holders)
+        num_left = self.num_candidates + len(self._block_table)
         if num_left:
             raise RuntimeError(f"idle, but {num_left} requests are left")

@@ -76,21 +76,21 @@ class DecodeWorker(Worker[DecodeStep]):
         estimate: Estimate | None = None,
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
-        shares_prefixes: bool = False,
+        enable_prefix_caching: bool = False,
     ) -> None:
-        """`shares_prefixes`: prompts that begin like earlier ones reuse their KV."""
+        """`enable_prefix_caching`: prompts that begin like earlier ones reuse their KV."""
         super().__init__(engine, transfers, clock, threads)
         limits = limits_of(engine)
         part = self._part(policy or make_policy(SchedulingConfig()), limits, estimate)
-        self._prompts = Prompts(engine, self._compiling, shares_prefixes)
-        shares = self._prompts.sharing if shares_prefixes else None
-        self.schedule = DecodeSchedule(limits, part, estimate, shares)
+        self._prompts = Prompts(engine, self._compiling, enable_prefix_caching)
+        lookup = self._prompts.sharing if enable_prefix_caching else None
+        self.schedule = DecodeSchedule(limits, part, estimate, lookup)
         # of prefill instances that stage for it
         self._addresses: dict[InstanceId, str] = {}
         # those that hold blocks
         self._requests: dict[RequestKey, Request] = {}
         # aborted under a copy: what to say when that has ended
-        self._farewells: dict[RequestKey, Gone | None] = {}
+        self._last_messages: dict[RequestKey, Gone | None] = {}
         # to be sent before the next report, which may want the same requests evicted again
         self._failed_evictions: list[AnyMessage] = []
         self._changes = Changes()
@@ -161,18 +161,18 @@ class DecodeWorker(Worker[DecodeStep]):
         pairs = zip(self.engine.blocks_of(request)[changed], order.blocks[changed], strict=True)
         self._save(order.key, list(pairs), self._evicted)
 
-    def _abort(self, key: RequestKey, farewell: Gone | None) -> None:
+    def _abort(self, key: RequestKey, last_message: Gone | None) -> None:
         if key not in self._requests:
             self._prompts.forget(key)
         if self.schedule.abort(key):
-            self._farewells[key] = farewell
+            self._last_messages[key] = last_message
             self.transfers.abandon(key)
             if self._compiling.drop(key):
                 self._arrived(key)
         elif key in self._requests:
-            self._leave(key, farewell)
-        elif farewell:
-            self._outbox.append(farewell)
+            self._leave(key, last_message)
+        elif last_message:
+            self._outbox.append(last_message)
 
     def drop_orders(self) -> None:
         self.schedule.expect(0, 0, self._clock())
@@ -220,7 +220,7 @@ class DecodeWorker(Worker[DecodeStep]):
             self._pulled(outcome)
             return
         for key, blocks in specs:
-            if key in self._farewells:
+            if key in self._last_messages:
                 self._pulled(replace(outcome, keys=(key,)))
             else:
                 self._pull_from(source, [(key, blocks)])
@@ -269,9 +269,9 @@ class DecodeWorker(Worker[DecodeStep]):
         """It does not run, and has no copy under way."""
         self.engine.release(self._requests.pop(key))
         self._prompts.left(key)
-        farewell = self._farewells.pop(key) if key in self._farewells else message
-        if farewell:
-            self._outbox.append(farewell)
+        last_message = self._last_messages.pop(key) if key in self._last_messages else message
+        if last_message:
+            self._outbox.append(last_message)
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class DecodeWorker(Worker[DecodeStep]):
         self.transfers.completions.run()
         plan = self.schedule.plan(begun_s)
         self.patience_s = plan.hold_s or None
-        for work in plan.starts:
+        for work in plan.new_prompts:
             self._start(work)
         self._pull(plan.pulls)
         return self._launch(DecodeStep(begun_s, plan, None, []))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.prefill_worker.members import Member
+from alignedserve.prefill_worker.scheduled_request import ScheduledRequest
 from alignedserve.protocol.messages import InstanceLimits
 
 
@@ -21,12 +21,12 @@ class Blocks:
     def needed(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
-    def hold(self, member: Member, count: int) -> None:
-        member.num_blocks = count
+    def hold(self, request: ScheduledRequest, count: int) -> None:
+        request.num_blocks = count
         self.num_free -= count
 
-    def free(self, member: Member) -> None:
-        self.num_free += member.num_blocks
+    def free(self, request: ScheduledRequest) -> None:
+        self.num_free += request.num_blocks
 
     def check(self, num_held: int) -> None:
         if num_held + self.num_free != self._num_all:

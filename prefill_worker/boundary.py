@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from alignedserve.instance.twins import Twins
+from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.prefill_worker.blocks import Blocks
-from alignedserve.prefill_worker.members import Member, State
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.prompts import Prompts
+from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest
 from alignedserve.prefill_worker.stages import Stages
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.boundary import PrefillRequest
@@ -23,13 +23,13 @@ class Boundary:
     """See `scheduling.boundary.PrefillBoundary` for what each method promises."""
 
     def __init__(
-        self, limits: InstanceLimits, blocks: Blocks, prompts: Prompts, stages: Stages, twins: Twins
+        self, limits: InstanceLimits, blocks: Blocks, prompts: Prompts, stages: Stages, dedup: PrefixDedup
     ) -> None:
         self.limits = limits
         self._blocks = blocks
         self._prompts = prompts
         self._stages = stages
-        self._twins = twins
+        self._dedup = dedup
         self.begin(-math.inf, [])
 
     def begin(self, now: float, stages: Sequence[Work]) -> None:
@@ -44,22 +44,22 @@ class Boundary:
     # ---- who is here -------------------------------------------------------------------------------------------------
 
     @property
-    def waiting(self) -> Sequence[Member]:
+    def waiting(self) -> Sequence[ScheduledRequest]:
         return [*self._prompts.waiting.values()]
 
     def is_waiting(self, request: PrefillRequest) -> bool:
         return request.key in self._prompts.waiting
 
     @property
-    def started(self) -> Sequence[Member]:
+    def started(self) -> Sequence[ScheduledRequest]:
         return [*self._prompts.started.values()]
 
     @property
-    def computing(self) -> Sequence[Member]:
-        return self._prompts.in_state(State.COMPUTING)
+    def computing(self) -> Sequence[ScheduledRequest]:
+        return self._prompts.in_state(PromptState.COMPUTING)
 
     @property
-    def short_of_blocks(self) -> Member | None:
+    def short_of_blocks(self) -> ScheduledRequest | None:
         return self._stages.short_of_blocks()
 
     @property
@@ -71,7 +71,7 @@ class Boundary:
         return self._prompts.is_rt_copied
 
     def had_better_wait(self, request: PrefillRequest) -> bool:
-        return self._twins.had_better_wait(_own(request))
+        return self._dedup.had_better_wait(_own(request))
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -81,59 +81,61 @@ class Boundary:
 
     @property
     def num_blocks_to_come(self) -> int:
-        return sum(each.num_blocks for each in self._prompts.in_state(State.GIVING_UP))
+        return sum(each.num_blocks for each in self._prompts.in_state(PromptState.PREEMPTING))
 
     @property
     def num_free_slots(self) -> int:
         return self._prompts.num_free_slots
 
     def blocks_for(self, request: PrefillRequest) -> int:
-        member = _own(request)
-        return self._blocks.needed(member.num_tokens if self.is_waiting(member) else member.work.num_cached)
+        scheduled = _own(request)
+        return self._blocks.needed(
+            scheduled.num_tokens if self.is_waiting(scheduled) else scheduled.work.num_cached
+        )
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
     def start(self, request: PrefillRequest) -> None:
-        member = _own(request)
-        needed = self.blocks_for(member)
+        scheduled = _own(request)
+        needed = self.blocks_for(scheduled)
         if needed > self.num_free_blocks or self.num_free_slots <= 0:
             raise RuntimeError(
-                f"request {member.key}: started with {needed} blocks and a slot, "
+                f"request {scheduled.key}: started with {needed} blocks and a slot, "
                 f"but {self.num_free_blocks} blocks and {self.num_free_slots} slots are free"
             )
-        self._prompts.start(member)
-        self._twins.started(member)
-        self.plan.starts.append(member.work)
-        if member.work.num_cached:
-            self.plan.loads.append(member.work)
+        self._prompts.start(scheduled)
+        self._dedup.started(scheduled)
+        self.plan.new_prompts.append(scheduled.work)
+        if scheduled.work.num_cached:
+            self.plan.loads.append(scheduled.work)
 
-    def give_up(self, request: PrefillRequest) -> None:
-        member = _own(request)
-        self._check_computing(member)
-        self._prompts.give_up(member)
-        self.plan.gives_up.append(member.key)
+    def preempt(self, request: PrefillRequest) -> None:
+        scheduled = _own(request)
+        self._check_computing(scheduled)
+        self._prompts.preempt(scheduled)
+        self.plan.preempted.append(scheduled.key)
 
     def chunk(self, request: PrefillRequest, num_tokens: int) -> None:
-        member = _own(request)
-        self._check_computing(member)
-        most = min(member.num_pending, self.num_tokens_left)
-        if not 0 < num_tokens <= most or member.key in self._planned:
-            is_planned = " once more" if member.key in self._planned else ""
+        scheduled = _own(request)
+        self._check_computing(scheduled)
+        most = min(scheduled.num_pending, self.num_tokens_left)
+        if not 0 < num_tokens <= most or scheduled.key in self._planned:
+            is_planned = " once more" if scheduled.key in self._planned else ""
             raise RuntimeError(
-                f"request {member.key}: to compute {num_tokens} tokens{is_planned}, but at most {most}"
+                f"request {scheduled.key}: to compute {num_tokens} tokens{is_planned}, but at most {most}"
             )
         self.num_tokens_left -= num_tokens
-        self._planned.add(member.key)
-        self.plan.chunks.append((member.key, num_tokens))
-        self.computed.append((member.num_computed, num_tokens))
+        self._planned.add(scheduled.key)
+        self.plan.chunks.append((scheduled.key, num_tokens))
+        self.computed.append((scheduled.num_computed, num_tokens))
 
     @staticmethod
-    def _check_computing(member: Member) -> None:
-        if member.state is not State.COMPUTING:
-            raise RuntimeError(f"request {member.key}: is {member.state.name}, and not being computed")
+    def _check_computing(scheduled: ScheduledRequest) -> None:
+        if scheduled.state is not PromptState.COMPUTING:
+            raise RuntimeError(f"request {scheduled.key}: is {scheduled.state.name}, and not being computed")
 
 
-def _own(request: PrefillRequest) -> Member:
-    if not isinstance(request, Member):
+def _own(request: PrefillRequest) -> ScheduledRequest:
+    if not isinstance(request, ScheduledRequest):
         raise TypeError(f"{request!r}: is none of this instance's requests")
     return request

@@ -10,11 +10,11 @@ from alignedserve.types import RequestKey
 
 @dataclass
 class PrefillPlan:
-    # these prompts save what was computed and leave their blocks; `gave_up` follows, when no copy is under way.
+    # these prompts save what was computed and leave their blocks; `preempted` follows, when no copy is under way.
     # Carried out before the rest.
-    gives_up: list[RequestKey] = field(default_factory=list)
+    preempted: list[RequestKey] = field(default_factory=list)
     # these prompts start: all of their blocks are taken
-    starts: list[Work] = field(default_factory=list)
+    new_prompts: list[Work] = field(default_factory=list)
     # of those, start to copy cached KV from the pool; `loaded` follows (after `abort`, when that failed)
     loads: list[Work] = field(default_factory=list)
     # start to copy these candidates' KV from the pool; `staged` follows (after `abort`, when that failed)
@@ -25,4 +25,4 @@ class PrefillPlan:
     @property
     def goes_on(self) -> bool:
         """The next plan need not wait for anything."""
-        return bool(self.chunks or self.gives_up)
+        return bool(self.chunks or self.preempted)

@@ -26,7 +26,7 @@ class PrefillProcess(InstanceProcess):
             transfers,
             make_policy(self._config.scheduling),
             estimate,
-            shares_prefixes=self._config.engine.enable_prefix_caching,
+            enable_prefix_caching=self._config.engine.enable_prefix_caching,
         )
 
     def _open(self, transfers: LiveTransfers, me: Identity) -> str:

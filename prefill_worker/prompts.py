@@ -12,28 +12,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from alignedserve.instance.shares import Shares
+from alignedserve.instance.prefix_lookup import PrefixLookup
 from alignedserve.prefill_worker.blocks import Blocks
-from alignedserve.prefill_worker.members import Member, Members, State, num_tokens
+from alignedserve.prefill_worker.scheduled_request import (
+    PromptState,
+    ScheduledRequest,
+    ScheduledRequests,
+    num_tokens,
+)
 from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
 
 class Prompts:
-    def __init__(self, max_num_seqs: int, blocks: Blocks, shares: Shares) -> None:
+    def __init__(self, max_num_seqs: int, blocks: Blocks, lookup: PrefixLookup) -> None:
         self._max_num_seqs = max_num_seqs
         self._blocks = blocks
-        self._shares = shares
+        self._lookup = lookup
         # both in the order in which they came there; those that wait have no blocks
-        self._waiting: Members = {}
-        self._started: Members = {}
+        self._waiting: ScheduledRequests = {}
+        self._started: ScheduledRequests = {}
         # no plan has seen them yet
-        self._new: list[Member] = []
+        self._new: list[ScheduledRequest] = []
         # of those that have started, those with slots, by whether they are real time
         self._num_slots = {True: 0, False: 0}
         # for others to look at
-        self.waiting: Mapping[RequestKey, Member] = self._waiting
-        self.started: Mapping[RequestKey, Member] = self._started
+        self.waiting: Mapping[RequestKey, ScheduledRequest] = self._waiting
+        self.started: Mapping[RequestKey, ScheduledRequest] = self._started
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._waiting or key in self._started
@@ -45,82 +50,82 @@ class Prompts:
 
     def add(self, work: Work) -> None:
         num_pending = num_tokens(work) - work.num_cached
-        member = Member(work, num_pending, names=self._shares.names(work))
-        self._waiting[member.key] = member
-        self._new.append(member)
+        request = ScheduledRequest(work, num_pending, names=self._lookup.names(work))
+        self._waiting[request.key] = request
+        self._new.append(request)
 
     def see_new(self, now: float) -> None:
         """Before a plan."""
-        for member in self._new:
-            member.since_s = now
+        for request in self._new:
+            request.since_s = now
         self._new.clear()
 
-    def start(self, member: Member) -> None:
-        self._started[member.key] = self._waiting.pop(member.key)
-        self._blocks.hold(member, self._blocks.needed(member.num_tokens))
-        if member.work.num_cached:
-            self._enter(member, State.LOADING)
+    def start(self, request: ScheduledRequest) -> None:
+        self._started[request.key] = self._waiting.pop(request.key)
+        self._blocks.hold(request, self._blocks.needed(request.num_tokens))
+        if request.work.num_cached:
+            self._enter(request, PromptState.LOADING)
         else:
-            member.num_pending -= self._shares.take(member.work)
-            self._enter(member, State.COMPUTING)
+            request.num_pending -= self._lookup.take(request.work)
+            self._enter(request, PromptState.COMPUTING)
 
     def loaded(self, key: RequestKey) -> bool:
-        member = self._started[key]
-        if member.state is State.DYING:
+        request = self._started[key]
+        if request.state is PromptState.ABORTED:
             self._leave(key)
             return False
-        self._enter(member, State.COMPUTING)
+        self._enter(request, PromptState.COMPUTING)
         return True
 
     def computed(self, key: RequestKey, count: int) -> None:
-        member = self._started[key]
-        member.num_pending -= count
-        if member.num_pending == 0:
-            self._enter(member, State.SAVING)
+        request = self._started[key]
+        request.num_pending -= count
+        if request.num_pending == 0:
+            self._enter(request, PromptState.SAVING)
 
     def saved(self, key: RequestKey) -> None:
         state = self._started[key].state
-        if state not in (State.SAVING, State.DYING):
+        if state not in (PromptState.SAVING, PromptState.ABORTED):
             raise RuntimeError(f"request {key}: saved, but it is {state.name}")
         self._leave(key)
 
-    def give_up(self, member: Member) -> None:
-        self._enter(member, State.GIVING_UP)
+    def preempt(self, request: ScheduledRequest) -> None:
+        self._enter(request, PromptState.PREEMPTING)
 
-    def gave_up(self, key: RequestKey) -> None:
-        member = self._started[key]
-        if member.state is not State.GIVING_UP:
-            raise RuntimeError(f"request {key}: gave its blocks up, but it is {member.state.name}")
+    def preempted(self, key: RequestKey) -> None:
+        scheduled = self._started[key]
+        if scheduled.state is not PromptState.PREEMPTING:
+            raise RuntimeError(f"request {key}: gave its blocks up, but it is {scheduled.state.name}")
         self._leave(key)
-        member.give_up()
-        self._waiting[key] = member
+        scheduled.preempt()
+        self._waiting[key] = scheduled
 
     def abort(self, key: RequestKey) -> bool:
         """True if its blocks are held until a copy, or its part in an iteration, has ended."""
         self._waiting.pop(key, None)
         if key in self._started:
-            self._enter(self._started[key], State.DYING)
+            self._enter(self._started[key], PromptState.ABORTED)
         return key in self._started
 
     def drop_waiting(self) -> None:
         self._waiting.clear()
 
-    def _enter(self, member: Member, state: State) -> None:
-        self._num_slots[member.is_rt] -= member.has_slot
-        member.state = state
-        self._num_slots[member.is_rt] += member.has_slot
+    def _enter(self, request: ScheduledRequest, state: PromptState) -> None:
+        self._num_slots[request.is_rt] -= request.has_slot
+        request.state = state
+        self._num_slots[request.is_rt] += request.has_slot
 
     def _leave(self, key: RequestKey) -> None:
         self._blocks.free(self._started.pop(key))
 
     # ---- counts -----------------------------------------------------------------------------------------------------
 
-    def in_state(self, state: State) -> list[Member]:
-        return [member for member in self._started.values() if member.state is state]
+    def in_state(self, state: PromptState) -> list[ScheduledRequest]:
+        return [request for request in self._started.values() if request.state is state]
 
     @property
     def num_blocks(self) -> int:
-        return sum(member.num_blocks for member in self._started.values())
+        return sum(request.num_blocks for request in self._started.values())
 
     @property
     def num_free_slots(self) -> int:
@@ -131,7 +136,7 @@ class Prompts:
         return self._num_slots[False] > 0
 
     def check_slots(self) -> None:
-        with_slots = [member.is_rt for member in self._started.values() if member.has_slot]
+        with_slots = [request.is_rt for request in self._started.values() if request.has_slot]
         num_slots = {is_rt: with_slots.count(is_rt) for is_rt in (True, False)}
         if num_slots != self._num_slots:
             raise RuntimeError(f"slots are counted as {self._num_slots}, and are {num_slots}")
@@ -140,8 +145,8 @@ class Prompts:
     def is_rt_copied(self) -> bool:
         """It goes on when the copy has ended: then it should not find a chunk of best effort under way, whose end it
         would have to wait for."""
-        copied = (State.LOADING, State.SAVING)
+        copied = (PromptState.LOADING, PromptState.SAVING)
         if any(each.state in copied and each.is_rt for each in self._started.values()):
             return True
         is_waiting = any(each.is_rt for each in self._waiting.values())
-        return is_waiting and any(each.state is State.GIVING_UP for each in self._started.values())
+        return is_waiting and any(each.state is PromptState.PREEMPTING for each in self._started.values())

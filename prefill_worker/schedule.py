@@ -4,7 +4,7 @@ Two kinds of requests share its blocks (`blocks.py`): prompts (`prompts.py`), an
 (`stages.py`). Candidates' share leaves room for the longest prompt, so neither kind can lock the other out.
 
 The policy says which prompts start, and of which how much is computed (`boundary.py`); what becomes of that is heard
-here. Who begins like one under way may wait for that (`twins.py`).
+here. Who begins like one under way may wait for that (`prefix_dedup.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from alignedserve.instance.shares import NothingShared, Shares
-from alignedserve.instance.twins import Twins
+from alignedserve.instance.prefix_dedup import PrefixDedup
+from alignedserve.instance.prefix_lookup import NoPrefixCache, PrefixLookup
 from alignedserve.prefill_worker.blocks import Blocks
 from alignedserve.prefill_worker.boundary import Boundary
-from alignedserve.prefill_worker.members import State, num_tokens
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.prompts import Prompts
+from alignedserve.prefill_worker.scheduled_request import PromptState, num_tokens
 from alignedserve.prefill_worker.stages import Stages
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
@@ -35,25 +35,25 @@ class PrefillSchedule:
         staging_share: float = 0.5,
         policy: Policy | None = None,
         estimate: Estimate | None = None,
-        shares: Shares | None = None,
+        lookup: PrefixLookup | None = None,
     ) -> None:
         """`staging_share`: of the blocks, for candidates; 0 where decode instances fetch from the pool themselves.
         `estimate`: how long iterations will take; None: nobody knows.
-        `shares`: None, where prompts share no KV.
+        `lookup`: None, where prompts share no KV.
         """
         self._blocks = Blocks(limits)
         most_staged = limits.num_blocks - self._blocks.num_for_one
         num_staging_blocks = min(int(staging_share * limits.num_blocks), most_staged)
         self.limits = replace(
-            limits, num_staging_blocks=num_staging_blocks, shares_prefixes=shares is not None
+            limits, num_staging_blocks=num_staging_blocks, enable_prefix_caching=lookup is not None
         )
-        shares = shares or NothingShared()
+        lookup = lookup or NoPrefixCache()
         self._policy = (policy or make_policy(SchedulingConfig())).prefill(limits, estimate)
         self._estimate = estimate
-        self._prompts = Prompts(limits.max_num_seqs, self._blocks, shares)
+        self._prompts = Prompts(limits.max_num_seqs, self._blocks, lookup)
         self._stages = Stages(num_staging_blocks, self._policy, self._blocks)
-        self._twins = Twins(limits.block_size, shares, self._policy.is_ahead)
-        self._boundary = Boundary(limits, self._blocks, self._prompts, self._stages, self._twins)
+        self._dedup = PrefixDedup(limits.block_size, lookup, self._policy.is_ahead)
+        self._boundary = Boundary(limits, self._blocks, self._prompts, self._stages, self._dedup)
         # of the iteration that was planned last
         self._predicted_s = 0.0
 
@@ -62,7 +62,7 @@ class PrefillSchedule:
         at = self._boundary
         self._prompts.see_new(now)
         at.begin(now, stages=self._stages.start())
-        self._twins.look(self._policy.in_order(self._prompts.in_state(State.COMPUTING), now), now)
+        self._dedup.look(self._policy.in_order(self._prompts.in_state(PromptState.COMPUTING), now), now)
         self._policy.plan(at)
         if self._estimate and at.computed:
             self._predicted_s = self._estimate.iteration(at.computed, [])
@@ -132,9 +132,9 @@ class PrefillSchedule:
         """All of its KV is in the pool; or it was aborted, and none of it is under a copy."""
         self._prompts.saved(key)
 
-    def gave_up(self, key: RequestKey) -> None:
+    def preempted(self, key: RequestKey) -> None:
         """All that was computed of it is in the pool. It waits again."""
-        self._prompts.gave_up(key)
+        self._prompts.preempted(key)
 
     def staged(self, key: RequestKey) -> bool:
         """False: it was aborted or unstaged meanwhile, and is gone."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from alignedserve.prefill_worker.blocks import Blocks
-from alignedserve.prefill_worker.members import Member, Members, State
+from alignedserve.prefill_worker.scheduled_request import PromptState, ScheduledRequest, ScheduledRequests
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.types import RequestKey
@@ -23,8 +23,8 @@ class Stages:
         self._policy = policy
         self._blocks = blocks
         # both in the order in which they came there; those that wait have no blocks
-        self._waiting: Members = {}
-        self._started: Members = {}
+        self._waiting: ScheduledRequests = {}
+        self._started: ScheduledRequests = {}
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._waiting or key in self._started
@@ -38,7 +38,7 @@ class Stages:
 
     @property
     def num_blocks(self) -> int:
-        return sum(member.num_blocks for member in self._started.values())
+        return sum(request.num_blocks for request in self._started.values())
 
     # ---- from state to state ----------------------------------------------------------------------------------------
 
@@ -48,37 +48,37 @@ class Stages:
             raise ValueError(
                 f"request {work.request.key}: {needed} blocks to stage, at most {most} are for that"
             )
-        self._waiting[work.request.key] = Member(work)
+        self._waiting[work.request.key] = ScheduledRequest(work)
 
     def start(self) -> list[Work]:
         """Those that find room."""
         works = []
-        for member in self._in_order():
-            num_blocks = self._blocks.needed(member.work.num_cached)
+        for request in self._in_order():
+            num_blocks = self._blocks.needed(request.work.num_cached)
             if num_blocks > self._blocks.num_free or not self._has_share(num_blocks):
                 break
-            self._started[member.key] = self._waiting.pop(member.key)
-            self._blocks.hold(member, num_blocks)
-            member.state = State.STAGING
-            works.append(member.work)
+            self._started[request.key] = self._waiting.pop(request.key)
+            self._blocks.hold(request, num_blocks)
+            request.state = PromptState.STAGING
+            works.append(request.work)
         return works
 
     def staged(self, key: RequestKey) -> bool:
-        member = self._started[key]
-        if member.state is State.DYING:
+        request = self._started[key]
+        if request.state is PromptState.ABORTED:
             self._leave(key)
             return False
-        member.state = State.STAGED
+        request.state = PromptState.STAGED
         return True
 
     def unstage(self, key: RequestKey) -> bool:
         """True if its blocks are held until the copy under way is reported."""
         self._waiting.pop(key, None)
-        member = self._started.get(key)
-        if member and member.state is State.STAGED:
+        request = self._started.get(key)
+        if request and request.state is PromptState.STAGED:
             self._leave(key)
-        elif member:
-            member.state = State.DYING
+        elif request:
+            request.state = PromptState.ABORTED
         return key in self._started
 
     def drop_waiting(self) -> None:
@@ -89,13 +89,13 @@ class Stages:
 
     # ---- who is next ------------------------------------------------------------------------------------------------
 
-    def short_of_blocks(self) -> Member | None:
+    def short_of_blocks(self) -> ScheduledRequest | None:
         """A candidate that waits for blocks rather than for others' end: what becomes free is for it then, not for new
         prompts."""
-        member = next(iter(self._in_order()), None)
-        return member if member and self._has_share(self._blocks.needed(member.work.num_cached)) else None
+        request = next(iter(self._in_order()), None)
+        return request if request and self._has_share(self._blocks.needed(request.work.num_cached)) else None
 
-    def _in_order(self) -> Sequence[Member]:
+    def _in_order(self) -> Sequence[ScheduledRequest]:
         return self._policy.in_staging_order([*self._waiting.values()])
 
     def _has_share(self, num_blocks: int) -> bool:

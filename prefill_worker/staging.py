@@ -40,7 +40,7 @@ class Candidate:
     is_staged: bool = False
     is_leaving: bool = False
     # what to say when it is gone, and what to do then
-    farewell: Failed | Gone | None = None
+    last_message: Failed | Gone | None = None
     then: Callable[[], None] | None = None
 
 
@@ -74,13 +74,13 @@ class Staging:
         pairs = list(zip(blocks, work.blocks[:num_blocks], strict=True))
         self._worker.load(key, pairs, self._loaded, work.deadlines.is_rt)
 
-    def drop(self, key: RequestKey, farewell: Gone | None = None) -> bool:
+    def drop(self, key: RequestKey, last_message: Gone | None = None) -> bool:
         """False, and nothing changed, if it has no blocks here."""
         candidate = self._candidates.get(key)
         if candidate is None:
             return False
         candidate.is_leaving, candidate.then = True, None
-        candidate.farewell = farewell or candidate.farewell
+        candidate.last_message = last_message or candidate.last_message
         if candidate.is_staged:
             self._transfers.unstage(key)
         else:
@@ -93,7 +93,7 @@ class Staging:
         candidate = self._candidates[key]
         if outcome.error is not None and not candidate.is_leaving:
             self._schedule.unstage([key])
-            candidate.farewell = Failed(key, "load", outcome.error)
+            candidate.last_message = Failed(key, "load", outcome.error)
         if self._schedule.staged(key):
             candidate.is_staged = True
             self._transfers.stage(key, candidate.blocks, self._left_buffer)
@@ -110,8 +110,8 @@ class Staging:
     def _leave(self, key: RequestKey) -> None:
         candidate = self._candidates.pop(key)
         self._engine.give_back(_owner(key))
-        if candidate.farewell:
-            self._worker.say(candidate.farewell)
+        if candidate.last_message:
+            self._worker.say(candidate.last_message)
         if candidate.then:
             candidate.then()
 

@@ -1,7 +1,7 @@
 """A prefill instance: carries out what its schedule plans, on the engine, and reports.
 
 A prompt's KV is saved to the pool block by block: what an iteration completed is copied while the next one computes.
-What it shares with earlier prompts (`sharing.py`) is saved with it: in the pool each request has its own.
+What it shares with earlier prompts (`prefix_cache.py`) is saved with it: in the pool each request has its own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import partial
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request, Status
 from alignedserve.instance.executor import Executor, Iteration, Transfers
+from alignedserve.instance.prefix_cache import Beginning, PrefixCache
 from alignedserve.instance.preparation import Preparation
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
-from alignedserve.instance.sharing import Beginning, Sharing
 from alignedserve.instance.worker import DRAIN_STEP_S, Worker
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
@@ -52,9 +52,9 @@ class Prompt:
     # nothing of it will be computed or saved any more; it leaves when no copy is under way
     is_dropped: bool = False
     # nothing will be computed until it starts again; it leaves likewise
-    is_giving_up: bool = False
+    is_preempted: bool = False
     # what to say then
-    farewell: Failed | Gone | None = None
+    last_message: Failed | Gone | None = None
     # of the prompt tokens so far, if they are to go out with the first token
     logprobs: list[TokenLogprobs] | None = None
 
@@ -96,13 +96,13 @@ class PrefillWorker(Worker[PrefillStep]):
         estimate: Estimate | None = None,
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
-        shares_prefixes: bool = False,
+        enable_prefix_caching: bool = False,
     ) -> None:
-        """`shares_prefixes`: prompts that begin like earlier ones reuse their KV."""
+        """`enable_prefix_caching`: prompts that begin like earlier ones reuse their KV."""
         super().__init__(engine, transfers, clock, threads)
-        self._sharing = Sharing(engine, shares_prefixes)
-        shares = self._sharing if shares_prefixes else None
-        self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, shares)
+        self._prefix_cache = PrefixCache(engine, enable_prefix_caching)
+        lookup = self._prefix_cache if enable_prefix_caching else None
+        self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, lookup)
         self._staging = Staging(engine, self.schedule, transfers, self)
         # those that hold blocks
         self._prompts: dict[RequestKey, Prompt] = {}
@@ -162,13 +162,13 @@ class PrefillWorker(Worker[PrefillStep]):
     def _forget(self, key: RequestKey) -> None:
         """What is kept of a prompt that holds no blocks."""
         self._preparation.forget(key)
-        self._sharing.forget(key)
+        self._prefix_cache.forget(key)
         self._partial_logprobs.pop(key, None)
 
     def drop_orders(self) -> None:
         for key in [*self._preparation.keys, *self._partial_logprobs]:
             self._forget(key)
-        self._sharing.forget_waiting()
+        self._prefix_cache.forget_waiting()
         for key in self.schedule.drop_waiting():
             if not self._staging.drop(key):
                 self._drop(self._prompts[key], None)
@@ -189,9 +189,9 @@ class PrefillWorker(Worker[PrefillStep]):
         self._stopwatch.begin()
         self.transfers.completions.run()
         plan = self.schedule.plan(begun_s)
-        for key in plan.gives_up:
+        for key in plan.preempted:
             self._give_up(self._prompts[key])
-        for work in plan.starts:
+        for work in plan.new_prompts:
             self._start(work)
         for work in plan.loads:
             self._load_cached(work)
@@ -208,7 +208,7 @@ class PrefillWorker(Worker[PrefillStep]):
         return self._take_messages(self._clock() - step.begun_s), step.plan.goes_on
 
     def _start(self, work: Work) -> None:
-        key, beginning = work.request.key, self._sharing.start(work)
+        key, beginning = work.request.key, self._prefix_cache.start(work)
         request = adopt(self.engine, work, self._preparation.take(key), beginning.num_found)
         num_saved_blocks = work.num_cached // self.engine.format.block_size
         wants_logprobs = request.params.prompt_logprobs is not None
@@ -242,7 +242,7 @@ class PrefillWorker(Worker[PrefillStep]):
         if prompt.logprobs is not None:
             prompt.logprobs += output.prompt_logprobs or ()
         if isinstance(output.error, BrokenLogits):
-            self._sharing.spoilt(prompt.beginning)
+            self._prefix_cache.spoilt(prompt.beginning)
         if says_something(output):
             news = news_of(output, prompt.request, prompt.logprobs)
             # with its first token ever: what it finds later is mostly its own
@@ -251,7 +251,7 @@ class PrefillWorker(Worker[PrefillStep]):
 
     def _after_chunk(self, prompt: Prompt) -> None:
         request = prompt.request
-        self._sharing.computed(request, prompt.beginning)
+        self._prefix_cache.computed(request, prompt.beginning)
         if request.status is Status.HELD:
             self._drop(prompt, None)  # it ended with its first token
         elif prompt.is_computed:
@@ -297,13 +297,13 @@ class PrefillWorker(Worker[PrefillStep]):
             self._leave_if_done(prompt)
 
     def _give_up(self, prompt: Prompt) -> None:
-        prompt.is_giving_up = True
+        prompt.is_preempted = True
         self.engine.part(prompt.request)
         self._save_blocks(prompt, self.engine.format.num_blocks(prompt.request.num_computed))
         self._leave_if_done(prompt)
 
     def _gave_up(self, prompt: Prompt) -> None:
-        self.schedule.gave_up(prompt.key)
+        self.schedule.preempted(prompt.key)
         self.engine.release(prompt.request)
         del self._prompts[prompt.key]
         if prompt.logprobs:
@@ -330,24 +330,24 @@ class PrefillWorker(Worker[PrefillStep]):
 
     # ---- a prompt's end ---------------------------------------------------------------------------------------------
 
-    def _drop(self, prompt: Prompt, farewell: Failed | Gone | None) -> None:
+    def _drop(self, prompt: Prompt, last_message: Failed | Gone | None) -> None:
         """Nothing more is done for it. It leaves when no copy is under way, and then says so."""
         if not prompt.is_dropped:
-            prompt.is_dropped, prompt.farewell = True, farewell
+            prompt.is_dropped, prompt.last_message = True, last_message
             self.schedule.abort(prompt.key)
             if prompt.request.status is Status.RUNNING:
                 self.engine.part(prompt.request)
             self.transfers.abandon(prompt.key)
-        elif isinstance(farewell, Gone):
-            prompt.farewell = farewell
+        elif isinstance(last_message, Gone):
+            prompt.last_message = last_message
         self._leave_if_done(prompt)
 
     def _leave_if_done(self, prompt: Prompt) -> None:
         if self._num_copies[prompt.key]:
             return
         if prompt.is_dropped:
-            self._outbox += [prompt.farewell] if prompt.farewell else []
-        elif prompt.is_giving_up:
+            self._outbox += [prompt.last_message] if prompt.last_message else []
+        elif prompt.is_preempted:
             self._gave_up(prompt)
             return
         elif prompt.is_computed:
@@ -363,7 +363,7 @@ class PrefillWorker(Worker[PrefillStep]):
     def _take_messages(self, duration_s: float) -> list[AnyMessage]:
         messages: list[AnyMessage] = []
         num_free_blocks, changes = self.schedule.num_free_blocks, self._changes
-        changes.num_asked, changes.num_found = self._sharing.take_counts()
+        changes.num_asked, changes.num_found = self._prefix_cache.take_counts()
         if changes != Changes() or num_free_blocks != self._last_num_free:
             messages.append(
                 PrefillReport(

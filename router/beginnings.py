@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from alignedserve.protocol.messages import Request
-from alignedserve.scheduling.block_hashes import names_of
+from alignedserve.scheduling.block_hashes import block_hashes_of
 
 # Tokens of one name: a few blocks, so that a long prompt costs the router little.
 GRAIN = 64
@@ -20,7 +20,7 @@ def names(request: Request) -> list[bytes]:
     """None, where all of the prompt is computed in any case."""
     if request.params.prompt_logprobs is not None:
         return []
-    return names_of(request.prompt, GRAIN, request.cache_salt)
+    return block_hashes_of(request.prompt, GRAIN, request.cache_salt)
 
 
 class Beginnings:

@@ -63,7 +63,7 @@ class PrefillSide:
     def _choose(self, entry: Entry) -> tuple[PrefillView | ColocatedView, int]:
         """And how much of the prompt it may have."""
         views = self._life.fleet.prefills
-        names = beginnings.names(entry.request) if views[0].hello.limits.shares_prefixes else []
+        names = beginnings.names(entry.request) if views[0].hello.limits.enable_prefix_caching else []
 
         def num_known(instance_id: InstanceId) -> int:
             view = self._life.fleet.computing(instance_id)

@@ -32,11 +32,11 @@ def describe(
         requests=census.requests,
         tiers=census.tiers,
         recoveries=dict(router.life.counters.recoveries),
-        sharing=_sharing(router),
+        sharing=_prefix_cache(router),
     )
 
 
-def _sharing(router: Router) -> dict[str, int]:
+def _prefix_cache(router: Router) -> dict[str, int]:
     counters = router.life.counters
     return {
         "demoted": router.life.queue.num_demotions,

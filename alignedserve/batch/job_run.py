@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import MAX_LINES_WITH_BLANKS, BatchConfig
 from alignedserve.batch.job import AllAnswered, CancelAsked, Event, Invalid, TimeUp, Written, after
 from alignedserve.batch.lines import FileGone, Line, TooManyLines, lines_of
+from alignedserve.batch.loop_turns import LoopTurns
 from alignedserve.batch.parse import LineProblem, Parsed
-from alignedserve.batch.patience import patiently
 from alignedserve.batch.reader import LineReader
 from alignedserve.batch.results import (
     Answer,
@@ -29,8 +30,7 @@ from alignedserve.batch.results import (
     too_late,
     write_results,
 )
-from alignedserve.batch.room import Room
-from alignedserve.batch.turns import Turns
+from alignedserve.batch.retry import retried
 from alignedserve.batch.validate import Validator
 from alignedserve.store import FileRecord, JobRecord, Lease, LineResult, Problem, Stage, Store, StoreFull
 
@@ -51,9 +51,9 @@ class Shared:
     served_model: str
     config: BatchConfig
     # for lines that run
-    room: Room
+    room: ConcurrencyLimit
     # of those who read files
-    turns: Turns
+    turns: LoopTurns
     reader: LineReader
     # no line begins any more
     stopping: asyncio.Event
@@ -83,7 +83,7 @@ class JobRun:
         group."""
         store = self.shared.store
         while not self.shared.stopping.is_set():
-            job = await patiently(store.job, self.lease.job_id)
+            job = await retried(store.job, self.lease.job_id)
             if job is None:
                 raise LookupError(f"job {self.lease.job_id} has no record")
             if job.is_over or stage_of(job) != self.stage:
@@ -92,7 +92,7 @@ class JobRun:
             if event is not None:
                 changed = after(job, event, int(time.time()))
                 # when it is another by now it was cancelled meanwhile: seen in the next round
-                await patiently(store.finish_job, job, changed, self.lease, files)
+                await retried(store.finish_job, job, changed, self.lease, files)
 
     def cancel(self) -> None:
         """It is being cancelled, the store says: no more lines. Safe to repeat."""
@@ -155,8 +155,8 @@ class JobRun:
         return None if self.shared.stopping.is_set() else AllAnswered()
 
     async def _answer_all(self, job: JobRecord) -> None:
-        done = await patiently(self.shared.store.lines_done, job.id)
-        falls = await patiently(self.shared.store.falls, job.id)
+        done = await retried(self.shared.store.lines_done, job.id)
+        falls = await retried(self.shared.store.falls, job.id)
         running: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
             async for line in self._lines(job):
@@ -198,7 +198,7 @@ class JobRun:
         async with self._beginning:
             if number in self._coming:
                 lines, self._coming = self._coming, []
-                await patiently(self.shared.store.begin_lines, self.lease, lines)
+                await retried(self.shared.store.begin_lines, self.lease, lines)
 
     async def _ask(self, job: JobRecord, line: BatchLine) -> Answer:
         config = self.shared.config
@@ -213,7 +213,7 @@ class JobRun:
             pause_s = min(2 * pause_s, config.max_retry_s)
 
     async def _give_up_the_rest(self, job: JobRecord) -> None:
-        done = await patiently(self.shared.store.lines_done, job.id)
+        done = await retried(self.shared.store.lines_done, job.id)
         async for line in self._lines(job):
             if line.number not in done:
                 found = await self._batch_line(line)
@@ -233,7 +233,7 @@ class JobRun:
         self, job: JobRecord, line: BatchLine, result: LineResult, is_bounded: bool = True
     ) -> None:
         put = self.shared.store.put_result
-        await patiently(put, self.lease, job.owner, line.number, result, is_bounded)
+        await retried(put, self.lease, job.owner, line.number, result, is_bounded)
 
 
 def _without_file(job: JobRecord) -> Problem:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from alignedserve.batch.config import MAX_LINE_BYTES, MAX_LINES_WITH_BLANKS, STEP_BYTES, STEP_LINES
-from alignedserve.batch.patience import patiently
-from alignedserve.batch.turns import Turns
+from alignedserve.batch.loop_turns import LoopTurns
+from alignedserve.batch.retry import retried
 from alignedserve.store import FileId, Store
 
 
@@ -69,7 +69,7 @@ class LineSplitter:
             self._open.clear()
 
 
-async def lines_of(store: Store, file_id: FileId, turns: Turns) -> AsyncIterator[Line]:
+async def lines_of(store: Store, file_id: FileId, turns: LoopTurns) -> AsyncIterator[Line]:
     """But for blank ones. What is done with a step's lines is part of the step. Raises FileGone and TooManyLines."""
     num_lines = num_bytes = 0
     async for line in _all_lines_of(store, file_id):
@@ -85,12 +85,12 @@ async def lines_of(store: Store, file_id: FileId, turns: Turns) -> AsyncIterator
 
 
 async def _all_lines_of(store: Store, file_id: FileId) -> AsyncIterator[Line]:
-    file = await patiently(store.file, file_id)
+    file = await retried(store.file, file_id)
     if file is None:
         raise FileGone(file_id)
     splitter = LineSplitter()
     for number in range(file.num_chunks):
-        chunk = await patiently(store.chunk, file_id, number)
+        chunk = await retried(store.chunk, file_id, number)
         if chunk is None:
             raise FileGone(file_id)
         for line in splitter.feed(chunk):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from alignedserve.batch.config import CHUNK_BYTES, MAX_RESULT_BYTES
-from alignedserve.batch.patience import patiently
+from alignedserve.batch.retry import retried
 from alignedserve.store import FileId, FileRecord, JobRecord, LineResult, Store
 from alignedserve.store.records import new_file_id
 
@@ -129,7 +129,7 @@ class _FileWriter:
     async def _flush(self, size: int) -> None:
         # not bounded: it is what was stored before, and that goes when this is there
         put, chunk = self._store.put_chunk, bytes(self._buffer[:size])
-        await patiently(put, self._id, self._owner, self._num_chunks, chunk, is_bounded=False)
+        await retried(put, self._id, self._owner, self._num_chunks, chunk, is_bounded=False)
         self._num_chunks += 1
         self._num_bytes += size
         del self._buffer[:size]
@@ -159,10 +159,10 @@ async def write_results(store: Store, job: JobRecord) -> ResultFiles:
     """All there are, in the order of the input."""
     output = _FileWriter(store, job.owner, f"{job.id}_output.jsonl")
     errors = _FileWriter(store, job.owner, f"{job.id}_error.jsonl")
-    lines = sorted(await patiently(store.lines_done, job.id))
+    lines = sorted(await retried(store.lines_done, job.id))
     start = 0
     while start < len(lines):
-        found = await patiently(store.results, job.id, lines[start : start + _STEP])
+        found = await retried(store.results, job.id, lines[start : start + _STEP])
         for result in found:
             if result is not None:
                 await (errors if result.is_error else output).add(result.text)

@@ -13,11 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.job_run import Ask, JobRun, Shared
+from alignedserve.batch.loop_turns import LoopTurns
 from alignedserve.batch.reader import LineReader
-from alignedserve.batch.room import Room
-from alignedserve.batch.turns import Turns
 from alignedserve.store import STAGES, JobId, Lease, LeaseLost, Stage, Store, StoreAway
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class BatchRunner:
             ask,
             served_model,
             config,
-            Room(config.max_num_lines, config.max_bytes),
-            Turns(),
+            ConcurrencyLimit(config.max_num_lines, config.max_bytes),
+            LoopTurns(),
             LineReader(),
             asyncio.Event(),
             on_late,

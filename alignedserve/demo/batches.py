@@ -28,7 +28,7 @@ class Conversation:
 
 
 class Encoder:
-    """Turns messages into the tokens of the chat template."""
+    """LoopTurns messages into the tokens of the chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

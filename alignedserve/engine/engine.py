@@ -105,11 +105,11 @@ class Engine:
         they are known. Returns how many tokens have their KV there."""
         return self._blocks.share(request_id, names) * self.cache.format.block_size
 
-    def name_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:
+    def publish_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:
         """The KV in the request's blocks from `first` on is there, for others to share."""
         self._blocks.name(request.request_id, first, names)
 
-    def forget_names(self, names: Sequence[bytes]) -> None:
+    def forget_hashes(self, names: Sequence[bytes]) -> None:
         """Nobody shares the blocks of these names from here on but those who do already."""
         self._blocks.forget(names)
 

@@ -72,7 +72,7 @@ class LLM:
         self.config = EngineConfig(model=model, **options)
         built = build_engine(self.config)
         self.engine = built.engine
-        self.instance = LocalInstance(built.engine, shares_prefixes=self.config.enable_prefix_caching)
+        self.instance = LocalInstance(built.engine, enable_prefix_caching=self.config.enable_prefix_caching)
         self.model_config = built.model_config
         self._tokenizer: Tokenizer | None = None
         # A preset has no files, and so no tokenizer.

@@ -59,10 +59,12 @@ class _Worker(ColocatedWorker):
 
 
 class LocalInstance:
-    def __init__(self, engine: Engine, policy: Policy | None = None, shares_prefixes: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, policy: Policy | None = None, enable_prefix_caching: bool = False
+    ) -> None:
         self.engine = engine
         self._policy = policy or make_policy(SchedulingConfig("fcfs"))
-        self._shares_prefixes = shares_prefixes
+        self._enable_prefix_caching = enable_prefix_caching
         self._keys = count(1)
         self._wake = threading.Event()
         self._memory: HostMemory | None = None
@@ -74,7 +76,7 @@ class LocalInstance:
             self.engine.cache.blocks, Epoch(1), self._wake.set, TransferConfig(quick_bytes=QUICK_BYTES)
         )
         self._worker = _Worker(
-            self.engine, self._transfers, self._policy, shares_prefixes=self._shares_prefixes
+            self.engine, self._transfers, self._policy, enable_prefix_caching=self._enable_prefix_caching
         )
         self._worker.outputs = []
         self._requests: dict[RequestKey, LocalRequest] = {}

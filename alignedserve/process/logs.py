@@ -2,7 +2,7 @@
 
 What is said beside the message comes as `extra={"fields": {...}}`. Nothing that a client sent, no key and no model's
 name is logged at the default level. At debug level each process says of each request what it was told and what it told
-others (protocol/said.py), with the id of its HTTP call.
+others (protocol/message_log.py), with the id of its HTTP call.
 
 Text from elsewhere may get into a message all the same: a name in it, an error about it. So no message can end its
 line, look like the next one, or steer a terminal, and none is long.

@@ -62,7 +62,7 @@ class InstanceLimits(Message):
     num_staging_blocks: int = 0
     block_bytes: int = 0
     # prompts that begin like earlier ones reuse their KV
-    shares_prefixes: bool = False
+    enable_prefix_caching: bool = False
     # tokens of one request in one iteration of a colocated instance; 0: as many as of all
     max_prefill_chunk: int = 0
 

@@ -15,12 +15,12 @@ from typing import cast
 
 from alignedserve.protocol.frames import FrameReader, WireError, frame
 from alignedserve.protocol.handshake import Handshake, HandshakeError, ServerHandshake
+from alignedserve.protocol.message_log import log_message
 from alignedserve.protocol.messages import AnyMessage, Message
-from alignedserve.protocol.said import log_said
-from alignedserve.protocol.seldom import Seldom
+from alignedserve.protocol.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
-_of_strangers = Seldom(logger)
+_of_strangers = RateLimitedLog(logger)
 
 # So many unsent bytes mean that the peer hangs.
 MAX_UNSENT_BYTES = 256 << 20
@@ -75,7 +75,7 @@ class Peer(asyncio.Protocol):
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(frame(message))
-        log_said(logger, "to", self.name, message)
+        log_message(logger, "to", self.name, message)
 
     def limit(self, max_frame_bytes: int) -> None:
         """Sets the most bytes of each frame that comes from here on."""
@@ -107,7 +107,7 @@ class Peer(asyncio.Protocol):
             for message in self._reader.feed(data):
                 if not self.is_open:
                     return
-                log_said(logger, "from", self.name, message)
+                log_message(logger, "from", self.name, message)
                 self._on_message(self, message)
         except HandshakeError as error:
             _of_strangers.warning(f"Closing the connection to {self.name}: {error}")

@@ -18,12 +18,12 @@ def pays_to_wait(num_common: int, num_missing: int) -> bool:
     return num_common >= max(LEAST_COMMON, num_missing / 2)
 
 
-def names_of(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
+def block_hashes_of(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
     """Of each full block. Only prompts with the same salt have names in common."""
-    return Namer(block_size, salt).names_of(tokens)
+    return BlockHasher(block_size, salt).block_hashes_of(tokens)
 
 
-class Namer:
+class BlockHasher:
     """Names a request's blocks one after the other, as tokens come."""
 
     def __init__(self, block_size: int, salt: str = "") -> None:
@@ -31,7 +31,7 @@ class Namer:
         # of one length whatever the salt: none can pass for another one and tokens
         self._digest = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
 
-    def names_of(self, tokens: Sequence[int]) -> list[bytes]:
+    def block_hashes_of(self, tokens: Sequence[int]) -> list[bytes]:
         """Of the next full blocks; tokens that fill none are left out, and are to come again."""
         data, size, names = array("i", tokens).tobytes(), self._num_bytes, []
         for end in range(size, len(data) + 1, size):

@@ -18,7 +18,7 @@ from alignedserve.types import RequestKey
 
 
 class DecodeRequest(Protocol):
-    """One that runs, or is to run, at a decode instance. See `decode_worker/members.py` for more about each field."""
+    """A request that runs, or is to run, at a decode instance. `decode_worker/scheduled_request.py` tells more."""
 
     # for the policy to remember what it likes of it as long as it is here
     mark: Any
@@ -106,10 +106,10 @@ class DecodeBoundary(Protocol):
     def batch(self) -> Sequence[DecodeRequest]:
         """Candidates that are the batch to run next, likewise."""
 
-    def had_better_wait(self, member: DecodeRequest) -> bool:
+    def had_better_wait(self, request: DecodeRequest) -> bool:
         """Of a prompt that has not started: another one computes what it begins with. It shares that later."""
 
-    def was_evicted(self, member: DecodeRequest) -> bool:
+    def was_evicted(self, request: DecodeRequest) -> bool:
         """Whether its eviction was wanted at the last boundary already."""
 
     # ---- what is free ------------------------------------------------------------------------------------------------
@@ -130,27 +130,27 @@ class DecodeBoundary(Protocol):
     def growth(self, num_iterations: int, is_rt: bool | None = None) -> int:
         """Blocks that all who run or arrive need in so many iterations beyond what they have; or those of one class."""
 
-    def growth_of(self, member: DecodeRequest, num_iterations: int) -> int:
+    def growth_of(self, request: DecodeRequest, num_iterations: int) -> int:
         """Likewise one of them; a candidate has none."""
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
-    def evict(self, members: Iterable[DecodeRequest]) -> None:
+    def evict(self, requests: Iterable[DecodeRequest]) -> None:
         """To the pool, with their KV, as soon as there is room for it there. They may run until then, but get no more
         blocks. Whoever is not named stays, even if it was named before."""
 
-    def admit(self, member: DecodeRequest) -> None:
+    def admit(self, request: DecodeRequest) -> None:
         """A candidate: its blocks are taken, and its KV is on its way. One of which there is no KV runs from here on.
         There must be room for it."""
 
-    def run(self, member: DecodeRequest) -> bool:
+    def run(self, request: DecodeRequest) -> bool:
         """It computes all that it has pending, and samples a token. False, and nothing is done: there are not enough
         blocks, or the iteration has no tokens left for it."""
 
-    def run_each(self, members: Sequence[AnyDecode]) -> list[AnyDecode]:
+    def run_each(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
         """`run` for each of these; returns those for which it did not fail. Quicker, where they are many."""
 
-    def chunk(self, member: DecodeRequest, num_tokens: int) -> bool:
+    def chunk(self, request: DecodeRequest, num_tokens: int) -> bool:
         """Likewise so many of what it has pending; with all of them, it samples a token."""
 
     @property
@@ -221,7 +221,7 @@ class PrefillBoundary(Protocol):
     def waiting(self) -> Sequence[PrefillRequest]:
         """Prompts without blocks, in the order in which they came."""
 
-    def is_waiting(self, member: PrefillRequest) -> bool: ...
+    def is_waiting(self, request: PrefillRequest) -> bool: ...
 
     @property
     def started(self) -> Sequence[PrefillRequest]:
@@ -242,7 +242,7 @@ class PrefillBoundary(Protocol):
     def is_rt_copied(self) -> bool:
         """Real time goes on when a copy under way has ended."""
 
-    def had_better_wait(self, member: PrefillRequest) -> bool:
+    def had_better_wait(self, request: PrefillRequest) -> bool:
         """Another prompt computes what this one begins with: it is not started meanwhile, and shares that then."""
 
     # ---- what is free ------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class PrefillBoundary(Protocol):
     @property
     def num_free_slots(self) -> int: ...
 
-    def blocks_for(self, member: PrefillRequest) -> int:
+    def blocks_for(self, request: PrefillRequest) -> int:
         """To start it, or to stage it."""
 
     @property
@@ -266,11 +266,11 @@ class PrefillBoundary(Protocol):
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
-    def start(self, member: PrefillRequest) -> None:
+    def start(self, request: PrefillRequest) -> None:
         """It takes its blocks and a slot, which must be there."""
 
-    def give_up(self, member: PrefillRequest) -> None:
+    def preempt(self, request: PrefillRequest) -> None:
         """One that is being computed leaves its blocks. What was computed is saved, and it waits again."""
 
-    def chunk(self, member: PrefillRequest, num_tokens: int) -> None:
+    def chunk(self, request: PrefillRequest, num_tokens: int) -> None:
         """So many tokens of one that is being computed; not more than are left."""

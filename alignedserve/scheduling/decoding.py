@@ -21,33 +21,33 @@ def victims(at: DecodeBoundary, num_iterations: int, in_order: InOrder) -> list[
     """
     missing = at.growth(num_iterations) - at.num_free_blocks - at.num_blocks_to_come
     chosen: list[DecodeRequest] = []
-    for member in in_order(at.running, at)[:-1] if missing > 0 else ():
+    for request in in_order(at.running, at)[:-1] if missing > 0 else ():
         if missing <= 0:
             break
-        chosen.append(member)
-        missing -= member.num_blocks + at.growth_of(member, num_iterations)
+        chosen.append(request)
+        missing -= request.num_blocks + at.growth_of(request, num_iterations)
     return chosen
 
 
 def longest_of_older_batch(
-    members: Iterable[DecodeRequest], at: DecodeBoundary, has_classes: bool = False
+    requests: Iterable[DecodeRequest], at: DecodeBoundary, has_classes: bool = False
 ) -> list[DecodeRequest]:
     """With classes, best effort before real time. Those that were named before stay named."""
     return sorted(
-        members,
-        key=lambda member: (
-            not at.was_evicted(member),
-            has_classes and member.is_rt,
-            member.batch,
-            -member.num_tokens,
+        requests,
+        key=lambda request: (
+            not at.was_evicted(request),
+            has_classes and request.is_rt,
+            request.batch,
+            -request.num_tokens,
         ),
     )
 
 
-def youngest(members: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
+def youngest(requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
     """Whoever was admitted last goes first. Those that were named before stay named."""
-    in_order = [*members][::-1]
-    return sorted(in_order, key=lambda member: not at.was_evicted(member))
+    in_order = [*requests][::-1]
+    return sorted(in_order, key=lambda request: not at.was_evicted(request))
 
 
 # ---- who runs --------------------------------------------------------------------------------------------------------
@@ -57,9 +57,9 @@ def run_all(at: DecodeBoundary) -> None:
     """All whom blocks and tokens allow; those that are behind have what is left."""
     ready, behind = at.ready_and_behind()
     at.run_each(ready)
-    for member in behind:
+    for request in behind:
         if at.num_tokens_left:
-            at.chunk(member, min(member.num_pending, at.num_tokens_left))
+            at.chunk(request, min(request.num_pending, at.num_tokens_left))
 
 
 # ---- who joins -------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def has_room(
 
 def admit_in_order(at: DecodeBoundary, config: SchedulingConfig, is_rt: bool | None = None) -> None:
     """As many as there is room for, of one class or of both."""
-    admit_while(at, config, is_rt, lambda member: has_room(at, member, config.admit_ahead))
+    admit_while(at, config, is_rt, lambda request: has_room(at, request, config.admit_ahead))
 
 
 def admit_while(
@@ -90,7 +90,7 @@ def admit_while(
     """Candidate requests in order; once there are none the candidate batch, while the instance is below its fill mark.
     Of one class, or of both (None)."""
     admitted = _admit_from(at, at.requests, is_rt, math.inf, may_join)
-    if not any(is_rt in (None, member.is_rt) for member in at.requests):
+    if not any(is_rt in (None, request.is_rt) for request in at.requests):
         mark = config.fill_mark * at.limits.num_blocks
         admitted += _admit_from(at, at.batch, is_rt, mark, may_join)
     return admitted
@@ -98,44 +98,44 @@ def admit_while(
 
 def _admit_from(
     at: DecodeBoundary,
-    members: Sequence[DecodeRequest],
+    requests: Sequence[DecodeRequest],
     is_rt: bool | None,
     fill_mark: float,
     may_join: Callable[[DecodeRequest], bool],
 ) -> list[DecodeRequest]:
     admitted = []
-    for member in (each for each in members if is_rt in (None, each.is_rt)):
-        if not member.num_pooled and at.had_better_wait(member):
+    for request in (each for each in requests if is_rt in (None, each.is_rt)):
+        if not request.num_pooled and at.had_better_wait(request):
             continue
-        if at.limits.num_blocks - at.num_free_blocks >= fill_mark or not may_join(member):
+        if at.limits.num_blocks - at.num_free_blocks >= fill_mark or not may_join(request):
             break
-        at.admit(member)
-        admitted.append(member)
+        at.admit(request)
+        admitted.append(request)
     return admitted
 
 
 # ---- where prompts are computed as well ------------------------------------------------------------------------------
 
 
-def real_time_first(members: Iterable[AnyDecode]) -> list[AnyDecode]:
-    return sorted(members, key=lambda member: not member.is_rt)
+def real_time_first(requests: Iterable[AnyDecode]) -> list[AnyDecode]:
+    return sorted(requests, key=lambda request: not request.is_rt)
 
 
-def compute(at: DecodeBoundary, member: DecodeRequest, num_tokens: int) -> int:
+def compute(at: DecodeBoundary, request: DecodeRequest, num_tokens: int) -> int:
     """Up to so many of the tokens that it has pending. Returns how many."""
     most = at.limits.max_prefill_chunk or at.limits.max_num_batched_tokens
-    count = min(member.num_pending, num_tokens, at.num_tokens_left, most)
-    return count if count > 0 and at.chunk(member, count) else 0
+    count = min(request.num_pending, num_tokens, at.num_tokens_left, most)
+    return count if count > 0 and at.chunk(request, count) else 0
 
 
-def go_on(at: DecodeBoundary, members: Sequence[DecodeRequest]) -> None:
+def go_on(at: DecodeBoundary, requests: Sequence[DecodeRequest]) -> None:
     """These, in order, with as many tokens as there are."""
     _, behind = at.ready_and_behind()
     if not behind:
-        at.run_each(members)
+        at.run_each(requests)
         return
-    for member in members:
-        compute(at, member, at.num_tokens_left)
+    for request in requests:
+        compute(at, request, at.num_tokens_left)
 
 
 def begin_in_order(
@@ -147,11 +147,11 @@ def begin_in_order(
     """Those that were evicted, and then prompts, while there is room for them and tokens are left. Who waits for
     another prompt keeps nobody from starting. `num_tokens`: of all prompts that begin, in this iteration."""
     num_left = at.num_tokens_left if num_tokens is None else num_tokens
-    for member in sorted(candidates, key=lambda member: not member.num_pooled):
-        if not member.num_pooled and at.had_better_wait(member):
+    for request in sorted(candidates, key=lambda request: not request.num_pooled):
+        if not request.num_pooled and at.had_better_wait(request):
             continue
-        if num_left <= 0 or not has_room(at, member, config.admit_ahead):
+        if num_left <= 0 or not has_room(at, request, config.admit_ahead):
             break
-        at.admit(member)
-        if not member.num_pooled:
-            num_left -= compute(at, member, num_left)
+        at.admit(request)
+        if not request.num_pooled:
+            num_left -= compute(at, request, num_left)

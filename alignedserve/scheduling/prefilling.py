@@ -14,23 +14,23 @@ def fits(at: PrefillBoundary, num_blocks: int) -> bool:
     return num_blocks <= at.num_free_blocks and at.num_free_slots > 0
 
 
-def start_while(at: PrefillBoundary, members: Iterable[PrefillRequest], may_start: MayStart) -> None:
+def start_while(at: PrefillBoundary, requests: Iterable[PrefillRequest], may_start: MayStart) -> None:
     """Those that still wait, in order, until one may not. Who waits for another prompt keeps nobody from starting."""
-    for member in members:
-        if not at.is_waiting(member) or at.had_better_wait(member):
+    for request in requests:
+        if not at.is_waiting(request) or at.had_better_wait(request):
             continue
-        if not may_start(at, at.blocks_for(member)):
+        if not may_start(at, at.blocks_for(request)):
             break
-        at.start(member)
+        at.start(request)
 
 
-def chunk_in_order(at: PrefillBoundary, members: Iterable[PrefillRequest]) -> None:
+def chunk_in_order(at: PrefillBoundary, requests: Iterable[PrefillRequest]) -> None:
     """As many tokens as are allowed, however long that takes."""
-    for member in members:
+    for request in requests:
         if at.num_tokens_left == 0:
             break
-        at.chunk(member, min(member.num_pending, at.num_tokens_left))
+        at.chunk(request, min(request.num_pending, at.num_tokens_left))
 
 
-def real_time_first(members: Iterable[AnyPrefill]) -> list[AnyPrefill]:
-    return sorted(members, key=lambda member: not member.is_rt)
+def real_time_first(requests: Iterable[AnyPrefill]) -> list[AnyPrefill]:
+    return sorted(requests, key=lambda request: not request.is_rt)

@@ -154,10 +154,10 @@ class SimEngine:
         self._num_shared[request_id] = self._blocks.share(request_id, names)
         return self._num_shared[request_id] * self.format.block_size
 
-    def name_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:
+    def publish_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:
         self._blocks.name(request.request_id, first, names)
 
-    def forget_names(self, names: Sequence[bytes]) -> None:
+    def forget_hashes(self, names: Sequence[bytes]) -> None:
         self._blocks.forget(names)
 
     # ---- iterations -------------------------------------------------------------------------------------------------

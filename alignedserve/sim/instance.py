@@ -179,11 +179,11 @@ class SimPrefill(SimInstance):
         limits: InstanceLimits,
         make_policy: Callable[[], Policy],
         staging_share: float,
-        shares_prefixes: bool = False,
+        enable_prefix_caching: bool = False,
     ) -> None:
         super().__init__(world, instance_id, limits, make_policy)
         self._staging_share = staging_share
-        self._shares_prefixes = shares_prefixes
+        self._enable_prefix_caching = enable_prefix_caching
 
     def _make_worker(self) -> PrefillWorker:
         return PrefillWorker(
@@ -193,7 +193,7 @@ class SimPrefill(SimInstance):
             Estimate(self.world.cost),
             self._now,
             SimThreads(self.after),
-            self._shares_prefixes,
+            self._enable_prefix_caching,
         )
 
     @property
@@ -207,7 +207,7 @@ class SimPrefill(SimInstance):
 class SimDecode(SimInstance):
     role = "decode"
     worker_class: ClassVar[type[DecodeWorker]] = DecodeWorker
-    _shares_prefixes = False
+    _enable_prefix_caching = False
 
     def _make_worker(self) -> DecodeWorker:
         return self.worker_class(
@@ -217,7 +217,7 @@ class SimDecode(SimInstance):
             Estimate(self.world.cost),
             self._now,
             SimThreads(self.after),
-            self._shares_prefixes,
+            self._enable_prefix_caching,
         )
 
     @property
@@ -236,7 +236,7 @@ class SimColocated(SimDecode):
         instance_id: InstanceId,
         limits: InstanceLimits,
         make_policy: Callable[[], Policy],
-        shares_prefixes: bool = False,
+        enable_prefix_caching: bool = False,
     ) -> None:
         super().__init__(world, instance_id, limits, make_policy)
-        self._shares_prefixes = shares_prefixes
+        self._enable_prefix_caching = enable_prefix_caching

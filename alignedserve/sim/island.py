@@ -42,7 +42,7 @@ class IslandConfig:
     # of a prefill instance's blocks, for candidates; none are staged where the link is "host"
     staging_share: float = 0.5
     # whether prompts are told apart by their tokens, and those that begin alike share KV
-    shares_prefixes: bool = False
+    enable_prefix_caching: bool = False
     # what gateways say of a request's length
     foresee: Foresee = nothing
 
@@ -73,14 +73,14 @@ class Island:
     def _prefill(self, index: int) -> SimPrefill:
         config, name = self.config, InstanceId(f"prefill-{index}")
         share = 0.0 if config.router.link == "host" else config.staging_share
-        return SimPrefill(self.world, name, config.prefill, self._policy, share, config.shares_prefixes)
+        return SimPrefill(self.world, name, config.prefill, self._policy, share, config.enable_prefix_caching)
 
     def _decode(self, index: int) -> SimDecode:
         return SimDecode(self.world, InstanceId(f"decode-{index}"), self.config.decode, self._policy)
 
     def _colocated(self, index: int) -> SimColocated:
         config, name = self.config, InstanceId(f"colocated-{index}")
-        return SimColocated(self.world, name, config.decode, self._policy, config.shares_prefixes)
+        return SimColocated(self.world, name, config.decode, self._policy, config.enable_prefix_caching)
 
     def _policy(self) -> Policy:
         return make_policy(self.config.scheduling)

@@ -63,7 +63,7 @@ class RouterProcess:
         self._anonymous.append(connection)
         process.connected(connection)
 
-    def gave_up(self, process: SimProcess) -> None:
+    def preempted(self, process: SimProcess) -> None:
         self._waiting.pop(process.instance_id, None)
 
     def received(self, connection: Connection, message: AnyMessage) -> None:

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, R
 
 from alignedserve.store import scripts
 from alignedserve.store.base import StoreAway
-from alignedserve.store.hearing import Hearing
+from alignedserve.store.liveness import Liveness
 
 MAX_CONNECTIONS = 32
 # Longer than a write to a busy disk takes; one that hangs is as good as away.
@@ -46,7 +46,7 @@ class RedisConnection:
         )
         self._redis: Any = Redis(connection_pool=pool)
         self._scripts: dict[str, Any] = {}
-        self._hearing = Hearing(NUM_TICKS)
+        self._hearing = Liveness(NUM_TICKS)
         self._is_ticking = False
         self._is_down = False
         # that go on, perhaps with nobody waiting for them

@@ -10,9 +10,9 @@ import pytest
 from alignedserve.batch import reader as reader_module
 from alignedserve.batch.config import CHUNK_BYTES, MAX_LINES_WITH_BLANKS, STEP_BYTES, STEP_LINES
 from alignedserve.batch.lines import Line, TooManyLines, lines_of
+from alignedserve.batch.loop_turns import LoopTurns
 from alignedserve.batch.parse import LineProblem, parse
 from alignedserve.batch.reader import LineReader
-from alignedserve.batch.turns import Turns
 from alignedserve.store import FileId, FileRecord
 from alignedserve.store.records import new_file_id
 from alignedserve.store.redis_store import RedisStore
@@ -36,7 +36,7 @@ async def stored(store: RedisStore, content: bytes) -> FileId:
     return file_id
 
 
-class Counted(Turns):
+class Counted(LoopTurns):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
@@ -73,7 +73,7 @@ def test_blank_lines_are_not_read_for_ever() -> None:
 
 def test_however_many_have_much_to_do_the_loop_goes_round_between_two_steps() -> None:
     async def scenario() -> None:
-        loop, turns = asyncio.get_running_loop(), Turns()
+        loop, turns = asyncio.get_running_loop(), LoopTurns()
         round_number, steps = 0, []
         last = asyncio.Event()
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.members import Member
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
+from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
@@ -319,9 +319,9 @@ def test_real_time_without_a_slot_evicts_best_effort() -> None:
     assert schedule.plan(0.0).pulls == [first]
 
 
-def member_of(work: Work, num_blocks: int, batch: int = 0) -> Member:
+def scheduled_request(work: Work, num_blocks: int, batch: int = 0) -> ScheduledRequest:
     length = len(work.request.prompt) + 1
-    return Member(work, None, batch, length, length - 1, 600, work.deadlines.is_rt, num_blocks)
+    return ScheduledRequest(work, None, batch, length, length - 1, 600, work.deadlines.is_rt, num_blocks)
 
 
 def test_who_leaves_first_has_little_to_move_for_much_that_is_to_come() -> None:
@@ -330,13 +330,13 @@ def test_who_leaves_first_has_little_to_move_for_much_that_is_to_come() -> None:
     far, near, little = be(predicted_len=100), be(predicted_len=10), be(predicted_len=10)
     real, older = rt(), rt(200)
     members = [
-        member_of(real, 2, batch=1),
-        member_of(older, 13, batch=0),
-        member_of(near, 10),
-        member_of(pressed, 2),
-        member_of(little, 2),
-        member_of(far, 10),
-        member_of(named, 30),
+        scheduled_request(real, 2, batch=1),
+        scheduled_request(older, 13, batch=0),
+        scheduled_request(near, 10),
+        scheduled_request(pressed, 2),
+        scheduled_request(little, 2),
+        scheduled_request(far, 10),
+        scheduled_request(named, 30),
     ]
     at = SimpleNamespace(limits=LIMITS, was_evicted=lambda member: member.work is named)
     in_order = by_worth(members, at, lambda member: member.work is pressed)  # type: ignore[arg-type, attr-defined]
@@ -396,7 +396,7 @@ def test_best_effort_gets_its_share_of_the_time_while_real_time_takes_all(share:
         schedule.took(seconds)
         # nothing gets longer, and nobody so late that it is lost
         if turn % 10 == 9:
-            for member in schedule._holders.running.values():
+            for member in schedule._block_table.running.values():
                 member.work = replace(member.work, deadlines=replace(member.work.deadlines, first_due_s=now))
     assert share - 0.01 <= best_effort_s / all_s <= share + 0.01
 
@@ -526,6 +526,6 @@ def test_both_classes_together_have_the_tokens_of_one_iteration() -> None:
     for work in schedule.plan(0.0).pulls:
         assert schedule.pulled(key(work))
     plan = schedule.plan(1.0)
-    pending = {member.key: member.num_pending for member in schedule._holders.running.values()}
+    pending = {member.key: member.num_pending for member in schedule._block_table.running.values()}
     num_tokens = sum(count for _, count in plan.chunks) + sum(pending[each] for each in plan.run)
     assert num_tokens == 64

@@ -349,7 +349,7 @@ class World:
         self.schedule.check()
         self.pulling |= set(keys(plan.pulls))
         # of these there is no KV, and nothing to wait for
-        self.running |= set(keys(plan.starts))
+        self.running |= set(keys(plan.new_prompts))
         assert self.running >= {*plan.run, *plan.wants_evicted}
         num_tokens = sum(self.lengths[key] - self.cached[key] for key in plan.run)
         num_tokens += sum(count for _, count in plan.chunks)

@@ -29,9 +29,9 @@ def make_engine(directory: Path, **options: Any) -> Engine:
 
 
 def make_instance(directory: Path, policy: type[Policy] | None = None, **options: Any) -> LocalInstance:
-    shares_prefixes = options.get("enable_prefix_caching", True)
+    enable_prefix_caching = options.get("enable_prefix_caching", True)
     made = policy and policy(SchedulingConfig())
-    return LocalInstance(make_engine(directory, **options), made, shares_prefixes)
+    return LocalInstance(make_engine(directory, **options), made, enable_prefix_caching)
 
 
 def greedy_params(max_tokens: int = 64, **changes: Any) -> SamplingParams:

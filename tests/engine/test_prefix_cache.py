@@ -17,7 +17,7 @@ from alignedserve.engine.outputs import BrokenLogits
 from alignedserve.engine.request import Work
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.scheduling.block_hashes import names_of
+from alignedserve.scheduling.block_hashes import block_hashes_of
 from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
@@ -185,7 +185,7 @@ def test_what_was_moved_has_its_names_again(directory: Path) -> None:
     """Though the blocks that had them were taken."""
     engine = make_instance(directory, EvictEveryStep)
     request = engine.add_request(RequestId("moved"), LONG, greedy_params(40), 0)
-    names = names_of(LONG, BLOCK)
+    names = block_hashes_of(LONG, BLOCK)
     while engine.num_unfinished:
         engine.step()
         if engine.num_unfinished and not blocks_of(engine, request):

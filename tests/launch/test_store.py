@@ -41,7 +41,7 @@ class Kept:
         self.lines.append(line)
         self.said.set()
 
-    async def patiently(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    async def retried(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         while True:
             with contextlib.suppress(StoreAway):
                 return await call(*args)
@@ -154,10 +154,10 @@ def test_a_full_disk_is_said_and_when_there_is_room_again_it_goes_on(small_disk:
         assert kept.store.is_down
         await kept.until_up(2)
         # it can be read, and not written: that is not yet well
-        assert await kept.patiently(kept.store.chunk, FileId("file-1"), 0) == b"x"
+        assert await kept.retried(kept.store.chunk, FileId("file-1"), 0) == b"x"
         assert kept.store.is_down
         filler.unlink()
-        await kept.patiently(kept.store.probe)
+        await kept.retried(kept.store.probe)
         assert not kept.store.is_down
         assert await kept.store.chunk(FileId("file-1"), 0) == b"x"
 

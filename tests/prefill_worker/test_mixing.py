@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.prefill_worker.members import State
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.prefill_worker.scheduled_request import PromptState
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
@@ -68,7 +68,7 @@ def compute(schedule: PrefillSchedule, now: float = 0.0) -> list[tuple[RequestKe
     chunks = schedule.plan(now).chunks
     for each, count in chunks:
         schedule.computed(each, count)
-        if schedule._prompts.started[each].state is State.SAVING:
+        if schedule._prompts.started[each].state is PromptState.SAVING:
             schedule.saved(each)
     return chunks
 
@@ -280,9 +280,9 @@ class Run:
     def step(self) -> PrefillPlan:
         plan = self.schedule.plan(self.now)
         self.schedule.check()
-        self.num_given_up += len(plan.gives_up)
-        for each in plan.gives_up:
-            self.schedule.gave_up(each)
+        self.num_given_up += len(plan.preempted)
+        for each in plan.preempted:
+            self.schedule.preempted(each)
         for work in plan.loads:
             self.schedule.loaded(key(work))
         before = {each: self.schedule._prompts.started[each].num_computed for each, _ in plan.chunks}
@@ -316,16 +316,16 @@ def test_best_effort_gets_its_share_of_the_time_while_real_time_takes_all(share:
 def test_best_effort_leaves_a_slot_and_blocks_free() -> None:
     schedule = schedule_of(rt_headroom=0.1)
     schedule.prefill([be(480), be(480), be(240), be(240)])
-    assert len(schedule.plan(0.0).starts) == 3, "one slot of 4 is left"
+    assert len(schedule.plan(0.0).new_prompts) == 3, "one slot of 4 is left"
     assert schedule.num_free_blocks == 100 - 15 - 15 - 30
     schedule = schedule_of(rt_headroom=0.1)
     schedule.prefill([be(480), be(480), be(496)])
-    assert len(schedule.plan(0.0).starts) == 2, "10 would not be left of 100"
+    assert len(schedule.plan(0.0).new_prompts) == 2, "10 would not be left of 100"
     schedule = schedule_of(rt_headroom=0.1)
     schedule.prefill([long := rt(320)])
     assert compute(schedule) == [(key(long), 320)]
     schedule.prefill([be(480), be(480), be(480)])
-    assert len(schedule.plan(0.1).starts) == 2, "as much as the longest of real time of late needs"
+    assert len(schedule.plan(0.1).new_prompts) == 2, "as much as the longest of real time of late needs"
 
 
 def test_who_has_least_to_load_again_gives_way_and_computes_nothing_twice() -> None:
@@ -338,11 +338,11 @@ def test_who_has_least_to_load_again_gives_way_and_computes_nothing_twice() -> N
     assert run.tokens == {key(first): 352}, "the second has blocks, and has to wait"
     run.add(urgent := rt(320, due_s=run.now + 1, ttft_s=0.2))
     plan = run.step()
-    assert plan.gives_up == [key(second)] and plan.chunks == [] and plan.goes_on
-    assert run.step().starts == [urgent]
+    assert plan.preempted == [key(second)] and plan.chunks == [] and plan.goes_on
+    assert run.step().new_prompts == [urgent]
     run.add(longer := rt(1280, due_s=run.now + 1))
     plan = run.step()
-    assert plan.gives_up == [key(first)] and [each for each, _ in plan.chunks] == [key(urgent)]
+    assert plan.preempted == [key(first)] and [each for each, _ in plan.chunks] == [key(urgent)]
     while len(run.done) < 4:
         run.step()
     assert run.tokens == {key(work): len(work.request.prompt) for work in (first, second, urgent, longer)}
@@ -355,7 +355,7 @@ def test_nobody_gives_way_where_that_is_of_no_use() -> None:
     schedule.prefill([rt(1200), be(320)])
     schedule.plan(0.0)
     schedule.prefill([rt(1000)])
-    assert schedule.plan(0.0).gives_up == []
+    assert schedule.plan(0.0).preempted == []
 
 
 def test_giving_up_can_be_interrupted() -> None:
@@ -363,14 +363,14 @@ def test_giving_up_can_be_interrupted() -> None:
     schedule.prefill([victim := be(1590)])
     compute(schedule)
     schedule.prefill([urgent := rt(320)])
-    assert schedule.plan(0.0).gives_up == [key(victim)]
+    assert schedule.plan(0.0).preempted == [key(victim)]
     plan = schedule.plan(0.0)
-    assert not plan.gives_up and not plan.chunks and not plan.goes_on, "its blocks are under a copy"
+    assert not plan.preempted and not plan.chunks and not plan.goes_on, "its blocks are under a copy"
     assert schedule.abort(key(victim))
-    with pytest.raises(RuntimeError, match="it is DYING"):
-        schedule.gave_up(key(victim))
+    with pytest.raises(RuntimeError, match="it is ABORTED"):
+        schedule.preempted(key(victim))
     schedule.saved(key(victim))
-    assert schedule.plan(0.0).starts == [urgent]
+    assert schedule.plan(0.0).new_prompts == [urgent]
     schedule.abort(key(urgent))
     schedule.saved(key(urgent))
     schedule.check_idle()
@@ -412,7 +412,7 @@ def test_real_time_waits_for_its_own_and_one_chunk_and_everybody_ends(
                 run.add(be(length, rng.choice([None, run.now + 1.0]), 10, num_cached))
         begun_s, waits = run.now, run.waiting
         plan = run.step()
-        assert plan.chunks or plan.gives_up or plan.loads or not any(waits.values()), "it stands still"
+        assert plan.chunks or plan.preempted or plan.loads or not any(waits.values()), "it stands still"
         has_rt = any(run.works[each].deadlines.is_rt for each, _ in plan.chunks)
         bound_s = run.tightest_s * (1 + MAX_STRETCH) if has_rt else chunk_share * run.tightest_s
         assert run.now - begun_s <= max(bound_s, FLOOR * least_s) + 1e-9

@@ -65,7 +65,7 @@ def test_cached_kv_is_loaded_before_the_rest_is_computed() -> None:
     cached, plain = prompt(20, num_cached=15), prompt(10)
     schedule.prefill([cached, plain])
     plan = schedule.plan(0.0)
-    assert plan.starts == [cached, plain] and plan.loads == [cached]
+    assert plan.new_prompts == [cached, plain] and plan.loads == [cached]
     assert plan.chunks == [(plain.request.key, 10)], "nobody waits for the copy"
     schedule.computed(plain.request.key, 10)
     assert schedule.plan(0.0).chunks == []
@@ -77,7 +77,7 @@ def test_slots_bound_what_is_computed_at_once_but_not_what_is_saved() -> None:
     schedule = PrefillSchedule(LIMITS)
     works = [prompt(4) for _ in range(5)]
     schedule.prefill(works)
-    assert keys(schedule.plan(0.0).starts) == keys(works[:3])
+    assert keys(schedule.plan(0.0).new_prompts) == keys(works[:3])
     assert compute(schedule) == [4, 4, 4]
     assert compute(schedule) == [4, 4]
 
@@ -89,7 +89,7 @@ def test_candidates_have_a_share_and_within_it_come_first() -> None:
     schedule.prefill([prompt(40), prompt(40)])
     plan = schedule.plan(0.0)
     assert keys(plan.stages) == keys(staged[:3]), "12 of 30 blocks are for candidates, 4 each"
-    assert len(plan.starts) == 1, "18 for the prompts"
+    assert len(plan.new_prompts) == 1, "18 for the prompts"
     for work in staged[:3]:
         assert schedule.staged(work.request.key)
     schedule.unstage(keys(staged[:1]))
@@ -104,16 +104,16 @@ def test_a_candidate_that_waits_for_blocks_holds_new_prompts_back() -> None:
     candidate, third = make_work(40), prompt(4)
     schedule.stage([candidate])
     schedule.prefill([third])
-    assert schedule.plan(0.0).starts == [], "no block is free"
+    assert schedule.plan(0.0).new_prompts == [], "no block is free"
     assert not schedule.abort(third.request.key)
     schedule.prefill([fourth := prompt(57)])
     schedule.abort(first.request.key)
     schedule.saved(first.request.key)
     plan = schedule.plan(0.0)
-    assert plan.stages == [candidate] and plan.starts == []
+    assert plan.stages == [candidate] and plan.new_prompts == []
     schedule.abort(second.request.key)
     schedule.saved(second.request.key)
-    assert schedule.plan(0.0).starts == [fourth]
+    assert schedule.plan(0.0).new_prompts == [fourth]
 
 
 def test_abort_holds_blocks_until_the_copy_is_reported() -> None:

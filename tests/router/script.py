@@ -40,7 +40,7 @@ def hello(
     inventory: list[Stored] | None = None,
     num_blocks: int = 100,
     num_staging_blocks: int = 50,
-    shares_prefixes: bool = False,
+    enable_prefix_caching: bool = False,
 ) -> Hello:
     limits = InstanceLimits(
         num_blocks=num_blocks,
@@ -49,7 +49,7 @@ def hello(
         max_num_batched_tokens=32,
         max_model_len=200,
         num_staging_blocks=num_staging_blocks,
-        shares_prefixes=shares_prefixes,
+        enable_prefix_caching=enable_prefix_caching,
     )
     role = instance_id.split("-")[0]
     is_pool = role == "kvpool"

@@ -38,10 +38,10 @@ def test_what_was_not_seen_for_longest_is_forgotten() -> None:
 class Island:
     """Two prefill instances."""
 
-    def __init__(self, shares_prefixes: bool = True) -> None:
+    def __init__(self, enable_prefix_caching: bool = True) -> None:
         self.script = Script(connect=False)
         for name in ("kvpool", PREFILL, SECOND, "decode-0", GATEWAY):
-            self.script.connect(name, num_blocks=1000, shares_prefixes=shares_prefixes)
+            self.script.connect(name, num_blocks=1000, enable_prefix_caching=enable_prefix_caching)
         self._num_asked = 0
 
     def place(self, prompt: list[int], is_computed: bool = True, **changes: Any) -> str:
@@ -91,7 +91,7 @@ def test_a_salt_is_part_of_a_beginning() -> None:
 
 
 def test_where_nothing_is_shared_it_goes_where_least_is_to_do() -> None:
-    island = Island(shares_prefixes=False)
+    island = Island(enable_prefix_caching=False)
     assert island.place(prompt(140)) == PREFILL
     assert island.place(prompt(10, first=1000), is_computed=False) == PREFILL
     assert island.place(prompt(140)) == SECOND
@@ -101,20 +101,20 @@ def test_an_instance_that_starts_anew_has_nothing() -> None:
     island = Island()
     assert island.place(prompt(140)) == PREFILL
     island.script.close(PREFILL)
-    island.script.connect(PREFILL, epoch=2, num_blocks=1000, shares_prefixes=True)
+    island.script.connect(PREFILL, epoch=2, num_blocks=1000, enable_prefix_caching=True)
     assert island.place(prompt(10, first=1000), is_computed=False) == SECOND
     assert island.place(prompt(20, first=2000), is_computed=False) == PREFILL
     assert island.place(prompt(140)) == SECOND
 
 
-@pytest.mark.parametrize(("shares_prefixes", "num_given"), [(True, 9), (False, 2)])
+@pytest.mark.parametrize(("enable_prefix_caching", "num_given"), [(True, 9), (False, 2)])
 def test_what_an_instance_has_or_will_have_is_little_work_for_it(
-    shares_prefixes: bool, num_given: int
+    enable_prefix_caching: bool, num_given: int
 ) -> None:
     """Prompts that begin alike are given to it beyond its window of work: it has little to compute of each."""
     script = Script(connect=False, prefill_window=8)
     for name in (POOL, PREFILL, DECODE, GATEWAY):
-        script.connect(name, num_blocks=1000, shares_prefixes=shares_prefixes)
+        script.connect(name, num_blocks=1000, enable_prefix_caching=enable_prefix_caching)
     # of 256 tokens: the first prompt, and an eighth of each other one
     for key in range(1, 11):
         script.say(GATEWAY, Submit(replace(request(key), prompt=[*prompt(2 * GRAIN), key])))

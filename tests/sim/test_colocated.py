@@ -90,7 +90,7 @@ def test_a_death_in_mid_stream_costs_no_token(policy: str, victim: str) -> None:
 
 @every_policy
 def test_prompts_that_begin_alike_are_computed_once(policy: str) -> None:
-    island = island_of(policy, shares_prefixes=True, pool_blocks=256)
+    island = island_of(policy, enable_prefix_caching=True, pool_blocks=256)
     document, asked = [7] * 320, []
     for key in range(1, 9):
         made = make_request(key, 340, num_output_tokens=10, arrival_s=0.0)
@@ -157,7 +157,7 @@ def test_no_iteration_has_more_tokens_than_it_may() -> None:
 @given(st.integers(0, 2**32), st.sampled_from([*POLICIES]), st.integers(1, 3))
 def test_whatever_dies_and_is_aborted_nothing_is_lost(seed: int, policy: str, num: int) -> None:
     dice = random.Random(seed)
-    island = island_of(policy, num, decode=SHORT, shares_prefixes=dice.random() < 0.5)
+    island = island_of(policy, num, decode=SHORT, enable_prefix_caching=dice.random() < 0.5)
     asked = both_classes(requests(30, every_s=0.03, prompt_len=150, output_len=120))
     island.submit(asked)
     island.start()

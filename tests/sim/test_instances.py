@@ -58,12 +58,12 @@ BEGINNING = [7] * 160
 def test_prompts_that_begin_alike_share_kv(every_s: float) -> None:
     prompts = [BEGINNING + [number] * 40 for number in range(6)]
     alone = finish(small_island(**ROOMY), asking(*prompts, every_s=every_s))
-    together = finish(small_island(shares_prefixes=True, **ROOMY), asking(*prompts, every_s=every_s))
+    together = finish(small_island(enable_prefix_caching=True, **ROOMY), asking(*prompts, every_s=every_s))
     assert num_computed(alone) - num_computed(together) == 5 * len(BEGINNING)
 
 
 def test_a_restarted_instance_has_forgotten_what_could_be_shared() -> None:
-    island = small_island(shares_prefixes=True, **ROOMY)
+    island = small_island(enable_prefix_caching=True, **ROOMY)
     prefill = island.world.processes[InstanceId("prefill-0")]
     island.world.clock.at(3.0, prefill.kill)
     island.world.clock.at(3.1, prefill.start)
@@ -74,7 +74,7 @@ def test_a_restarted_instance_has_forgotten_what_could_be_shared() -> None:
 
 
 def test_another_router_finds_what_can_be_shared() -> None:
-    island = small_island(shares_prefixes=True, **ROOMY)
+    island = small_island(enable_prefix_caching=True, **ROOMY)
     island.world.clock.at(3.0, island.router.kill)
     island.world.clock.at(3.1, island.router.start)
     finish(island, asking(BEGINNING, BEGINNING, BEGINNING, every_s=2.0))
@@ -168,7 +168,9 @@ class Script(SimTransfers):
 
 def test_a_live_step_says_what_the_simulated_one_said() -> None:
     """The same orders, clock and outcomes of copies, to the very class that runs live, by `step`."""
-    island = small_island(policy="fcfs", decode=limits(num_blocks=34), pool_blocks=40, shares_prefixes=True)
+    island = small_island(
+        policy="fcfs", decode=limits(num_blocks=34), pool_blocks=40, enable_prefix_caching=True
+    )
     prefill = island.prefills[0]
     requests = asking(*([number] * (60 + 7 * number) for number in range(1, 25)), every_s=0.02)
     island.submit(requests)
@@ -185,7 +187,7 @@ def test_a_live_step_says_what_the_simulated_one_said() -> None:
         prefill._make_policy(),
         Estimate(island.world.cost),
         lambda: now[0],
-        shares_prefixes=True,
+        enable_prefix_caching=True,
     )
     finish_engine = engine.finish
     assert len(recorded.boundaries) > 40

@@ -16,13 +16,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from alignedserve.engine.validate import Vocabulary
+from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
 from alignedserve.gateway.grammars.compiler_process import CompilerProcess, ProcessEnded
-from alignedserve.gateway.turns import NoTurn, Turns
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
 
-__all__ = ["Compiler", "NoTurn"]
+__all__ = ["Compiler", "QueueTimeout"]
 
 # So many answers are kept: a hash and a line of text each.
 MAX_KEPT = 4096
@@ -55,8 +55,8 @@ class Compiler:
     def __init__(self, tokenizer: Tokenizer | None, vocabulary: Vocabulary) -> None:
         has_grammars = tokenizer is not None and vocabulary.eos_token_ids
         self._process = CompilerProcess(tokenizer, vocabulary) if tokenizer and has_grammars else None
-        self._short = Turns()
-        self._long = Turns()
+        self._short = FairQueue()
+        self._long = FairQueue()
         self._kept: OrderedDict[bytes, _Found] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[_Found]] = {}
 
@@ -69,7 +69,7 @@ class Compiler:
             logger.warning("grammars: the vocabulary could not be taken in, %s", error)
 
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
-        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and NoTurn. `timeout_s` counts the
+        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and QueueTimeout. `timeout_s` counts the
         processor's time. Requests without an `owner` count as one owner's."""
         key = hashlib.sha256(f"{wanted.kind} {wanted.text}".encode()).digest()
         found = self._kept.get(key)

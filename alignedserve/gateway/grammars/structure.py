@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.gateway.grammars.compiler import Compiler, NoTurn
+from alignedserve.gateway.grammars.compiler import Compiler, QueueTimeout
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.limits import Limits
 from alignedserve.sampling_params import SamplingParams
@@ -26,7 +26,7 @@ async def check_structure(
         return
     try:
         await compiler.check(wanted, limits.grammar_timeout_s, owner)
-    except NoTurn:
+    except QueueTimeout:
         raise unavailable(f"{name}: others' schemas and grammars are being compiled") from None
     except TimeoutError:
         raise _refused(name, f"not compiled within {limits.grammar_timeout_s:g} s") from None

@@ -12,13 +12,13 @@ from functools import cached_property
 
 import msgspec
 
+from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai import prepare_process
 from alignedserve.gateway.openai.prepare import Prepared, Result, prepare
 from alignedserve.gateway.openai.prepare_process import Asked, Greeting, TokenizerParts, Told
-from alignedserve.gateway.turns import NoTurn, Turns
 from alignedserve.process.child import Child, ChildEnded
 
 # The slowest body of this size that was found, 8 KiB of text to be tokenised, takes 16 ms on a core of 2.5 GHz.
@@ -36,7 +36,7 @@ class Lane:
 
     def __init__(self, greeting: Callable[[], bytes]) -> None:
         self.child = Child(prepare_process.__name__, 2 * TIMEOUT_S, greeting)
-        self.turns = Turns()
+        self.turns = FairQueue()
 
 
 class Preparer:
@@ -72,7 +72,7 @@ class Preparer:
         try:
             async with lane.turns.turn(owner, TURN_S):
                 answer = await lane.child.ask(Asked(endpoint, TIMEOUT_S).head, *body)
-        except NoTurn:
+        except QueueTimeout:
             raise unavailable("others' large bodies are being read") from None
         except ChildEnded as ended:
             raise _refusal(ended) from None

@@ -91,15 +91,15 @@ class PrefillPart:
         self.limits = limits
         self.config = config
 
-    def in_order(self, members: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
+    def in_order(self, requests: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
         """The most urgent first."""
-        return members
+        return requests
 
     def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
         """Likewise of decode instances' candidates."""
         return candidates
 
-    def is_ahead(self, begun: PrefillRequest, member: PrefillRequest, now: float) -> bool:
+    def is_ahead(self, begun: PrefillRequest, request: PrefillRequest, now: float) -> bool:
         """Of two that begin alike: the one that has begun will have computed what both need before the other could."""
         return True
 
@@ -116,11 +116,11 @@ class DecodePart:
         self.limits = limits
         self.config = config
 
-    def in_order(self, members: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
+    def in_order(self, requests: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
         """Of a colocated instance's prompts, the most urgent first."""
-        return members
+        return requests
 
-    def is_ahead(self, begun: DecodeRequest, member: DecodeRequest, now: float) -> bool:
+    def is_ahead(self, begun: DecodeRequest, request: DecodeRequest, now: float) -> bool:
         """Of two prompts that begin alike: see `PrefillPart`."""
         return True
 
@@ -133,9 +133,9 @@ class DecodePart:
         decoding.admit_in_order(at, self.config)
 
     def in_eviction_order(
-        self, members: Sequence[DecodeRequest], at: DecodeBoundary
+        self, requests: Sequence[DecodeRequest], at: DecodeBoundary
     ) -> Sequence[DecodeRequest]:
-        return decoding.longest_of_older_batch(members, at)
+        return decoding.longest_of_older_batch(requests, at)
 
     def took(self, seconds: float) -> None:
         """The iteration of the last plan."""
@@ -151,9 +151,9 @@ class ColocatedPart(DecodePart):
         decoding.begin_in_order(at, self.config, [*at.requests, *at.batch])
 
     def in_eviction_order(
-        self, members: Sequence[DecodeRequest], at: DecodeBoundary
+        self, requests: Sequence[DecodeRequest], at: DecodeBoundary
     ) -> Sequence[DecodeRequest]:
-        return decoding.youngest(members, at)
+        return decoding.youngest(requests, at)
 
 
 class Policy:

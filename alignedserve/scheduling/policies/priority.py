@@ -42,15 +42,15 @@ class PriorityRouter(RouterPart):
 
 
 class PriorityPrefill(PrefillPart):
-    def in_order(self, members: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
-        return prefilling.real_time_first(members)
+    def in_order(self, requests: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
+        return prefilling.real_time_first(requests)
 
     def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
         return prefilling.real_time_first(candidates)
 
-    def is_ahead(self, begun: PrefillRequest, member: PrefillRequest, now: float) -> bool:
+    def is_ahead(self, begun: PrefillRequest, request: PrefillRequest, now: float) -> bool:
         """Real time waits for no best effort."""
-        return begun.is_rt or not member.is_rt
+        return begun.is_rt or not request.is_rt
 
 
 class PriorityDecode(DecodePart):
@@ -58,13 +58,13 @@ class PriorityDecode(DecodePart):
         at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         decoding.run_all(at)
         decoding.admit_in_order(at, self.config, is_rt=True)
-        if not any(member.is_rt for member in chain(at.requests, at.batch)):
+        if not any(request.is_rt for request in chain(at.requests, at.batch)):
             decoding.admit_in_order(at, self.config, is_rt=False)
 
     def in_eviction_order(
-        self, members: Sequence[DecodeRequest], at: DecodeBoundary
+        self, requests: Sequence[DecodeRequest], at: DecodeBoundary
     ) -> Sequence[DecodeRequest]:
-        return decoding.longest_of_older_batch(members, at, has_classes=True)
+        return decoding.longest_of_older_batch(requests, at, has_classes=True)
 
 
 class PriorityColocated(ColocatedPart):
@@ -76,15 +76,15 @@ class PriorityColocated(ColocatedPart):
             decoding.begin_in_order(at, self.config, _waiting(at))
 
     def in_eviction_order(
-        self, members: Sequence[DecodeRequest], at: DecodeBoundary
+        self, requests: Sequence[DecodeRequest], at: DecodeBoundary
     ) -> Sequence[DecodeRequest]:
-        return sorted(decoding.youngest(members, at), key=lambda member: member.is_rt)
+        return sorted(decoding.youngest(requests, at), key=lambda request: request.is_rt)
 
-    def in_order(self, members: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
-        return decoding.real_time_first(members)
+    def in_order(self, requests: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
+        return decoding.real_time_first(requests)
 
-    def is_ahead(self, begun: DecodeRequest, member: DecodeRequest, now: float) -> bool:
-        return begun.is_rt or not member.is_rt
+    def is_ahead(self, begun: DecodeRequest, request: DecodeRequest, now: float) -> bool:
+        return begun.is_rt or not request.is_rt
 
 
 def _waiting(at: DecodeBoundary) -> list[DecodeRequest]:

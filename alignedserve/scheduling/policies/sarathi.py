@@ -27,15 +27,15 @@ class SarathiColocated(ColocatedPart):
     def plan(self, at: DecodeBoundary) -> None:
         at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         ready, behind = at.ready_and_behind()
-        lengths = [member.num_tokens for member in at.run_each(ready)]
+        lengths = [request.num_tokens for request in at.run_each(ready)]
         num_left = self._budget(at, lengths)
-        for member in behind:
-            num_left -= decoding.compute(at, member, num_left)
+        for request in behind:
+            num_left -= decoding.compute(at, request, num_left)
         decoding.begin_in_order(at, self.config, [*at.requests, *at.batch], num_left)
 
     def _budget(self, at: DecodeBoundary, lengths: list[int]) -> int:
         """Tokens of prompts, in whole blocks; one of these at least, so that prompts get on."""
-        tightest_s = min((member.deadlines.tbt_s for member in at.running), default=math.inf)
+        tightest_s = min((request.deadlines.tbt_s for request in at.running), default=math.inf)
         if self._estimate is None or math.isinf(tightest_s):
             return at.num_tokens_left
         estimate, block_size = self._estimate, at.limits.block_size

@@ -24,25 +24,25 @@ class Admission:
         """Real time, whose KV an iteration may wait for."""
         if self._mixing.is_be_owed and not _is_be_started(at):
             self._admit_owed(at)
-        if any(member.num_pooled for member in self._admit(at, is_rt=True)):
+        if any(request.num_pooled for request in self._admit(at, is_rt=True)):
             self._mixing.pulls_rt()
 
     def admit_beside_iteration(self, at: DecodeBoundary) -> None:
-        is_rt_waiting = any(member.is_rt for member in chain(at.requests, at.batch))
+        is_rt_waiting = any(request.is_rt for request in chain(at.requests, at.batch))
         # an instance that runs nothing would not be asked again
         may_pull = not at.running or self._mixing.may_pull_be()
         if may_pull and not is_rt_waiting:
             self._admit(at, is_rt=False)
 
     def _admit(self, at: DecodeBoundary, is_rt: bool) -> list[DecodeRequest]:
-        return decoding.admit_while(at, self._config, is_rt, lambda member: self._has_room(at, member))
+        return decoding.admit_while(at, self._config, is_rt, lambda request: self._has_room(at, request))
 
     def _admit_owed(self, at: DecodeBoundary) -> None:
         """One best-effort request, though real time waits."""
-        for member in chain(at.requests, at.batch):
-            if not member.is_rt and self._fits(at, member):
-                member.mark = OWED
-                at.admit(member)
+        for scheduled in chain(at.requests, at.batch):
+            if not scheduled.is_rt and self._fits(at, scheduled):
+                scheduled.mark = OWED
+                at.admit(scheduled)
                 return
 
     # ---- whom there is room for -------------------------------------------------------------------------------------
@@ -64,4 +64,4 @@ class Admission:
 
 
 def _is_be_started(at: DecodeBoundary) -> bool:
-    return any(not member.is_rt for member in chain(at.running, at.arriving))
+    return any(not request.is_rt for request in chain(at.running, at.arriving))

@@ -25,10 +25,10 @@ class Eviction:
         ahead = self._config.evict_ahead
         missing = at.growth(ahead) - at.num_free_blocks - at.num_blocks_to_come
         victims: list[DecodeRequest] = []
-        for member in self._in_order(at, at.running)[:-1] if missing > 0 else ():
+        for scheduled in self._in_order(at, at.running)[:-1] if missing > 0 else ():
             if missing > 0:
-                victims.append(member)
-                missing -= member.num_blocks + at.growth_of(member, ahead)
+                victims.append(scheduled)
+                missing -= scheduled.num_blocks + at.growth_of(scheduled, ahead)
         return victims + self._choose_for_rt(at, victims, missing)
 
     def _choose_for_rt(
@@ -38,23 +38,23 @@ class Eviction:
 
         `missing`: blocks, before that; below zero, so many are to spare.
         """
-        chosen = {member.key for member in victims}
+        chosen = {request.key for request in victims}
         be = [each for each in at.running if not (each.is_rt or each.mark is OWED or each.key in chosen)]
         if not be:
             return []
         most_blocks = sum(each.num_blocks for each in be) - missing
-        waiting = [member for member in chain(at.requests, at.batch) if member.is_rt]
+        waiting = [request for request in chain(at.requests, at.batch) if request.is_rt]
         num_blocks, num_slots = self._needed_for_rt(at, waiting, most_blocks, len(be))
         if not num_slots:
             num_blocks, num_slots = self._mixing.least_headroom()
         missing += num_blocks
         missing_slots = num_slots - at.num_free_slots - at.num_slots_to_come - len(victims)
         more: list[DecodeRequest] = []
-        for member in self._in_order(at, be) if missing > 0 or missing_slots > 0 else ():
+        for request in self._in_order(at, be) if missing > 0 or missing_slots > 0 else ():
             if missing <= 0 and missing_slots <= 0:
                 break
-            more.append(member)
-            missing -= member.num_blocks
+            more.append(request)
+            missing -= request.num_blocks
             missing_slots -= 1
         return more
 
@@ -67,12 +67,12 @@ class Eviction:
         ahead, num_blocks, num_slots = self._config.admit_ahead, 0, 0
         most_slots += at.num_free_slots + at.num_slots_to_come
         reserve = at.growth(ahead, is_rt=True) - at.growth(self._config.evict_ahead, is_rt=True)
-        for member in waiting:
-            needed = at.growth_of(member, ahead)
+        for request in waiting:
+            needed = at.growth_of(request, ahead)
             if reserve + num_blocks + needed > most_blocks or num_slots >= most_slots:
                 break
             num_blocks, num_slots = num_blocks + needed, num_slots + 1
         return (reserve + num_blocks, num_slots) if num_slots else (0, 0)
 
-    def _in_order(self, at: DecodeBoundary, members: Iterable[DecodeRequest]) -> list[DecodeRequest]:
-        return by_worth(members, at, self._mixing.is_pressed)
+    def _in_order(self, at: DecodeBoundary, requests: Iterable[DecodeRequest]) -> list[DecodeRequest]:
+        return by_worth(requests, at, self._mixing.is_pressed)

@@ -16,7 +16,7 @@ Chunks = list[tuple[int, int]]
 
 def fill(at: DecodeBoundary, mixing: Mixing) -> None:
     ready, behind = at.ready_and_behind()
-    if behind or any(not member.is_rt for member in ready):
+    if behind or any(not request.is_rt for request in ready):
         _fill_mixed(at, mixing, ready, behind)
     else:
         _run(at, ready)
@@ -30,15 +30,15 @@ def _fill_mixed(
     if hold_s := mixing.hold_s([each for each in at.running if each.is_rt]):
         at.hold(hold_s)
         return
-    rt = _run(at, [member for member in ready if member.is_rt])
-    rt_behind = sorted((member for member in behind if member.is_rt), key=_due_s)
+    rt = _run(at, [request for request in ready if request.is_rt])
+    rt_behind = sorted((request for request in behind if request.is_rt), key=_due_s)
     bound_s = mixing.bound_s([*rt, *rt_behind])
-    lengths = [member.num_tokens for member in rt]
+    lengths = [request.num_tokens for request in rt]
     chunks = _catch_up(at, mixing, rt_behind, [], lengths, bound_s)
-    be = [member for member in ready if not member.is_rt]
+    be = [request for request in ready if not request.is_rt]
     chosen = _run(at, mixing.choose(rt, be, chunks, bound_s))
-    lengths += [member.num_tokens for member in chosen]
-    be_behind = [member for member in behind if not member.is_rt]
+    lengths += [request.num_tokens for request in chosen]
+    be_behind = [request for request in behind if not request.is_rt]
     if be_behind:
         bound_s = mixing.chunk_bound_s(be_behind[0], chunks, lengths, bound_s)
         taken = _catch_up(at, mixing, be_behind, chunks, lengths, bound_s)
@@ -46,13 +46,13 @@ def _fill_mixed(
     mixing.planned(num_be=len(chosen))
 
 
-def _due_s(member: DecodeRequest) -> float:
-    return member.deadlines.token_due_s(member.num_output)
+def _due_s(request: DecodeRequest) -> float:
+    return request.deadlines.token_due_s(request.num_output)
 
 
-def _run(at: DecodeBoundary, members: Iterable[DecodeRequest]) -> list[DecodeRequest]:
+def _run(at: DecodeBoundary, requests: Iterable[DecodeRequest]) -> list[DecodeRequest]:
     """Those that have a block for their next token."""
-    return at.run_each([*members])
+    return at.run_each([*requests])
 
 
 def _catch_up(
@@ -66,10 +66,10 @@ def _catch_up(
     """Those whose KV was lost, as far as tokens, blocks and time allow, beside the chunks that are there. Returns
     theirs."""
     taken: Chunks = []
-    for member in behind:
-        count = min(member.num_pending, at.num_tokens_left)
+    for request in behind:
+        count = min(request.num_pending, at.num_tokens_left)
         if count > 0:
-            count = mixing.most_tokens(member, count, [*chunks, *taken], lengths, bound_s)
-        if count > 0 and at.chunk(member, count):
-            taken.append((member.num_cached, count))
+            count = mixing.most_tokens(request, count, [*chunks, *taken], lengths, bound_s)
+        if count > 0 and at.chunk(request, count):
+            taken.append((request.num_cached, count))
     return taken

@@ -77,14 +77,14 @@ class Mixing:
         """At all who are here, before a plan."""
         now = self._now_s = at.now
         running, pulled, waiting = at.running, at.arriving, [*at.requests, *at.batch]
-        self._coming.look(any(member.is_rt for member in pulled), now)
-        is_be_there = any(not member.is_rt for member in chain(running, pulled, waiting))
+        self._coming.look(any(request.is_rt for request in pulled), now)
+        is_be_there = any(not request.is_rt for request in chain(running, pulled, waiting))
         is_time = now - self._looked_s >= LOOK_S
-        for member in (*pulled, *waiting, *(running if is_time else ())):
-            if member.is_rt:
-                if member.deadlines.tbt_s < math.inf:
-                    self._objectives.add(member.deadlines.tbt_s, now)
-                self._lengths.add(-member.num_tokens, now)
+        for request in (*pulled, *waiting, *(running if is_time else ())):
+            if request.is_rt:
+                if request.deadlines.tbt_s < math.inf:
+                    self._objectives.add(request.deadlines.tbt_s, now)
+                self._lengths.add(-request.num_tokens, now)
         if is_time:
             self._looked_s = now
         self._most_owed_s = MAX_OWED * min(self._tightest_s(now), DEFAULT_TBT_S)
@@ -106,9 +106,9 @@ class Mixing:
         """It has had nothing for long: one of it may come before RT."""
         return self._config.be_share > 0 and self._credit.seconds >= self._most_owed_s
 
-    def is_pressed(self, member: DecodeRequest) -> bool:
+    def is_pressed(self, request: DecodeRequest) -> bool:
         """Its job's window leaves no time for waiting."""
-        allowance_s = member.deadlines.job_allowance_s(member.num_left, self._now_s)
+        allowance_s = request.deadlines.job_allowance_s(request.num_left, self._now_s)
         return allowance_s < PRESSED * self._last_s
 
     # ---- iterations -------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Mixing:
         """What an iteration may take for the sake of those that run, and of those that come unannounced or in a moment:
         they wait until it ends."""
         tightest_s = self._objectives.value(math.inf, self._now_s)
-        bounds_s = [member.allowance_s(self._now_s) for member in rt if not member.is_lost(self._now_s)]
+        bounds_s = [request.allowance_s(self._now_s) for request in rt if not request.is_lost(self._now_s)]
         bounds_s.append(
             BEFORE_RT * min(tightest_s, DEFAULT_TBT_S) if self._coming.is_near else WITHOUT_RT * tightest_s
         )
@@ -128,8 +128,8 @@ class Mixing:
         wanted_s = self._coming.hold_s
         if wanted_s < MIN_HOLD_S:
             return 0.0
-        alone_s = self._estimate.iteration([], [member.num_tokens for member in rt]) if rt else 0.0
-        slack_s = min((member.allowance_s(self._now_s) for member in rt), default=math.inf) - alone_s
+        alone_s = self._estimate.iteration([], [request.num_tokens for request in rt]) if rt else 0.0
+        slack_s = min((request.allowance_s(self._now_s) for request in rt), default=math.inf) - alone_s
         hold_s = min(wanted_s, SAFETY * slack_s)
         return hold_s if hold_s >= MIN_HOLD_S else 0.0
 
@@ -140,10 +140,10 @@ class Mixing:
         self._bound_s = math.inf
         if not be or math.isinf(bound_s):
             return list(be)
-        lengths = [member.num_tokens for member in rt]
+        lengths = [request.num_tokens for request in rt]
         alone_s = self._estimate.iteration(chunks, lengths) if lengths or chunks else 0.0
         in_order, num_pressed = self._in_order(be)
-        lengths += [member.num_tokens for member in in_order]
+        lengths += [request.num_tokens for request in in_order]
 
         def seconds(num_be: int) -> float:
             return self._estimate.iteration(chunks, lengths[: len(rt) + num_be])
@@ -152,7 +152,7 @@ class Mixing:
             range(1, len(in_order) + 1), max(bound_s, alone_s + self._credit.seconds), key=seconds
         )
         enough = len(in_order)
-        if num_fitting and (self._coming.is_near or not all(member.is_lost(self._now_s) for member in rt)):
+        if num_fitting and (self._coming.is_near or not all(request.is_lost(self._now_s) for request in rt)):
             # windows count for more than short iterations
             enough = max(num_enough(len(in_order), seconds, self._config.be_pace), num_pressed)
         num_be = min(num_fitting, enough, self._limit.num_be)
@@ -163,26 +163,26 @@ class Mixing:
         self._credit.spend(seconds(num_be) - alone_s if num_be else 0.0)
         return in_order[:num_be]
 
-    def _in_order(self, members: Sequence[DecodeRequest]) -> tuple[list[DecodeRequest], int]:
+    def _in_order(self, requests: Sequence[DecodeRequest]) -> tuple[list[DecodeRequest], int]:
         """Those who have to run, and how many they are; then who has waited longest; then who is done soonest."""
         now, pressed_s = self._now_s, PRESSED * self._last_s
         places, num_pressed = [], 0
-        for number, member in enumerate(members):
-            num_left = member.num_left
-            allowance_s = member.deadlines.job_allowance_s(num_left, now)
+        for number, request in enumerate(requests):
+            num_left = request.num_left
+            allowance_s = request.deadlines.job_allowance_s(num_left, now)
             if allowance_s < pressed_s:
                 num_pressed += 1
             else:
                 allowance_s = math.inf
-            places.append((allowance_s, member.last_run, num_left, number))
+            places.append((allowance_s, request.last_run, num_left, number))
         places.sort()
-        return [members[number] for *_, number in places], num_pressed
+        return [requests[number] for *_, number in places], num_pressed
 
     def most_tokens(
-        self, member: DecodeRequest, most: int, chunks: Chunks, lengths: Sequence[int], bound_s: float
+        self, request: DecodeRequest, most: int, chunks: Chunks, lengths: Sequence[int], bound_s: float
     ) -> int:
         """Of a chunk that the iteration has time for, up to a block's end; of real time one block at least."""
-        before, block_size = member.num_cached, self._limits.block_size
+        before, block_size = request.num_cached, self._limits.block_size
         first = block_size - before % block_size
         ends: list[int] = [*range(first, most, block_size), most]
 
@@ -192,7 +192,7 @@ class Mixing:
         fitting = bisect_right(ends, bound_s, key=seconds)
         if fitting:
             return ends[fitting - 1]
-        return ends[0] if member.is_rt or not (lengths or chunks) else 0
+        return ends[0] if request.is_rt or not (lengths or chunks) else 0
 
     def chunk_bound_s(
         self, first: DecodeRequest, chunks: Chunks, lengths: Sequence[int], bound_s: float

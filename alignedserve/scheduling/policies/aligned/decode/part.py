@@ -36,12 +36,12 @@ class AlignedDecode(DecodePart):
         self._eviction = Eviction(config, self._mixing)
         self._admission = Admission(config, self._mixing)
 
-    def in_order(self, members: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
-        return decoding.real_time_first(members)
+    def in_order(self, requests: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
+        return decoding.real_time_first(requests)
 
-    def is_ahead(self, begun: DecodeRequest, member: DecodeRequest, now: float) -> bool:
+    def is_ahead(self, begun: DecodeRequest, request: DecodeRequest, now: float) -> bool:
         """Real time waits for no best effort."""
-        return begun.is_rt or not member.is_rt
+        return begun.is_rt or not request.is_rt
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
         self._mixing.expect(num_prefilling, num_ready, now)

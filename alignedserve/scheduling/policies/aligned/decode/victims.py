@@ -16,16 +16,16 @@ OWED = "owed"
 
 
 def by_worth(
-    members: Iterable[DecodeRequest], at: DecodeBoundary, is_pressed: Callable[[DecodeRequest], bool]
+    requests: Iterable[DecodeRequest], at: DecodeBoundary, is_pressed: Callable[[DecodeRequest], bool]
 ) -> list[DecodeRequest]:
     """Those that were named before stay named."""
     block_size = at.limits.block_size
 
-    def order(member: DecodeRequest) -> tuple[bool, bool, bool, float, int]:
-        is_new = not at.was_evicted(member)
-        if member.is_rt:
-            return is_new, True, False, member.batch, -member.num_tokens
-        num_to_move = member.num_blocks - member.num_pooled // block_size
-        return is_new, False, is_pressed(member), num_to_move / member.num_left, -member.num_blocks
+    def order(request: DecodeRequest) -> tuple[bool, bool, bool, float, int]:
+        is_new = not at.was_evicted(request)
+        if request.is_rt:
+            return is_new, True, False, request.batch, -request.num_tokens
+        num_to_move = request.num_blocks - request.num_pooled // block_size
+        return is_new, False, is_pressed(request), num_to_move / request.num_left, -request.num_blocks
 
-    return sorted(members, key=order)
+    return sorted(requests, key=order)

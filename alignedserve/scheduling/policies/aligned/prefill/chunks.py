@@ -30,7 +30,7 @@ class Cut:
     num_left: int
     # (tokens computed before, tokens to compute) of each
     chunks: dict[RequestKey, tuple[int, int]] = field(default_factory=dict)
-    members: list[PrefillRequest] = field(default_factory=list)
+    requests: list[PrefillRequest] = field(default_factory=list)
     _costs: ChunkCosts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,43 +40,47 @@ class Cut:
     def seconds(self) -> float:
         return self.estimate.iteration([*self.chunks.values()], []) if self.chunks else 0.0
 
-    def seconds_without(self, members: Iterable[PrefillRequest]) -> float:
-        left = self.chunks.keys() - {member.key for member in members}
+    def seconds_without(self, requests: Iterable[PrefillRequest]) -> float:
+        left = self.chunks.keys() - {request.key for request in requests}
         return self.estimate.iteration([self.chunks[key] for key in left], []) if left else 0.0
 
     def add(
-        self, members: Sequence[PrefillRequest], begun: PrefillRequest | None, bound_s: float, has_floor: bool
+        self,
+        requests: Sequence[PrefillRequest],
+        begun: PrefillRequest | None,
+        bound_s: float,
+        has_floor: bool,
     ) -> PrefillRequest | None:
         """Chunks of these, of one class and in order. Returns whom it has cut, if it has.
 
         `begun` is the one that is in pieces. With a floor, one block at least is taken, or all that is allowed.
         """
-        queue = [member for member in members if member.key not in self.chunks]
+        queue = [request for request in requests if request.key not in self.chunks]
         while queue and self.num_left:
-            member, count = queue[0], self._most(queue[0], bound_s, has_floor)
-            if count < member.num_pending and begun in queue:
-                member, count = begun, self._most(begun, bound_s, has_floor)
+            request, count = queue[0], self._most(queue[0], bound_s, has_floor)
+            if count < request.num_pending and begun in queue:
+                request, count = begun, self._most(begun, bound_s, has_floor)
             if count:
-                self._take(member, count)
-            if count < member.num_pending:
-                return member if count else None
-            queue.remove(member)
+                self._take(request, count)
+            if count < request.num_pending:
+                return request if count else None
+            queue.remove(request)
             has_floor = False
         return None
 
-    def _take(self, member: PrefillRequest, count: int) -> None:
-        self.chunks[member.key] = (member.num_computed, count)
-        self.members.append(member)
-        self._costs.add(member.num_computed, count)
+    def _take(self, request: PrefillRequest, count: int) -> None:
+        self.chunks[request.key] = (request.num_computed, count)
+        self.requests.append(request)
+        self._costs.add(request.num_computed, count)
         self.num_left -= count
 
-    def _most(self, member: PrefillRequest, bound_s: float, has_floor: bool) -> int:
+    def _most(self, request: PrefillRequest, bound_s: float, has_floor: bool) -> int:
         """Tokens of it that fit, up to a block boundary or its end."""
-        before, most = member.num_computed, min(member.num_pending, self.num_left)
+        before, most = request.num_computed, min(request.num_pending, self.num_left)
         one_block = min(self.block_size - before % self.block_size, most)
         if has_floor:
             bound_s = max(bound_s, FLOOR * self._seconds_with(before, one_block))
-        if most == member.num_pending and self._seconds_with(before, most) <= bound_s:
+        if most == request.num_pending and self._seconds_with(before, most) <= bound_s:
             return most
         low, high = before // self.block_size, (before + most) // self.block_size
         while low < high:

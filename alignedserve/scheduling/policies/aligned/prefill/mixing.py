@@ -49,12 +49,12 @@ class Mixing:
     def look(self, at: PrefillBoundary) -> None:
         """At all prompts, before a plan."""
         is_be_there, now = False, at.now
-        for member in chain(at.started, at.waiting):
-            is_be_there |= not member.is_rt and member.num_pending > 0
-            if member.is_rt and member.num_pending:
-                ttft_s = member.ttft_s
+        for request in chain(at.started, at.waiting):
+            is_be_there |= not request.is_rt and request.num_pending > 0
+            if request.is_rt and request.num_pending:
+                ttft_s = request.ttft_s
                 self._objectives.add(UNSTATED_TTFT_S if ttft_s is None else ttft_s, now)
-                self._lengths.add(-member.num_tokens, now)
+                self._lengths.add(-request.num_tokens, now)
         self._tightest_s = self._objectives.value(UNSTATED_TTFT_S, now)
         self._bound_s = self._config.chunk_share * self._tightest_s
         self._is_rt_known = self._objectives.value(math.inf, now) < math.inf
@@ -98,12 +98,12 @@ class Mixing:
         return max(self._bound_s, self._estimate.iteration([last_block], []))
 
     def cut(
-        self, members: Sequence[PrefillRequest], max_tokens: int, may_fill: bool
+        self, requests: Sequence[PrefillRequest], max_tokens: int, may_fill: bool
     ) -> list[tuple[PrefillRequest, int]]:
         """Chunks of these, which are in order. BE fills what RT leaves, or has only what it is owed."""
         cut = Cut(self._estimate, self._limits.block_size, max_tokens)
-        rt = [member for member in members if member.is_rt]
-        be = [member for member in members if not member.is_rt]
+        rt = [request for request in requests if request.is_rt]
+        be = [request for request in requests if not request.is_rt]
         if rt or not may_fill:
             # what an iteration takes at least is RT's
             least_s = self._estimate.iteration([(rt[0].num_computed, 1)], []) if rt else 0.0
@@ -114,14 +114,14 @@ class Mixing:
             bound_s = cut.seconds * (1 + MAX_STRETCH) if cut.chunks else self._alone_s()
             self._cut_class(cut, be, bound_s, has_floor=not cut.chunks)
         self._credit.spend(cut.seconds - cut.seconds_without(be))
-        return [(member, cut.chunks[member.key][1]) for member in cut.members]
+        return [(request, cut.chunks[request.key][1]) for request in cut.requests]
 
     def _cut_class(
-        self, cut: Cut, members: Sequence[PrefillRequest], bound_s: float, has_floor: bool
+        self, cut: Cut, requests: Sequence[PrefillRequest], bound_s: float, has_floor: bool
     ) -> None:
-        if not members:
+        if not requests:
             return
-        is_rt = members[0].is_rt
-        begun = next((member for member in members if member.key == self._begun.get(is_rt)), None)
-        if in_pieces := cut.add(members, begun, bound_s, has_floor):
+        is_rt = requests[0].is_rt
+        begun = next((request for request in requests if request.key == self._begun.get(is_rt)), None)
+        if in_pieces := cut.add(requests, begun, bound_s, has_floor):
             self._begun[is_rt] = in_pieces.key

@@ -16,8 +16,8 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import prefilling
 from alignedserve.scheduling.boundary import AnyPrefill, PrefillBoundary, PrefillRequest
 from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.aligned.prefill.admission import start
 from alignedserve.scheduling.policies.aligned.prefill.mixing import Mixing
-from alignedserve.scheduling.policies.aligned.prefill.starts import start
 from alignedserve.scheduling.policies.aligned.prefill.urgency import is_ahead, place_of
 from alignedserve.scheduling.policies.base import PrefillPart
 from alignedserve.timing.estimate import Estimate
@@ -29,21 +29,21 @@ class AlignedPrefill(PrefillPart):
         self._estimate = estimate
         self._mixing = Mixing(limits, config, estimate)
 
-    def in_order(self, members: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
-        def order(member: PrefillRequest) -> tuple[bool, float]:
-            return not member.is_rt, place_of(member, self._estimate, now)
+    def in_order(self, requests: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
+        def order(request: PrefillRequest) -> tuple[bool, float]:
+            return not request.is_rt, place_of(request, self._estimate, now)
 
-        return sorted(members, key=order)
+        return sorted(requests, key=order)
 
     def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
         return prefilling.real_time_first(candidates)
 
-    def is_ahead(self, begun: PrefillRequest, member: PrefillRequest, now: float) -> bool:
-        return is_ahead(begun, member, self._estimate, now)
+    def is_ahead(self, begun: PrefillRequest, request: PrefillRequest, now: float) -> bool:
+        return is_ahead(begun, request, self._estimate, now)
 
     def plan(self, at: PrefillBoundary) -> None:
         self._mixing.look(at)
         start(at, self._mixing, self.in_order)
-        members = self.in_order(at.computing, at.now)
-        for member, count in self._mixing.cut(members, at.num_tokens_left, may_fill=not at.is_rt_copied):
-            at.chunk(member, count)
+        requests = self.in_order(at.computing, at.now)
+        for request, count in self._mixing.cut(requests, at.num_tokens_left, may_fill=not at.is_rt_copied):
+            at.chunk(request, count)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from alignedserve.scheduling.boundary import PrefillRequest
 
 
-def victims(members: Sequence[PrefillRequest], num_blocks: int, needs_slot: bool) -> list[PrefillRequest]:
+def victims(requests: Sequence[PrefillRequest], num_blocks: int, needs_slot: bool) -> list[PrefillRequest]:
     """As many as hold so many blocks, and a slot if one is needed; nobody if all of them together do not.
 
-    Those that have least to load again go first, and among them those that come last in the order of `members`.
+    Those that have least to load again go first, and among them those that come last in the order of `requests`.
     """
-    in_order = sorted(enumerate(members), key=lambda each: (each[1].num_computed, -each[0]))
+    in_order = sorted(enumerate(requests), key=lambda each: (each[1].num_computed, -each[0]))
     chosen: list[PrefillRequest] = []
-    for _, member in in_order:
+    for _, request in in_order:
         if num_blocks <= 0 and not needs_slot:
             break
-        chosen.append(member)
-        num_blocks, needs_slot = num_blocks - member.num_blocks, False
+        chosen.append(request)
+        num_blocks, needs_slot = num_blocks - request.num_blocks, False
     return chosen if num_blocks <= 0 and not needs_slot else []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from alignedserve.store.hearing import Hearing
+from alignedserve.store.liveness import Liveness
 
 
 def test_it_is_silent_when_those_who_wait_hear_nothing() -> None:
-    hearing = Hearing(3)
+    hearing = Liveness(3)
     for _ in range(9):
         # nobody asks
         hearing.tick()
@@ -26,7 +26,7 @@ def test_it_is_silent_when_those_who_wait_hear_nothing() -> None:
 
 
 def test_after_somebody_has_given_up_one_at_a_time_tries() -> None:
-    hearing = Hearing(3)
+    hearing = Liveness(3)
     hearing.asked()
     hearing.given_up()
     assert not hearing.is_silent

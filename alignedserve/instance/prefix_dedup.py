@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
-from alignedserve.instance.shares import Shares
+from alignedserve.instance.prefix_lookup import PrefixLookup
 from alignedserve.scheduling.block_hashes import pays_to_wait
 from alignedserve.types import RequestKey
 
@@ -43,8 +43,8 @@ class Member(Protocol):
 IsAhead = Callable[[Any, Any, float], bool]
 
 
-class Twins:
-    def __init__(self, block_size: int, shares: Shares, is_ahead: IsAhead) -> None:
+class PrefixDedup:
+    def __init__(self, block_size: int, shares: PrefixLookup, is_ahead: IsAhead) -> None:
         self._block_size = block_size
         self._shares = shares
         self._is_ahead = is_ahead
@@ -56,27 +56,27 @@ class Twins:
         """At prompts that are being computed, the most urgent first; before a plan."""
         self._now = now
         self._coming.clear()
-        for member in computing:
-            self.started(member)
+        for request in computing:
+            self.started(request)
 
-    def started(self, member: Member) -> None:
-        for name in member.names[member.num_computed // self._block_size :]:
-            other = self._coming.setdefault(name, member)
-            if member.is_rt and not other.is_rt:
+    def started(self, request: Member) -> None:
+        for name in request.names[request.num_computed // self._block_size :]:
+            other = self._coming.setdefault(name, request)
+            if request.is_rt and not other.is_rt:
                 # real time did not wait for that one, and others of it do not either
-                self._coming[name] = member
+                self._coming[name] = request
 
-    def had_better_wait(self, member: Member) -> bool:
+    def had_better_wait(self, request: Member) -> bool:
         """One that goes before it computes enough of what it needs, or what is left of that."""
-        if not (self._coming and member.names):
+        if not (self._coming and request.names):
             return False
-        num_found = self._shares.num_found(member.names)
-        num_coming = self._num_coming(member, member.names[num_found // self._block_size :])
-        pays = pays_to_wait(num_coming, member.num_tokens - num_found)
-        member.is_following = pays or (member.is_following and num_coming > 0)
-        return member.is_following
+        num_found = self._shares.num_found(request.names)
+        num_coming = self._num_coming(request, request.names[num_found // self._block_size :])
+        pays = pays_to_wait(num_coming, request.num_tokens - num_found)
+        request.is_following = pays or (request.is_following and num_coming > 0)
+        return request.is_following
 
-    def _num_coming(self, member: Member, missing: Sequence[bytes]) -> int:
+    def _num_coming(self, request: Member, missing: Sequence[bytes]) -> int:
         """Tokens of the first of these that others will have computed before it could."""
         is_ahead: dict[RequestKey, bool] = {}
 
@@ -85,7 +85,7 @@ class Twins:
             if other is None:
                 return False
             if other.key not in is_ahead:
-                is_ahead[other.key] = self._is_ahead(other, member, self._now)
+                is_ahead[other.key] = self._is_ahead(other, request, self._now)
             return is_ahead[other.key]
 
         return self._block_size * sum(1 for _ in takewhile(is_coming, missing))

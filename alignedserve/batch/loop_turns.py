@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Turns:
+class LoopTurns:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 

@@ -13,7 +13,7 @@ from alignedserve.types import InstanceId, RequestKey
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class ScheduledRequest:
     work: Work
     # the prefill instance that has it staged; None: the pool
     source: InstanceId | None
@@ -31,7 +31,7 @@ class Member:
     last_run: int = 0
     # of its first blocks, those that it may share with prompts that begin alike
     names: Sequence[bytes] = ()
-    # for another that begins alike: see `instance/twins.py`
+    # for another that begins alike: see `instance/prefix_dedup.py`
     is_following: bool = False
     # the policy's own
     mark: Any = None
@@ -76,12 +76,12 @@ class Member:
         return self.work.deadlines.is_lost(self.num_output, now)
 
 
-Members = dict[RequestKey, Member]
+ScheduledRequests = dict[RequestKey, ScheduledRequest]
 
 
-def member_of(
+def scheduled_request(
     work: Work, source: InstanceId | None, batch: int, max_model_len: int, names: Sequence[bytes] = ()
-) -> Member:
+) -> ScheduledRequest:
     key, request = work.request.key, work.request
     num_tokens = len(request.prompt) + len(work.output)
     room = max_model_len - len(request.prompt)
@@ -91,6 +91,6 @@ def member_of(
             f"request {key}: {work.num_cached} tokens cached, {num_tokens} known, at most {max_cached} to cache: "
             "must ascend"
         )
-    return Member(
+    return ScheduledRequest(
         work, source, batch, num_tokens, work.num_cached, max_cached, work.deadlines.is_rt, names=names
     )

@@ -6,7 +6,7 @@ Ticks are counted, and not time: while the event loop stands still nobody can he
 from __future__ import annotations
 
 
-class Hearing:
+class Liveness:
     def __init__(self, num_ticks: int) -> None:
         """Nothing heard for so many ticks, while somebody waits: it is silent."""
         self._num_ticks = num_ticks

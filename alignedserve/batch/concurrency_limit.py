@@ -1,4 +1,4 @@
-"""Room for lines that run: so many of them, and so many bytes. Whoever asks first is let in first."""
+"""ConcurrencyLimit for lines that run: so many of them, and so many bytes. Whoever asks first is let in first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 
-class Room:
+class ConcurrencyLimit:
     def __init__(self, max_num_lines: int, max_bytes: int) -> None:
         self._max_num_lines = max_num_lines
         self._max_bytes = max_bytes

@@ -14,9 +14,7 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
-async def patiently(
-    call: Callable[Args, Awaitable[Result]], *args: Args.args, **kwargs: Args.kwargs
-) -> Result:
+async def retried(call: Callable[Args, Awaitable[Result]], *args: Args.args, **kwargs: Args.kwargs) -> Result:
     """The result, once the store is there. Whatever changes it may be repeated (alignedserve/store/base.py)."""
     while True:
         try:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from alignedserve.gateway.turns import HALF_LIFE_S, NoTurn, Turns
+from alignedserve.gateway.fair_queue import HALF_LIFE_S, FairQueue, QueueTimeout
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
         return self.now_s
 
 
-async def use(turns: Turns, clock: Clock, owner: str, seconds: float, order: list[str]) -> None:
+async def use(turns: FairQueue, clock: Clock, owner: str, seconds: float, order: list[str]) -> None:
     async with turns.turn(owner, patience_s=60):
         order.append(owner)
         await asyncio.sleep(0)
@@ -27,7 +27,7 @@ async def use(turns: Turns, clock: Clock, owner: str, seconds: float, order: lis
 def test_who_has_used_it_least_goes_next() -> None:
     async def scenario() -> None:
         clock, order = Clock(), list[str]()
-        turns = Turns(clock)
+        turns = FairQueue(clock)
         many = [use(turns, clock, "greedy", 1.0, order) for _ in range(14)]
         await asyncio.gather(*many, *(use(turns, clock, owner, 0.01, order) for owner in ("b", "c", "b")))
         # only what was begun already is waited for
@@ -48,7 +48,7 @@ def test_who_has_used_it_least_goes_next() -> None:
 def test_without_owners_who_came_first_goes_first() -> None:
     async def scenario() -> None:
         clock, order = Clock(), list[str]()
-        turns = Turns(clock)
+        turns = FairQueue(clock)
 
         async def numbered(number: int) -> None:
             async with turns.turn("", patience_s=60):
@@ -63,9 +63,9 @@ def test_without_owners_who_came_first_goes_first() -> None:
 
 def test_who_leaves_or_waits_too_long_blocks_nobody() -> None:
     async def scenario() -> None:
-        turns = Turns()
+        turns = FairQueue()
         async with turns.turn("a", 60):
-            with pytest.raises(NoTurn):
+            with pytest.raises(QueueTimeout):
                 async with turns.turn("b", 0.01):
                     pass
             waiting = [asyncio.create_task(use(turns, Clock(), "c", 0, [])) for _ in range(2)]

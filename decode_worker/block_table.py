@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from alignedserve.decode_worker.members import Member, Members
+from alignedserve.decode_worker.scheduled_request import ScheduledRequest, ScheduledRequests
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.types import RequestKey
 
 
-class Holders:
+class BlockTable:
     def __init__(self, limits: InstanceLimits) -> None:
         self._limits = limits
         needed = self._blocks_for(limits.max_model_len)
@@ -27,24 +27,24 @@ class Holders:
                 f"num_blocks={limits.num_blocks}: a request of max_model_len={limits.max_model_len} needs {needed}"
             )
         self.num_free = limits.num_blocks
-        self._pulling: Members = {}
-        self._running: Members = {}
-        self._leaving: Members = {}
+        self._pulling: ScheduledRequests = {}
+        self._running: ScheduledRequests = {}
+        self._leaving: ScheduledRequests = {}
         # aborted under a copy
-        self._dying: Members = {}
+        self._dying: ScheduledRequests = {}
         # for others to look at
-        self.pulling: Mapping[RequestKey, Member] = self._pulling
-        self.running: Mapping[RequestKey, Member] = self._running
+        self.pulling: Mapping[RequestKey, ScheduledRequest] = self._pulling
+        self.running: Mapping[RequestKey, ScheduledRequest] = self._running
 
     # ---- from place to place ----------------------------------------------------------------------------------------
 
-    def admit(self, member: Member) -> None:
-        self._take(member, self._blocks_for(member.num_tokens))
-        self._pulling[member.key] = member
+    def admit(self, request: ScheduledRequest) -> None:
+        self._take(request, self._blocks_for(request.num_tokens))
+        self._pulling[request.key] = request
 
-    def start(self, member: Member) -> None:
-        self._take(member, self._blocks_for(member.num_tokens))
-        self._running[member.key] = member
+    def start(self, request: ScheduledRequest) -> None:
+        self._take(request, self._blocks_for(request.num_tokens))
+        self._running[request.key] = request
 
     def pulled(self, key: RequestKey) -> bool:
         if self._bury(key):
@@ -81,36 +81,36 @@ class Holders:
         if key in self._running:
             self.ended(key)
             return False
-        for members in (self._pulling, self._leaving):
-            if key in members:
-                self._dying[key] = members.pop(key)
+        for requests in (self._pulling, self._leaving):
+            if key in requests:
+                self._dying[key] = requests.pop(key)
         return key in self._dying
 
     def _bury(self, key: RequestKey) -> bool:
-        member = self._dying.pop(key, None)
-        if member:
-            self._free(member)
-        return member is not None
+        request = self._dying.pop(key, None)
+        if request:
+            self._free(request)
+        return request is not None
 
     @property
-    def beginning(self) -> list[Member]:
+    def beginning(self) -> list[ScheduledRequest]:
         """Those of whose first blocks some are still to be computed, for others to share."""
-        return [member for member in self._running.values() if member.names and member.num_pending > 1]
+        return [request for request in self._running.values() if request.names and request.num_pending > 1]
 
     # ---- blocks and slots -------------------------------------------------------------------------------------------
 
-    def grow(self, member: Member, num_tokens: int) -> bool:
+    def grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """It holds blocks for the KV of its first `num_tokens` tokens. False, and nothing changed: too few are free."""
-        count = max(0, self._blocks_for(num_tokens) - member.num_blocks)
+        count = max(0, self._blocks_for(num_tokens) - request.num_blocks)
         if count > self.num_free:
             return False
-        self._take(member, count)
+        self._take(request, count)
         return True
 
     @property
     def num_blocks_to_come(self) -> int:
         """Under copies, and free when those have ended."""
-        return sum(member.num_blocks for member in (*self._leaving.values(), *self._dying.values()))
+        return sum(request.num_blocks for request in (*self._leaving.values(), *self._dying.values()))
 
     @property
     def num_free_slots(self) -> int:
@@ -120,31 +120,31 @@ class Holders:
     def num_slots_to_come(self) -> int:
         return len(self._leaving)
 
-    def _take(self, member: Member, count: int) -> None:
+    def _take(self, request: ScheduledRequest, count: int) -> None:
         self.num_free -= count
-        member.num_blocks += count
+        request.num_blocks += count
 
-    def _free(self, member: Member) -> None:
-        self.num_free += member.num_blocks
+    def _free(self, request: ScheduledRequest) -> None:
+        self.num_free += request.num_blocks
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._limits.block_size)
 
     # ---- what will be needed ----------------------------------------------------------------------------------------
 
-    def growth_of(self, member: Member, num_iterations: int) -> int:
+    def growth_of(self, request: ScheduledRequest, num_iterations: int) -> int:
         """Blocks that it needs in so many iterations beyond what it holds. Whoever is to be admitted holds none."""
-        num_cached = min(member.num_tokens + num_iterations - 1, member.max_cached)
-        return max(0, self._blocks_for(num_cached) - member.num_blocks)
+        num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
+        return max(0, self._blocks_for(num_cached) - request.num_blocks)
 
-    def growth(self, members: Iterable[Member], num_iterations: int) -> int:
-        """The sum of `growth_of`, without its calls: in every iteration all members are asked."""
+    def growth(self, requests: Iterable[ScheduledRequest], num_iterations: int) -> int:
+        """The sum of `growth_of`, without its calls: in every iteration all requests are asked."""
         growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
-        for member in members:
-            num_cached = member.num_tokens + num_more
-            if num_cached > member.max_cached:
-                num_cached = member.max_cached
-            missing = num_cached - member.num_blocks * block_size
+        for request in requests:
+            num_cached = request.num_tokens + num_more
+            if num_cached > request.max_cached:
+                num_cached = request.max_cached
+            missing = num_cached - request.num_blocks * block_size
             if missing > 0:
                 growth += self._blocks_for(missing)
         return growth
@@ -152,17 +152,17 @@ class Holders:
     # ---- all of them ------------------------------------------------------------------------------------------------
 
     @property
-    def _places(self) -> Sequence[Members]:
+    def _places(self) -> Sequence[ScheduledRequests]:
         return self._pulling, self._running, self._leaving, self._dying
 
     def __contains__(self, key: RequestKey) -> bool:
-        return any(key in members for members in self._places)
+        return any(key in requests for requests in self._places)
 
     def __len__(self) -> int:
         return sum(map(len, self._places))
 
     def check(self) -> None:
-        num_held = sum(member.num_blocks for members in self._places for member in members.values())
+        num_held = sum(request.num_blocks for requests in self._places for request in requests.values())
         if num_held + self.num_free != self._limits.num_blocks:
             raise RuntimeError(
                 f"blocks leaked: {num_held} held + {self.num_free} free != {self._limits.num_blocks} in all"

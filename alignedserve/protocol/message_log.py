@@ -38,7 +38,7 @@ from alignedserve.types import RequestKey
 About = tuple[RequestKey, str]
 
 
-def log_said(logger: logging.Logger, verb: str, name: str, message: Message) -> None:
+def log_message(logger: logging.Logger, verb: str, name: str, message: Message) -> None:
     """`verb` is "to" or "from"; `name` is the other process's."""
     if not logger.isEnabledFor(logging.DEBUG):
         return

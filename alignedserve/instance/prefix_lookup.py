@@ -1,4 +1,4 @@
-"""What a schedule is told of KV that prompts may share. Pure; `sharing.py` knows."""
+"""What a schedule is told of KV that prompts may share. Pure; `prefix_cache.py` knows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from alignedserve.protocol.messages import Work
 
 
-class Shares(Protocol):
+class PrefixLookup(Protocol):
     """KV that an instance keeps of prompts, for others that begin alike."""
 
     def names(self, work: Work) -> Sequence[bytes]:
@@ -21,7 +21,7 @@ class Shares(Protocol):
         """Likewise, of a prompt that starts: it holds these from here on."""
 
 
-class NothingShared:
+class NoPrefixCache:
     def names(self, work: Work) -> Sequence[bytes]:
         return ()
 

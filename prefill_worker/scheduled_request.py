@@ -14,32 +14,32 @@ from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import RequestKey
 
 
-class State(Enum):
+class PromptState(Enum):
     # no blocks
     WAITING = auto()
     LOADING = auto()
     COMPUTING = auto()
     SAVING = auto()
     # what was computed goes to the pool; then it waits again
-    GIVING_UP = auto()
+    PREEMPTING = auto()
     STAGING = auto()
     STAGED = auto()
     # aborted; its blocks may be under a copy
-    DYING = auto()
+    ABORTED = auto()
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class ScheduledRequest:
     work: Work
     # tokens whose KV is still to be computed
     num_pending: int = 0
-    state: State = State.WAITING
+    state: PromptState = PromptState.WAITING
     num_blocks: int = 0
     # when a plan first saw it
     since_s: float = math.inf
     # of its first blocks, those that it may share
     names: Sequence[bytes] = ()
-    # for another that begins alike: see `twins.py`
+    # for another that begins alike: see `prefix_dedup.py`
     is_following: bool = False
 
     @property
@@ -76,15 +76,15 @@ class Member:
 
     @property
     def has_slot(self) -> bool:
-        return self.state in (State.LOADING, State.COMPUTING)
+        return self.state in (PromptState.LOADING, PromptState.COMPUTING)
 
-    def give_up(self) -> None:
+    def preempt(self) -> None:
         """Its blocks are others': it waits again, with what was computed in the pool."""
         self.work = replace(self.work, num_cached=self.num_computed)
-        self.state, self.num_blocks, self.names = State.WAITING, 0, ()
+        self.state, self.num_blocks, self.names = PromptState.WAITING, 0, ()
 
 
-Members = dict[RequestKey, Member]
+ScheduledRequests = dict[RequestKey, ScheduledRequest]
 
 
 def num_tokens(work: Work) -> int:

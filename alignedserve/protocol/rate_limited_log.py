@@ -8,7 +8,7 @@ import time
 EVERY_S = 10.0
 
 
-class Seldom:
+class RateLimitedLog:
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._num_unsaid = 0

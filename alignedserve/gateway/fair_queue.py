@@ -13,11 +13,11 @@ HALF_LIFE_S = 30.0
 FORGOTTEN_S = 0.001
 
 
-class NoTurn(Exception):
+class QueueTimeout(Exception):
     """Others had all the turns for as long as the owner would wait."""
 
 
-class Turns:
+class FairQueue:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._is_taken = False
@@ -28,7 +28,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, owner: str, patience_s: float) -> AsyncIterator[None]:
-        """Waits for the owner's turn for `patience_s` at most, and holds it until the block ends. Raises NoTurn."""
+        """Waits for the owner's turn for `patience_s` at most, and holds it in the block. Raises QueueTimeout."""
         if self._is_taken:
             await self._wait(owner, patience_s)
         self._is_taken = True
@@ -52,7 +52,7 @@ class Turns:
             else:
                 self._pass_on()
             if isinstance(error, TimeoutError):
-                raise NoTurn from None
+                raise QueueTimeout from None
             raise
 
     def _pass_on(self) -> None:

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from alignedserve.prefill_worker.members import State
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
+from alignedserve.prefill_worker.scheduled_request import PromptState
 from alignedserve.protocol.messages import Abort, InstanceLimits, Prefill, Work
-from alignedserve.scheduling.block_hashes import names_of
+from alignedserve.scheduling.block_hashes import block_hashes_of
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES, make_policy
 from alignedserve.timing.deadlines import Deadlines
@@ -42,7 +42,7 @@ class Kept:
     def names(self, work: Work) -> Sequence[bytes]:
         if work.num_cached or work.request.params.prompt_logprobs is not None:
             return ()
-        return names_of(tokens_of(work)[:-1], BLOCK, work.request.cache_salt)
+        return block_hashes_of(tokens_of(work)[:-1], BLOCK, work.request.cache_salt)
 
     def num_found(self, names: Sequence[bytes]) -> int:
         return BLOCK * len([*takewhile(self.names_kept.__contains__, names)])
@@ -51,7 +51,7 @@ class Kept:
         return self.num_found(self.names(work))
 
     def computed(self, work: Work, count: int) -> None:
-        self.names_kept.update(names_of(tokens_of(work)[:count], BLOCK, work.request.cache_salt))
+        self.names_kept.update(block_hashes_of(tokens_of(work)[:count], BLOCK, work.request.cache_salt))
 
 
 class Run:
@@ -62,7 +62,7 @@ class Run:
         policy: str = "aligned",
         limits: InstanceLimits = LIMITS,
         kept: Kept | None = None,
-        shares: bool = True,
+        has_cache: bool = True,
     ) -> None:
         self.kept = kept or Kept()
         self.works: dict[RequestKey, Work] = {}
@@ -73,7 +73,7 @@ class Run:
             0.0,
             make_policy(SchedulingConfig(policy)),
             Estimate(PLAIN),
-            self.kept if shares else None,
+            self.kept if has_cache else None,
         )
 
     def order(self, *works: Work) -> None:
@@ -82,13 +82,13 @@ class Run:
 
     def step(self, now: float = 0.0) -> PrefillPlan:
         plan = self.schedule.plan(now)
-        for each in plan.gives_up:
-            self.schedule.gave_up(each)
+        for each in plan.preempted:
+            self.schedule.preempted(each)
         for each, count in plan.chunks:
             self.schedule.computed(each, count)
             self.num_computed += count
             self.kept.computed(self.works[each], self.computed(each))
-            if self.schedule._prompts.started[each].state is State.SAVING:
+            if self.schedule._prompts.started[each].state is PromptState.SAVING:
                 self.schedule.saved(each)
                 self.ended.add(each)
         for work in plan.loads:
@@ -102,7 +102,7 @@ class Run:
         return member.num_computed if member else len(tokens_of(self.works[each]))
 
     def started(self, now: float = 0.0) -> list[RequestKey]:
-        return [key(work) for work in self.step(now).starts]
+        return [key(work) for work in self.step(now).new_prompts]
 
 
 def tokens_of(work: Work) -> list[int]:
@@ -137,9 +137,9 @@ def test_the_second_waits_for_the_first_and_shares_what_that_has_computed() -> N
     first, second, unlike_both = rt(COMMON), rt([*COMMON[:197], 1, 2, 3]), rt(unlike(100, seed=2))
     run.order(first, second, unlike_both)
     plan = run.step()
-    assert plan.starts == [first, unlike_both]
+    assert plan.new_prompts == [first, unlike_both]
     plan = run.step()
-    assert plan.starts == [second] and plan.chunks == [(key(second), 200 - NUM_SHARED)]
+    assert plan.new_prompts == [second] and plan.chunks == [(key(second), 200 - NUM_SHARED)]
 
 
 def test_it_waits_no_longer_than_for_what_they_have_in_common() -> None:
@@ -168,8 +168,8 @@ def test_best_effort_gives_nothing_up_for_real_time_that_waits_by_choice() -> No
     run.step()
     run.order(first, second)
     while run.computed(key(first)) < NUM_SHARED:
-        assert not run.step().gives_up
-    assert run.step().gives_up == [key(best_effort)], "there is no slot for the second, and now it wants one"
+        assert not run.step().preempted
+    assert run.step().preempted == [key(best_effort)], "there is no slot for the second, and now it wants one"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_real_time_waits_for_its_own_where_best_effort_begins_alike_too() -> Non
 
 
 def test_where_nothing_is_shared_nobody_waits() -> None:
-    run = Run(shares=False)
+    run = Run(has_cache=False)
     run.order(rt(COMMON), rt(COMMON))
     assert len(run.started()) == 2
 
@@ -283,7 +283,7 @@ def test_everybody_ends_and_no_more_is_computed_than_without_sharing(
         return dice.choice([rt, be])(prompt, due_s=due_s, params=params)
 
     works, limits = [any_work() for _ in range(20)], replace(LIMITS, max_num_batched_tokens=max_tokens)
-    runs = [Run(policy, limits), Run(policy, limits, shares=False)]
+    runs = [Run(policy, limits), Run(policy, limits, has_cache=False)]
     for run in runs:
         for number in range(10_000):
             run.order(*works[number : number + 1])
@@ -304,7 +304,7 @@ PROMPT, NUM_CHOICES = prompts()[8][:100], 4
 
 @pytest.fixture
 def instance(tiny_model: Directory) -> Iterator[Rig]:
-    with closing(Rig(tiny_model("llama-gqa-tied"), shares_prefixes=True)) as rig:
+    with closing(Rig(tiny_model("llama-gqa-tied"), enable_prefix_caching=True)) as rig:
         yield rig
 
 

@@ -19,12 +19,12 @@ InOrder = Callable[[Sequence[PrefillRequest], float], Sequence[PrefillRequest]]
 
 def start(at: PrefillBoundary, mixing: Mixing, in_order: InOrder) -> None:
     waiting, first = in_order(at.waiting, at.now), at.short_of_blocks
-    be = [member for member in waiting if not member.is_rt]
+    be = [request for request in waiting if not request.is_rt]
     owed = be[:1] if mixing.is_owed and not at.is_be_started else []
-    urgent = owed + [member for member in waiting if member.is_rt]
+    urgent = owed + [request for request in waiting if request.is_rt]
     if first is None or not first.is_rt:
         prefilling.start_while(at, urgent, prefilling.fits)
-    lacking = next((member for member in urgent if _wants_to_start(at, member)), None)
+    lacking = next((request for request in urgent if _wants_to_start(at, request)), None)
     if first is None and lacking is None:
         prefilling.start_while(at, be, lambda at, num_blocks: _leaves_headroom(at, mixing, num_blocks))
     wanted = first if first is not None and first.is_rt else lacking
@@ -32,8 +32,8 @@ def start(at: PrefillBoundary, mixing: Mixing, in_order: InOrder) -> None:
         _make_room(at, mixing, wanted, in_order)
 
 
-def _wants_to_start(at: PrefillBoundary, member: PrefillRequest) -> bool:
-    return at.is_waiting(member) and not at.had_better_wait(member)
+def _wants_to_start(at: PrefillBoundary, request: PrefillRequest) -> bool:
+    return at.is_waiting(request) and not at.had_better_wait(request)
 
 
 def _leaves_headroom(at: PrefillBoundary, mixing: Mixing, num_blocks: int) -> bool:
@@ -49,4 +49,4 @@ def _make_room(at: PrefillBoundary, mixing: Mixing, wanted: PrefillRequest, in_o
     needs_slot = at.is_waiting(wanted) and at.num_free_slots <= 0
     be = in_order([each for each in at.computing if not each.is_rt], at.now)
     for victim in victims(be[mixing.is_owed :], missing, needs_slot):
-        at.give_up(victim)
+        at.preempt(victim)

@@ -13,7 +13,7 @@ from alignedserve.engine.request import Request
 from alignedserve.instance.executor import Executor
 from alignedserve.instance.requests import id_of
 from alignedserve.protocol.messages import Work
-from alignedserve.scheduling.block_hashes import Namer
+from alignedserve.scheduling.block_hashes import BlockHasher
 from alignedserve.types import RequestKey
 
 
@@ -30,11 +30,11 @@ class Beginning:
     # what comes after the full blocks: tokens, and of what they are a part
     tail: list[int] = field(default_factory=list)
     num_output: int = 0
-    namer: Namer | None = None
+    namer: BlockHasher | None = None
 
 
-class Sharing:
-    """See `shares.Shares`."""
+class PrefixCache:
+    """See `shares.PrefixLookup`."""
 
     def __init__(self, engine: Executor, is_enabled: bool) -> None:
         self._engine = engine
@@ -81,7 +81,7 @@ class Sharing:
         """More of it than before, and others may share that."""
         first, end = beginning.num_named, request.num_computed // self._block_size
         if beginning.names[first:end]:
-            self._engine.name_blocks(request, first, beginning.names[first:end])
+            self._engine.publish_blocks(request, first, beginning.names[first:end])
             beginning.num_named = end
 
     def ended(self, request: Request, beginning: Beginning) -> None:
@@ -89,12 +89,12 @@ class Sharing:
         if beginning.namer is not None:
             num_more = request.num_computed - len(beginning.names) * self._block_size
             more = [*beginning.tail, *request.output[beginning.num_output :]][: max(num_more, 0)]
-            beginning.names += beginning.namer.names_of(more)
+            beginning.names += beginning.namer.block_hashes_of(more)
             self.computed(request, beginning)
 
     def spoilt(self, beginning: Beginning) -> None:
         """Something is wrong with its KV, perhaps."""
-        self._engine.forget_names(beginning.names)
+        self._engine.forget_hashes(beginning.names)
         beginning.names.clear()
         beginning.namer = None
 
@@ -112,8 +112,8 @@ class Sharing:
         wanted = work.request
         if not self.is_enabled:
             return Beginning([])
-        tokens, namer = wanted.prompt + work.output, Namer(self._block_size, wanted.cache_salt)
-        names = namer.names_of(tokens)
+        tokens, namer = wanted.prompt + work.output, BlockHasher(self._block_size, wanted.cache_salt)
+        names = namer.block_hashes_of(tokens)
         tail = tokens[len(names) * self._block_size :]
         return Beginning(names, tail=tail, num_output=len(work.output), namer=namer)
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from alignedserve.batch.room import Room
+from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 
 
 async def entered(*asking: asyncio.Task[None]) -> list[bool]:
@@ -18,7 +18,7 @@ async def entered(*asking: asyncio.Task[None]) -> list[bool]:
 
 def test_there_is_room_for_so_many_and_for_so_many_bytes() -> None:
     async def scenario() -> None:
-        room = Room(2, 100)
+        room = ConcurrencyLimit(2, 100)
         asking = [asyncio.create_task(room.enter(size)) for size in (60, 50, 10, 5)]
         # the third would fit, and waits for its turn
         assert await entered(*asking) == [True, False, False, False]
@@ -35,7 +35,7 @@ def test_there_is_room_for_so_many_and_for_so_many_bytes() -> None:
 
 def test_what_is_larger_than_the_room_has_it_to_itself() -> None:
     async def scenario() -> None:
-        room = Room(2, 100)
+        room = ConcurrencyLimit(2, 100)
         await room.enter(1)
         asking = [asyncio.create_task(room.enter(size)) for size in (1000, 1)]
         assert await entered(*asking) == [False, False]
@@ -49,7 +49,7 @@ def test_what_is_larger_than_the_room_has_it_to_itself() -> None:
 
 def test_who_leaves_and_who_is_cancelled_at_once_do_not_meet() -> None:
     async def scenario() -> None:
-        room = Room(1, 100)
+        room = ConcurrencyLimit(1, 100)
         await room.enter(1)
         asking = [asyncio.create_task(room.enter(1)) for _ in range(2)]
         await entered(*asking)
@@ -72,7 +72,7 @@ def test_who_leaves_and_who_is_cancelled_at_once_do_not_meet() -> None:
 def test_who_is_cancelled_leaves_nothing_behind(seed: int) -> None:
     async def scenario() -> None:
         choose = random.Random(seed)
-        room = Room(3, 100)
+        room = ConcurrencyLimit(3, 100)
 
         async def stay(size: int) -> None:
             await room.enter(size)
