@@ -1,1 +1,1 @@
-"""A decode instance: the running batch, and its standing orders."""
+"""A decode instance: the running batch, and the requests that may join it or run next."""

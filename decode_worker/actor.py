@@ -1,4 +1,5 @@
-"""The Ray shells of decode and colocated instances. Modules are imported where they run: the launcher needs none."""
+"""The Ray shells of decode and colocated instances. They import the processes where they run: the launcher does not
+need those modules."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""Who holds this instance's blocks and slots, what is free, and what will be needed soon. Pure: counts only.
+"""Which requests hold this instance's blocks and slots, how many are free, and how many will be needed soon. Pure: it
+only counts.
 
-Who was admitted is in one place at a time:
+An admitted request is in one state at a time:
 
-    pulling (blocks taken, KV on its way) -> running -> leaving (KV on its way to the pool) -> gone
-    starting: a prompt of which there is no KV runs at once
+    pulling (its blocks are taken, its KV is on its way) -> running -> leaving (its KV goes to the pool) -> gone
+    a prompt of which there is no KV is running at once
 
-Abort takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever became of the request:
-an outcome that is answered with False is of one that was aborted meanwhile, and is gone now.
+Abort takes a request from any state. Blocks under a copy are held until the copy is reported, whatever became of the
+request: a method that reports an outcome returns False if the request was aborted meanwhile, and the request is gone
+then.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ class BlockTable:
         self._pulling: ScheduledRequests = {}
         self._running: ScheduledRequests = {}
         self._leaving: ScheduledRequests = {}
-        # aborted under a copy
+        # These requests were aborted under a copy, and hold their blocks until it ends.
         self._dying: ScheduledRequests = {}
-        # for others to look at
+        # Others may read these two, and change neither.
         self.pulling: Mapping[RequestKey, ScheduledRequest] = self._pulling
         self.running: Mapping[RequestKey, ScheduledRequest] = self._running
 
-    # ---- from place to place ----------------------------------------------------------------------------------------
+    # ---- from state to state ----------------------------------------------------------------------------------------
 
     def admit(self, request: ScheduledRequest) -> None:
         self._take(request, self._blocks_for(request.num_tokens))
@@ -94,13 +96,14 @@ class BlockTable:
 
     @property
     def beginning(self) -> list[ScheduledRequest]:
-        """Those of whose first blocks some are still to be computed, for others to share."""
+        """The running prompts which still compute some of the blocks that others may share."""
         return [request for request in self._running.values() if request.names and request.num_pending > 1]
 
     # ---- blocks and slots -------------------------------------------------------------------------------------------
 
     def grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
-        """It holds blocks for the KV of its first `num_tokens` tokens. False, and nothing changed: too few are free."""
+        """Makes the request hold blocks for the KV of its first `num_tokens` tokens. Returns False and changes nothing
+        if too few are free."""
         count = max(0, self._blocks_for(num_tokens) - request.num_blocks)
         if count > self.num_free:
             return False
@@ -109,7 +112,7 @@ class BlockTable:
 
     @property
     def num_blocks_to_come(self) -> int:
-        """Under copies, and free when those have ended."""
+        """The number of blocks under copies, which become free when those end."""
         return sum(request.num_blocks for request in (*self._leaving.values(), *self._dying.values()))
 
     @property
@@ -133,12 +136,13 @@ class BlockTable:
     # ---- what will be needed ----------------------------------------------------------------------------------------
 
     def growth_of(self, request: ScheduledRequest, num_iterations: int) -> int:
-        """Blocks that it needs in so many iterations beyond what it holds. Whoever is to be admitted holds none."""
+        """The number of blocks that the request needs for so many iterations beyond those it holds. A request that is
+        to be admitted holds none."""
         num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
         return max(0, self._blocks_for(num_cached) - request.num_blocks)
 
     def growth(self, requests: Iterable[ScheduledRequest], num_iterations: int) -> int:
-        """The sum of `growth_of`, without its calls: in every iteration all requests are asked."""
+        """The sum of `growth_of` over the requests, without calling it: every iteration asks for all requests."""
         growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
         for request in requests:
             num_cached = request.num_tokens + num_more
@@ -149,7 +153,7 @@ class BlockTable:
                 growth += self._blocks_for(missing)
         return growth
 
-    # ---- all of them ------------------------------------------------------------------------------------------------
+    # ---- all requests -----------------------------------------------------------------------------------------------
 
     @property
     def _places(self) -> Sequence[ScheduledRequests]:

@@ -1,6 +1,7 @@
-"""A decode instance between two iterations, as its policy sees it, and the plan that comes of what that says.
+"""A decode instance between two iterations, as its policy sees it, and the plan that the policy's calls make.
 
-What does not fit is not planned: the policy is refused, or is wrong, and hears so with both numbers.
+What does not fit is not planned: a call returns False, or raises an error that names both numbers where the policy is
+wrong.
 """
 
 from __future__ import annotations
@@ -41,21 +42,22 @@ class Boundary:
         self._num_planned = 0
 
     def begin(self, now: float) -> None:
-        """The next one."""
+        """Begins the next boundary, with an empty plan."""
         self._begin(now, self._evicted)
         self._num_planned += 1
 
     def _begin(self, now: float, evicted: frozenset[RequestKey]) -> None:
         self.now = now
         self.plan = DecodePlan()
-        # of the last boundary, and of this one
+        # The requests whose eviction was wanted at the last boundary, and those at this one.
         self._were_evicted, self._evicted = evicted, frozenset[RequestKey]()
         self.num_tokens_left = self.limits.max_num_batched_tokens
-        # of what the iteration computes, for the cost model
+        # What the iteration computes, for the cost model: (tokens computed before, tokens to compute) of each chunk,
+        # and the length of each decode in tokens.
         self.chunks: list[tuple[int, int]] = []
         self.lengths: list[int] = []
 
-    # ---- who is here -------------------------------------------------------------------------------------------------
+    # ---- the requests here -------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> Sequence[ScheduledRequest]:
@@ -189,7 +191,8 @@ class Boundary:
         self.plan.hold_s = seconds
 
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
-        """Victims get no blocks: they are about to give theirs back."""
+        """Returns False if too few blocks are free, and for requests to be evicted: those are about to free their own
+        blocks."""
         if num_tokens <= request.num_blocks * self.limits.block_size:
             return True
         return request.key not in self._evicted and self._block_table.grow(request, num_tokens)

@@ -1,5 +1,5 @@
-"""Requests that were offered and are not admitted yet: those that belong with the ones that run, and the batch that
-runs next."""
+"""Requests which were offered and are not admitted yet: candidate requests, which may join the running batch, and the
+candidate batch, which runs next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Candidates:
         self._requests: ScheduledRequests = {}
         self._batch: ScheduledRequests = {}
         self._num_batches = 0
-        # the one that runs
+        # The number of the batch that runs.
         self._running_batch = 0
 
     def begin_batch(self) -> None:
@@ -37,7 +37,8 @@ class Candidates:
         )
 
     def take(self, scheduled: ScheduledRequest) -> None:
-        """It is admitted. One of the candidate batch makes that the batch that runs; a candidate request joins it."""
+        """The request is admitted. One of the candidate batch makes that the running batch; a candidate request joins
+        the running batch."""
         if self._batch.pop(scheduled.key, None):
             self._running_batch = scheduled.batch
         else:
@@ -64,7 +65,7 @@ class Candidates:
         return (request for request in self if request.is_rt)
 
     def __iter__(self) -> Iterator[ScheduledRequest]:
-        """Candidate requests first."""
+        """Yields candidate requests first."""
         return chain(self._requests.values(), self._batch.values())
 
     def __len__(self) -> int:

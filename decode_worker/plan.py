@@ -1,4 +1,4 @@
-"""What a decode instance is to do at an iteration boundary, as its schedule says it."""
+"""What a decode instance does at an iteration boundary, as its schedule decides."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from alignedserve.types import RequestKey
 
 @dataclass
 class DecodePlan:
-    # start to copy the KV of these; their blocks are taken, `pulled` or `pull_failed` follows
+    # The KV of these requests is to be copied here; their blocks are taken. `pulled` or `pull_failed` follows.
     pulls: list[Work] = field(default_factory=list)
-    # these, of which there is no KV, start: their blocks are taken, and they may run at once
+    # These prompts, of which there is no KV, start: their blocks are taken, and they may run at once.
     new_prompts: list[Work] = field(default_factory=list)
-    # these compute all that they have pending, one token as a rule, and sample the next: `sampled` follows
+    # These requests compute all their pending tokens, usually one, and sample the next: `sampled` follows.
     run: list[RequestKey] = field(default_factory=list)
-    # these compute so many tokens and are not done with it: `computed` follows
+    # These requests compute so many tokens, fewer than they have pending: `computed` follows.
     chunks: list[tuple[RequestKey, int]] = field(default_factory=list)
-    # all whose eviction is wanted now, whether it was said before or not
+    # All requests whose eviction is wanted now, whether an earlier plan wanted it or not.
     wants_evicted: list[RequestKey] = field(default_factory=list)
-    # nothing runs for so long, unless something happens before: real time is about to join
+    # For so many seconds nothing runs, unless something happens before: real time is about to join.
     hold_s: float = 0.0
 
     @property
     def goes_on(self) -> bool:
-        """The next plan need not wait for anything."""
+        """Whether the next plan can be made at once, without waiting for a wake."""
         return bool(self.run or self.chunks or self.new_prompts)

@@ -1,8 +1,8 @@
-"""Prompts that a colocated instance computes: what it keeps of each beside its blocks, until its first token is out.
+"""Prompts that a colocated instance computes: what it keeps of each besides its blocks, until the first token is sent.
 
 A grammar is compiled before the prompt is offered to the schedule (`instance/preparation.py`). Prompts share KV with
-others that begin alike (`instance/prefix_cache.py`). Log-probabilities of a prompt come chunk by chunk, and go out with
-its first token.
+others that have the same prefix (`instance/prefix_cache.py`). The log-probabilities of a prompt come chunk by chunk,
+and are sent with its first token.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Prompts:
         self._engine = engine
         self.preparation = Preparation(engine, compiling)
         self.sharing = PrefixCache(engine, enable_prefix_caching)
-        # Those that have started are here, until they leave.
+        # The block hashes and counts of prompts that have started, until they leave.
         self._beginnings: dict[RequestKey, Beginning] = {}
         self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
-        # Those that have started and got no token here yet.
+        # The prompts that have started and have not yielded a token here yet.
         self._computing: set[RequestKey] = set()
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class Prompts:
         return bool(self._computing)
 
     def forget(self, key: RequestKey) -> None:
-        """It will not start. Safe to repeat."""
+        """Forgets a request which will not start; safe to call again."""
         self.preparation.forget(key)
         self.sharing.forget(key)
 
@@ -49,7 +49,7 @@ class Prompts:
             self.forget(key)
         self.sharing.forget_waiting()
 
-    # ---- from there on -----------------------------------------------------------------------------------------------
+    # ---- prompts that have started -----------------------------------------------------------------------------------
 
     def start(self, work: Work) -> Request:
         key = work.request.key
@@ -61,13 +61,13 @@ class Prompts:
         return request
 
     def computed(self, requests: Iterable[Request]) -> None:
-        """More of each than before, and others may share that."""
+        """More of each request is computed than before, and others may share it."""
         for request in requests:
             if beginning := self._beginnings.get(key_of(request.request_id)):
                 self.sharing.computed(request, beginning)
 
     def take_output(self, output: TokenOutput, news: NewTokens | None) -> None:
-        """Of one iteration; with the token that it yielded, if any."""
+        """Takes a request's output of one iteration, with the report of the token if it yielded one."""
         key = key_of(output.request_id)
         if output.prompt_logprobs and key in self._logprobs:
             self._logprobs[key] += output.prompt_logprobs
@@ -82,18 +82,18 @@ class Prompts:
                 news.prompt_logprobs = pack([*map(plain, logprobs)])
 
     def resumed(self, work: Work, request: Request) -> None:
-        """Its KV is here again."""
+        """The request's KV was pulled back from the pool."""
         if self.sharing.is_enabled:
             beginning = self._beginnings[work.request.key] = self.sharing.start(work)
             self.sharing.computed(request, beginning)
 
     def ended(self, request: Request) -> None:
-        """By itself."""
+        """The request ended because it was done, so others may share its KV."""
         if beginning := self._beginnings.get(key_of(request.request_id)):
             self.sharing.ended(request, beginning)
 
     def left(self, key: RequestKey) -> None:
-        """Safe to repeat."""
+        """Forgets a request which holds no blocks any more; safe to call again."""
         self._computing.discard(key)
         self._beginnings.pop(key, None)
         self._logprobs.pop(key, None)

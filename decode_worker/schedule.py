@@ -1,8 +1,8 @@
 """What a decode instance does at its next iteration boundary. Pure: no tensors, no clock, counts of blocks only.
 
-The running batch R, candidate requests Q (they belong with R) and the candidate batch B (it runs next) are kept here,
-and who holds which blocks (`candidates.py`, `holders.py`). After each iteration the policy says who leaves, who joins
-and who runs (`boundary.py`); what becomes of that is heard here.
+The running batch R, the candidate requests Q (which may join R) and the candidate batch B (which runs next) are kept
+here, and which blocks each request holds (`candidates.py`, `block_table.py`). After each iteration the policy decides
+which requests leave, join and run (`boundary.py`); what became of that is reported to the methods here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DecodeSchedule:
         estimate: Estimate | None = None,
         lookup: PrefixLookup | None = None,
     ) -> None:
-        """`estimate`: how long iterations will take; None: nobody knows.
-        `lookup`: None, where prompts share no KV.
+        """`estimate` predicts how long iterations take; None if nothing does.
+        `lookup` finds KV that prompts may share; None if they share none.
         """
         self.limits = replace(limits, enable_prefix_caching=lookup is not None)
         lookup = lookup or NoPrefixCache()
@@ -41,11 +41,11 @@ class DecodeSchedule:
         self._candidates, self._block_table = Candidates(limits.max_model_len, lookup), BlockTable(limits)
         self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
         self._boundary = Boundary(limits, self._candidates, self._block_table, lookup, self._dedup)
-        # of the iteration that was planned last
+        # The predicted seconds of the iteration that was planned last.
         self._predicted_s = 0.0
 
     def plan(self, now: float) -> DecodePlan:
-        """Takes the blocks that it plans with. What it plans fits."""
+        """Plans the next iteration, and takes the blocks that the plan needs. What it plans fits."""
         at = self._boundary
         at.begin(now)
         if self.limits.enable_prefix_caching:
@@ -58,7 +58,8 @@ class DecodeSchedule:
     # ---- orders -----------------------------------------------------------------------------------------------------
 
     def offer(self, works: Iterable[Work], is_batch: bool, source: InstanceId | None = None) -> None:
-        """Candidates from here on. A batch is one by itself, also beside what is left of an earlier one."""
+        """Makes the requests candidates. A batch stays apart from what is left of an earlier one. Raises if one is
+        here already."""
         if is_batch:
             self._candidates.begin_batch()
         for work in works:
@@ -68,48 +69,52 @@ class DecodeSchedule:
             self._candidates.add(work, is_batch, source)
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
-        """Real time that will be offered in a moment: prompts that are computed, and those that have been."""
+        """Real time will be offered in a moment: so many of its prompts are being computed, and so many are
+        computed."""
         self._policy.expect(num_prefilling, num_ready, now)
 
     def drop_candidates(self) -> list[RequestKey]:
-        """Takes all of them back. Returns those that are being pulled: they are left to `abort`."""
+        """Forgets all candidates. Returns the requests which are being pulled: the caller aborts those."""
         self._candidates.clear()
         return list(self._block_table.pulling)
 
     def evict(self, key: RequestKey) -> bool:
-        """It runs no more; its blocks are held until `evicted`. False, and nothing changed, if it does not run."""
+        """Stops running the request; its blocks are held until `evicted`. Returns False and changes nothing if it does
+        not run."""
         return self._block_table.evict(key)
 
     def abort(self, key: RequestKey) -> bool:
-        """Forgets it, whatever its state. True if its blocks are held until the copy under way is reported."""
+        """Forgets the request in any state. Returns True if its blocks are held until the copy under way is
+        reported."""
         return not self._candidates.drop(key) and self._block_table.abort(key)
 
     # ---- what came of plans -----------------------------------------------------------------------------------------
 
     def pulled(self, key: RequestKey) -> bool:
-        """Its KV has arrived. True: it runs from here on; False: it was aborted meanwhile, and is gone."""
+        """The request's KV has arrived. Returns True if it runs from here on, False if it was aborted meanwhile and is
+        gone."""
         return self._block_table.pulled(key)
 
     def pull_failed(self, key: RequestKey) -> None:
         self._block_table.pull_failed(key)
 
     def evicted(self, key: RequestKey) -> bool:
-        """Its KV is in the pool, and it is gone. False if it was aborted meanwhile."""
+        """The request's KV is in the pool, and the request is gone. Returns False if it was aborted meanwhile."""
         return self._block_table.evicted(key)
 
     def evict_failed(self, key: RequestKey) -> bool:
-        """True: it runs again; False: it was aborted meanwhile, and is gone."""
+        """Returns True if the request runs again, False if it was aborted meanwhile and is gone."""
         return self._block_table.evict_failed(key)
 
     def took(self, seconds: float, outside_s: float = 0.0) -> None:
-        """The iteration of the last plan, and what part of it was outside the engine. Corrects what the next ones are
-        foretold to take."""
+        """Reports how long the iteration of the last plan took, and how many of these seconds were outside the engine.
+        This corrects the predictions for the next ones."""
         if self._estimate:
             self._estimate.took(self._predicted_s, seconds, outside_s)
         self._policy.took(seconds)
 
     def computed(self, key: RequestKey, count: int) -> None:
-        """A part of what was pending; no token came of it."""
+        """A part of the request's pending tokens was computed, and no token was sampled."""
         self._block_table.running[key].num_cached += count
 
     def sampled(self, keys: Iterable[RequestKey]) -> None:
@@ -126,7 +131,7 @@ class DecodeSchedule:
 
     @property
     def pace(self) -> float:
-        """Of iterations, measured over predicted."""
+        """How much longer iterations take than predicted: the ratio of measured to predicted time."""
         return self._estimate.pace if self._estimate else 1.0
 
     @property
@@ -142,25 +147,25 @@ class DecodeSchedule:
         return len(self._candidates)
 
     def best_effort(self) -> tuple[int, int]:
-        """Requests of it that run, and their blocks."""
+        """The number of running best-effort requests, and the number of their blocks."""
         blocks = [request.num_blocks for request in self._block_table.running.values() if not request.is_rt]
         return len(blocks), sum(blocks)
 
     def lengths(self) -> list[int]:
-        """Of all that run, in tokens."""
+        """The lengths of all running requests, in tokens."""
         return [request.num_tokens for request in self._block_table.running.values()]
 
     def work_of(self, key: RequestKey) -> Work | None:
-        """Of one that is being pulled; None: it was aborted."""
+        """The work of a request which is being pulled; None if it was aborted."""
         request = self._block_table.pulling.get(key)
         return request.work if request else None
 
     def source_of(self, key: RequestKey) -> InstanceId | None:
-        """Where to pull it from; of a request in a plan's pulls."""
+        """The instance from which a request in a plan's pulls is pulled; None if that is the pool."""
         return self._block_table.pulling[key].source
 
     def check(self) -> None:
-        """Every block is held once or free."""
+        """Raises unless every block is either held once or free."""
         self._block_table.check()
 
     def check_idle(self) -> None:

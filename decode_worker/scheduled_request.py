@@ -15,25 +15,25 @@ from alignedserve.types import InstanceId, RequestKey
 @dataclass(eq=False, slots=True)
 class ScheduledRequest:
     work: Work
-    # the prefill instance that has it staged; None: the pool
+    # The prefill instance which has staged its KV; None if the pool has it.
     source: InstanceId | None
-    # which batch it came with; a candidate request belongs to the one that runs when it is admitted
+    # The number of the batch with which it came; that of the running batch, once a candidate request is admitted.
     batch: int
-    # prompt and output
+    # The number of tokens of its prompt and output.
     num_tokens: int
-    # tokens whose KV exists
+    # The number of tokens whose KV exists.
     num_cached: int
-    # tokens whose KV it will ever need
+    # The number of tokens whose KV it can ever need.
     max_cached: int
     is_rt: bool
     num_blocks: int = 0
-    # the last iteration of which it was part
+    # The number of the last iteration for which it was planned.
     last_run: int = 0
-    # of its first blocks, those that it may share with prompts that begin alike
+    # The hashes of its first blocks, those that it may share with prompts which have the same prefix.
     names: Sequence[bytes] = ()
-    # for another that begins alike: see `instance/prefix_dedup.py`
+    # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
-    # the policy's own
+    # The policy keeps what it likes here.
     mark: Any = None
 
     @property
@@ -50,7 +50,7 @@ class ScheduledRequest:
 
     @property
     def num_pooled(self) -> int:
-        """Tokens whose KV the pool has."""
+        """The number of tokens whose KV the pool has."""
         return self.work.num_cached
 
     @property
@@ -59,17 +59,17 @@ class ScheduledRequest:
 
     @property
     def num_output(self) -> int:
-        """Tokens of its answer; also the number of the next one."""
+        """The number of tokens of its answer, and so the index of the next one."""
         return self.num_tokens - len(self.work.request.prompt)
 
     @property
     def num_left(self) -> int:
-        """Tokens that its answer will still have, as far as is known."""
+        """The number of tokens that its answer is still expected to have."""
         length = length_beyond(self.work.predicted_len or UNKNOWN_OUTPUT, self.num_output)
         return max(min(length - self.num_output, self.max_cached + 1 - self.num_tokens), 1)
 
     def allowance_s(self, now: float) -> float:
-        """What the next iteration may take for its sake, of real time."""
+        """How many seconds the next iteration may take for the sake of this request, which is real time."""
         return self.work.deadlines.allowance_s(self.num_output, now)
 
     def is_lost(self, now: float) -> bool:

@@ -1,6 +1,6 @@
-"""A decode instance: carries out what its schedule plans, on the engine, and reports.
+"""A decode instance: carries out its schedule's plans on the engine, and reports.
 
-What an iteration needs is there when it starts: nobody waits for the router, and copies run beside compute.
+What an iteration needs is there when it starts: it does not wait for the router, and copies run beside compute.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from alignedserve.types import BlockId, InstanceId, RequestKey
 
 @dataclass
 class Changes:
-    """Since the last report."""
+    """What has changed since the last report."""
 
     admitted: list[RequestKey] = field(default_factory=list)
     evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
-    # prompts that can't be run
+    # The errors of prompts that can't be run.
     refused: list[NewTokens] = field(default_factory=list)
     progress: list[tuple[RequestKey, int]] = field(default_factory=list)
     num_asked: int = 0
@@ -61,9 +61,9 @@ class DecodeStep:
     begun_s: float
     plan: DecodePlan
     iteration: Iteration | None
-    # of each request that gets a token, all but the token
+    # The report of each request that gets a token, without the token.
     news: list[NewTokens]
-    # those of whose prompts some is computed
+    # The requests of whose prompts this iteration computes a part.
     prompts: list[RequestKey] = field(default_factory=list)
 
 
@@ -78,23 +78,23 @@ class DecodeWorker(Worker[DecodeStep]):
         threads: Threads | None = None,
         enable_prefix_caching: bool = False,
     ) -> None:
-        """`enable_prefix_caching`: prompts that begin like earlier ones reuse their KV."""
+        """`enable_prefix_caching`: prompts which share a prefix with earlier ones reuse their KV."""
         super().__init__(engine, transfers, clock, threads)
         limits = limits_of(engine)
         part = self._part(policy or make_policy(SchedulingConfig()), limits, estimate)
         self._prompts = Prompts(engine, self._compiling, enable_prefix_caching)
         lookup = self._prompts.sharing if enable_prefix_caching else None
         self.schedule = DecodeSchedule(limits, part, estimate, lookup)
-        # of prefill instances that stage for it
+        # The addresses of prefill instances that stage KV for this one.
         self._addresses: dict[InstanceId, str] = {}
-        # those that hold blocks
+        # The requests that hold blocks.
         self._requests: dict[RequestKey, Request] = {}
-        # aborted under a copy: what to say when that has ended
+        # The requests that were aborted under a copy, with the message to send when that has ended.
         self._last_messages: dict[RequestKey, Gone | None] = {}
-        # to be sent before the next report, which may want the same requests evicted again
+        # These are sent before the next report, which may want the same requests evicted again.
         self._failed_evictions: list[AnyMessage] = []
         self._changes = Changes()
-        # of the last report: see `_levels`
+        # The counts of the last report: see `_levels`.
         self._last_levels: tuple[object, ...] = ()
 
     def _part(self, policy: Policy, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
@@ -147,7 +147,7 @@ class DecodeWorker(Worker[DecodeStep]):
     def _evict(self, order: Evict) -> None:
         request = self._requests.get(order.key)
         if request is None:
-            return  # it ended while the order was on its way
+            return  # The request ended while the order was on its way
         needed = self.engine.format.num_blocks(request.num_computed)
         if needed > len(order.blocks):
             reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"
@@ -193,7 +193,8 @@ class DecodeWorker(Worker[DecodeStep]):
     # ---- copies -----------------------------------------------------------------------------------------------------
 
     def _pull(self, works: Sequence[Work]) -> None:
-        """From the pool each by itself; all that a prefill instance has staged in one transfer."""
+        """Pulls requests from the pool one by one, and in one transfer all those which a prefill instance has
+        staged."""
         staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
         for work in works:
             key = work.request.key
@@ -215,7 +216,7 @@ class DecodeWorker(Worker[DecodeStep]):
         self.transfers.pull(source, self._addresses[source], specs, done)
 
     def _pulled_together(self, source: InstanceId, specs: Sequence[TransferSpec], outcome: Outcome) -> None:
-        """If that failed because one of them is not there any more, each gets a chance by itself."""
+        """If the transfer failed because one request is no longer there, each is pulled again by itself."""
         if outcome.error is None or not self.transfers.is_reachable(source):
             self._pulled(outcome)
             return
@@ -243,7 +244,7 @@ class DecodeWorker(Worker[DecodeStep]):
             self._changes.progress.append((key, request.num_computed))
 
     def _arrived(self, key: RequestKey) -> None:
-        """Its KV, and its grammar is compiled; or it was aborted."""
+        """The request's KV has arrived and its grammar is compiled, or it was aborted."""
         work = self.schedule.work_of(key)
         if self.schedule.pulled(key):
             self.engine.join(self._requests[key])
@@ -266,7 +267,7 @@ class DecodeWorker(Worker[DecodeStep]):
             self._leave(key)
 
     def _leave(self, key: RequestKey, message: Failed | Gone | None = None) -> None:
-        """It does not run, and has no copy under way."""
+        """Releases a request which does not run and has no copy under way."""
         self.engine.release(self._requests.pop(key))
         self._prompts.left(key)
         last_message = self._last_messages.pop(key) if key in self._last_messages else message
@@ -311,7 +312,7 @@ class DecodeWorker(Worker[DecodeStep]):
             ]
         step.iteration = self.engine.launch(work)
         self._changes.num_computed += sum(count for _, count in work)
-        # beside a GPU: all that needs no tokens
+        # With a GPU this runs beside the iteration: nothing here needs its tokens.
         self.schedule.sampled(plan.run)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
@@ -326,7 +327,7 @@ class DecodeWorker(Worker[DecodeStep]):
     def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
         self._prompts.computed(map(self._requests.__getitem__, step.prompts))
         self._changes.progress += [(key, self._requests[key].num_computed) for key, _ in step.plan.chunks]
-        # those beyond the news have log-probabilities of prompts alone
+        # Outputs beyond the news have only log-probabilities of prompts.
         pairs = zip_longest(step.news, outputs) if step.prompts else zip(step.news, outputs, strict=False)
         for one, output in pairs:
             if one is not None:
@@ -380,12 +381,12 @@ class DecodeWorker(Worker[DecodeStep]):
 
     @staticmethod
     def _levels(report: DecodeReport) -> tuple[object, ...]:
-        """What is worth a report when it changes, though nothing was computed."""
+        """The counts that are worth a report when they change, though nothing was computed."""
         return report.num_free_blocks, report.num_running, tuple(report.wants_evicted)
 
 
 class ColocatedWorker(DecodeWorker):
-    """It computes prompts as well: what it is offered need not have any KV yet."""
+    """Computes prompts as well: the requests that it is offered need not have any KV yet."""
 
     def _part(self, policy: Policy, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         return policy.colocated(limits, estimate)
