@@ -1,1 +1,1 @@
-"""A prefill instance: prompts in, first tokens out, KV into the pool."""
+"""A prefill instance, which computes prompts, samples their first tokens, and saves their KV to the pool."""

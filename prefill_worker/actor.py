@@ -1,4 +1,5 @@
-"""The Ray shell of a prefill instance. Its module is imported where it runs: the launcher needs none of it."""
+"""The Ray shell of a prefill instance. It imports the process where it runs: the launcher does not need that
+module."""
 
 from __future__ import annotations
 

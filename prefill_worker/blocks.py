@@ -1,4 +1,4 @@
-"""How many blocks of this instance are free: prompts and candidates share them. Pure: counts only."""
+"""How many blocks of this instance are free: prompts and candidates share them. Pure: it only counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from alignedserve.protocol.messages import InstanceLimits
 class Blocks:
     def __init__(self, limits: InstanceLimits) -> None:
         self._num_all, self._block_size = limits.num_blocks, limits.block_size
-        # of the longest prompt
+        # The number of blocks that the longest prompt needs.
         self.num_for_one = self.needed(limits.max_model_len)
         if self._num_all < self.num_for_one:
             raise ValueError(

@@ -1,6 +1,6 @@
-"""A prefill instance between two iterations, as its policy sees it, and the plan that comes of what that says.
+"""A prefill instance between two iterations, as its policy sees it, and the plan that the policy's calls make.
 
-What does not fit is not planned: the policy is wrong then, and hears so with both numbers.
+What does not fit is not planned: then the policy is wrong, and the call raises an error that names both numbers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Boundary:
         self.begin(-math.inf, [])
 
     def begin(self, now: float, stages: Sequence[Work]) -> None:
-        """The next one; these candidates are staged."""
+        """Begins the next boundary; its plan stages these candidates."""
         self.now = now
         self.plan = PrefillPlan(stages=[*stages])
         self.num_tokens_left = self.limits.max_num_batched_tokens
         self._planned: set[RequestKey] = set()
-        # of each chunk, tokens computed before and tokens to compute: for the cost model
+        # Of each chunk, the number of tokens computed before and the number to compute, for the cost model.
         self.computed: list[tuple[int, int]] = []
 
-    # ---- who is here -------------------------------------------------------------------------------------------------
+    # ---- the requests here -------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> Sequence[ScheduledRequest]:

@@ -1,4 +1,4 @@
-"""What a prefill instance is to do at an iteration boundary, as its schedule says it."""
+"""What a prefill instance does at an iteration boundary, as its schedule decides."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from alignedserve.types import RequestKey
 
 @dataclass
 class PrefillPlan:
-    # these prompts save what was computed and leave their blocks; `preempted` follows, when no copy is under way.
-    # Carried out before the rest.
+    # These prompts are preempted: what was computed is saved, and their blocks become free. `preempted` follows when
+    # no copy is under way. This is carried out before the rest.
     preempted: list[RequestKey] = field(default_factory=list)
-    # these prompts start: all of their blocks are taken
+    # These prompts start: all their blocks are taken.
     new_prompts: list[Work] = field(default_factory=list)
-    # of those, start to copy cached KV from the pool; `loaded` follows (after `abort`, when that failed)
+    # The cached KV of these, which are among the new prompts, is to be copied from the pool. `loaded` follows, or
+    # `abort` and then `saved` if the copy failed.
     loads: list[Work] = field(default_factory=list)
-    # start to copy these candidates' KV from the pool; `staged` follows (after `abort`, when that failed)
+    # The KV of these candidates is to be copied from the pool. `staged` follows, or `unstage` and then `staged` if the
+    # copy failed.
     stages: list[Work] = field(default_factory=list)
-    # how many tokens of whom to compute, the most urgent first; `computed` follows
+    # How many tokens of which prompt are to be computed, the most urgent first; `computed` follows.
     chunks: list[tuple[RequestKey, int]] = field(default_factory=list)
 
     @property
     def goes_on(self) -> bool:
-        """The next plan need not wait for anything."""
+        """Whether the next plan can be made at once, without waiting for a wake."""
         return bool(self.chunks or self.preempted)

@@ -1,11 +1,11 @@
-"""Prompts, from when they come until their KV is in the pool. Pure.
+"""Prompts, from their arrival until their KV is in the pool. Pure.
 
     waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> gone
-       '------------------ giving up <-----------------------'
+       '------------------- preempting <----------------------'
 
-A prompt gets blocks for all of its tokens when it starts, those that it shares included, and holds them until all of
-its KV is in the pool. Abort takes it from anywhere. Blocks under a copy are held until the copy is reported, whatever
-became of the request.
+A prompt gets blocks for all of its tokens when it starts, the shared ones included, and holds them until all of its KV
+is in the pool. Abort takes it from any state. Blocks under a copy are held until the copy is reported, whatever became
+of the request.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Prompts:
         self._max_num_seqs = max_num_seqs
         self._blocks = blocks
         self._lookup = lookup
-        # both in the order in which they came there; those that wait have no blocks
+        # Both are in order of arrival in that state. Prompts that wait hold no blocks.
         self._waiting: ScheduledRequests = {}
         self._started: ScheduledRequests = {}
-        # no plan has seen them yet
+        # Prompts that no plan has seen yet.
         self._new: list[ScheduledRequest] = []
-        # of those that have started, those with slots, by whether they are real time
+        # The number of prompts that have slots, by whether they are real time.
         self._num_slots = {True: 0, False: 0}
-        # for others to look at
+        # Others may read these two, and change neither.
         self.waiting: Mapping[RequestKey, ScheduledRequest] = self._waiting
         self.started: Mapping[RequestKey, ScheduledRequest] = self._started
 
@@ -55,7 +55,7 @@ class Prompts:
         self._new.append(request)
 
     def see_new(self, now: float) -> None:
-        """Before a plan."""
+        """Notes when the new prompts were first seen; called before a plan."""
         for request in self._new:
             request.since_s = now
         self._new.clear()
@@ -101,7 +101,7 @@ class Prompts:
         self._waiting[key] = scheduled
 
     def abort(self, key: RequestKey) -> bool:
-        """True if its blocks are held until a copy, or its part in an iteration, has ended."""
+        """Returns True if the request's blocks are held until a copy, or its part in an iteration, has ended."""
         self._waiting.pop(key, None)
         if key in self._started:
             self._enter(self._started[key], PromptState.ABORTED)
@@ -143,8 +143,8 @@ class Prompts:
 
     @property
     def is_rt_copied(self) -> bool:
-        """It goes on when the copy has ended: then it should not find a chunk of best effort under way, whose end it
-        would have to wait for."""
+        """Whether KV of real time is being copied, or blocks are being freed that real time may wait for. It goes
+        on when the copy has ended, and then should not have to wait for the end of a chunk of best effort."""
         copied = (PromptState.LOADING, PromptState.SAVING)
         if any(each.state in copied and each.is_rt for each in self._started.values()):
             return True

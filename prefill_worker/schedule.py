@@ -1,10 +1,11 @@
 """What a prefill instance does at its next iteration boundary. Pure: no tensors, no clock, counts of blocks only.
 
 Two kinds of requests share its blocks (`blocks.py`): prompts (`prompts.py`), and candidates of decode instances
-(`stages.py`). Candidates' share leaves room for the longest prompt, so neither kind can lock the other out.
+(`stages.py`). The share of candidates leaves blocks for the longest prompt, so neither kind can lock the other out.
 
-The policy says which prompts start, and of which how much is computed (`boundary.py`); what becomes of that is heard
-here. Who begins like one under way may wait for that (`prefix_dedup.py`).
+The policy decides which prompts start, and how much of each is computed (`boundary.py`); what became of that is
+reported to the methods here. A prompt may wait for one under way which has the same prefix
+(`instance/prefix_dedup.py`).
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class PrefillSchedule:
         estimate: Estimate | None = None,
         lookup: PrefixLookup | None = None,
     ) -> None:
-        """`staging_share`: of the blocks, for candidates; 0 where decode instances fetch from the pool themselves.
-        `estimate`: how long iterations will take; None: nobody knows.
-        `lookup`: None, where prompts share no KV.
+        """`staging_share` is the share of the blocks for candidates; 0 where decode instances pull from the pool
+        themselves.
+        `estimate` predicts how long iterations take; None if nothing does.
+        `lookup` finds KV that prompts may share; None if they share none.
         """
         self._blocks = Blocks(limits)
         most_staged = limits.num_blocks - self._blocks.num_for_one
@@ -54,11 +56,11 @@ class PrefillSchedule:
         self._stages = Stages(num_staging_blocks, self._policy, self._blocks)
         self._dedup = PrefixDedup(limits.block_size, lookup, self._policy.is_ahead)
         self._boundary = Boundary(limits, self._blocks, self._prompts, self._stages, self._dedup)
-        # of the iteration that was planned last
+        # The predicted seconds of the iteration that was planned last.
         self._predicted_s = 0.0
 
     def plan(self, now: float) -> PrefillPlan:
-        """Takes the blocks that it plans with. What it plans fits."""
+        """Plans the next iteration, and takes the blocks that the plan needs. What it plans fits."""
         at = self._boundary
         self._prompts.see_new(now)
         at.begin(now, stages=self._stages.start())
@@ -81,21 +83,21 @@ class PrefillSchedule:
             self._stages.add(work)
 
     def unstage(self, keys: Iterable[RequestKey]) -> None:
-        """Their blocks are free, those under a copy once that is reported. Unknown ones are left alone."""
+        """Frees the candidates' blocks, those under a copy once that is reported. Unknown requests are ignored."""
         for key in keys:
             self._stages.unstage(key)
 
     def drop_waiting(self) -> list[RequestKey]:
-        """Forgets those that have no blocks. Returns the others: they are left to `abort`."""
+        """Forgets the requests that hold no blocks. Returns the others: the caller aborts those."""
         self._prompts.drop_waiting()
         self._stages.drop_waiting()
         return [*self._prompts.started, *self._stages.started]
 
     def abort(self, key: RequestKey) -> bool:
-        """Forgets it, whatever its state. False if nothing is left of it.
+        """Forgets the request in any state. Returns False if nothing is left of it.
 
-        True: its blocks are held until the copy under way is reported by `loaded` or `staged`, or, of a prompt that
-        was being computed, saved or given up, until `saved` says that none is.
+        Returns True if its blocks are held: those of a candidate until `staged` reports the copy under way, those of a
+        prompt until `loaded` or `saved` reports that no copy is under way.
         """
         is_prompt_left, is_stage_left = self._prompts.abort(key), self._stages.unstage(key)
         return is_prompt_left or is_stage_left
@@ -116,35 +118,35 @@ class PrefillSchedule:
     # ---- what came of plans -----------------------------------------------------------------------------------------
 
     def took(self, seconds: float, outside_s: float = 0.0) -> None:
-        """The iteration of the last plan, and what part of it was outside the engine. Corrects what the next ones are
-        foretold to take."""
+        """Reports how long the iteration of the last plan took, and how many of these seconds were outside the engine.
+        This corrects the predictions for the next ones."""
         if self._estimate:
             self._estimate.took(self._predicted_s, seconds, outside_s)
 
     def loaded(self, key: RequestKey) -> bool:
-        """False: it was aborted meanwhile, and is gone."""
+        """The prompt's cached KV has arrived. Returns False if it was aborted meanwhile, and is gone."""
         return self._prompts.loaded(key)
 
     def computed(self, key: RequestKey, count: int) -> None:
         self._prompts.computed(key, count)
 
     def saved(self, key: RequestKey) -> None:
-        """All of its KV is in the pool; or it was aborted, and none of it is under a copy."""
+        """All KV of the prompt is in the pool; or the prompt was aborted, and none of its KV is under a copy."""
         self._prompts.saved(key)
 
     def preempted(self, key: RequestKey) -> None:
-        """All that was computed of it is in the pool. It waits again."""
+        """All that was computed of the prompt is in the pool, and it waits again."""
         self._prompts.preempted(key)
 
     def staged(self, key: RequestKey) -> bool:
-        """False: it was aborted or unstaged meanwhile, and is gone."""
+        """The candidate's KV has arrived. Returns False if it was aborted or unstaged meanwhile, and is gone."""
         return self._stages.staged(key)
 
     # ---- counts -----------------------------------------------------------------------------------------------------
 
     @property
     def pace(self) -> float:
-        """Of iterations, measured over predicted."""
+        """How much longer iterations take than predicted: the ratio of measured to predicted time."""
         return self._estimate.pace if self._estimate else 1.0
 
     @property
@@ -156,7 +158,7 @@ class PrefillSchedule:
         return self._stages.num_blocks
 
     def check(self) -> None:
-        """Every block is held once or free."""
+        """Raises unless every block is either held once or free."""
         self._blocks.check(self._prompts.num_blocks + self._stages.num_blocks)
         self._prompts.check_slots()
 

@@ -15,31 +15,31 @@ from alignedserve.types import RequestKey
 
 
 class PromptState(Enum):
-    # no blocks
+    # It has no blocks.
     WAITING = auto()
     LOADING = auto()
     COMPUTING = auto()
     SAVING = auto()
-    # what was computed goes to the pool; then it waits again
+    # What was computed is being saved to the pool; then it waits again.
     PREEMPTING = auto()
     STAGING = auto()
     STAGED = auto()
-    # aborted; its blocks may be under a copy
+    # It was aborted, and its blocks may be under a copy.
     ABORTED = auto()
 
 
 @dataclass(eq=False, slots=True)
 class ScheduledRequest:
     work: Work
-    # tokens whose KV is still to be computed
+    # The number of tokens whose KV is still to be computed.
     num_pending: int = 0
     state: PromptState = PromptState.WAITING
     num_blocks: int = 0
-    # when a plan first saw it
+    # When a plan first saw it, in seconds on the instance's clock.
     since_s: float = math.inf
-    # of its first blocks, those that it may share
+    # The hashes of its first blocks, those that it may share.
     names: Sequence[bytes] = ()
-    # for another that begins alike: see `prefix_dedup.py`
+    # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
 
     @property
@@ -79,7 +79,7 @@ class ScheduledRequest:
         return self.state in (PromptState.LOADING, PromptState.COMPUTING)
 
     def preempt(self) -> None:
-        """Its blocks are others': it waits again, with what was computed in the pool."""
+        """The prompt lost its blocks and waits again, with what was computed in the pool."""
         self.work = replace(self.work, num_cached=self.num_computed)
         self.state, self.num_blocks, self.names = PromptState.WAITING, 0, ()
 

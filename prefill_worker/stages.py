@@ -1,9 +1,10 @@
-"""Candidates of decode instances, from where those pull them, as counts; `staging.py` moves their KV. Pure.
+"""Candidates of decode instances at the instance which they are pulled from, as counts; `staging.py` moves their KV.
+Pure.
 
-    waiting -> staging (KV on its way from the pool) -> staged -> gone, when they are unstaged
+    waiting -> staging (its KV is on its way from the pool) -> staged -> gone, when it is unstaged
 
-Candidates have a share of the blocks, and within it they come first: a decode instance waits for them. Blocks under a
-copy are held until the copy is reported.
+Candidates have a share of the blocks, and within it they come before prompts, because decode instances wait for them.
+Blocks under a copy are held until the copy is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Stages:
         self._num_blocks_at_most = num_blocks_at_most
         self._policy = policy
         self._blocks = blocks
-        # both in the order in which they came there; those that wait have no blocks
+        # Both are in order of arrival in that state. Candidates that wait hold no blocks.
         self._waiting: ScheduledRequests = {}
         self._started: ScheduledRequests = {}
 
@@ -51,7 +52,7 @@ class Stages:
         self._waiting[work.request.key] = ScheduledRequest(work)
 
     def start(self) -> list[Work]:
-        """Those that find room."""
+        """Starts the candidates for which there are blocks, and returns their work."""
         works = []
         for request in self._in_order():
             num_blocks = self._blocks.needed(request.work.num_cached)
@@ -72,7 +73,7 @@ class Stages:
         return True
 
     def unstage(self, key: RequestKey) -> bool:
-        """True if its blocks are held until the copy under way is reported."""
+        """Returns True if the candidate's blocks are held until the copy under way is reported."""
         self._waiting.pop(key, None)
         request = self._started.get(key)
         if request and request.state is PromptState.STAGED:
@@ -87,11 +88,11 @@ class Stages:
     def _leave(self, key: RequestKey) -> None:
         self._blocks.free(self._started.pop(key))
 
-    # ---- who is next ------------------------------------------------------------------------------------------------
+    # ---- which is next ----------------------------------------------------------------------------------------------
 
     def short_of_blocks(self) -> ScheduledRequest | None:
-        """A candidate that waits for blocks rather than for others' end: what becomes free is for it then, not for new
-        prompts."""
+        """The next candidate, if it waits for free blocks and not for other candidates to be unstaged. Blocks that
+        become free are for it then, and not for new prompts."""
         request = next(iter(self._in_order()), None)
         return request if request and self._has_share(self._blocks.needed(request.work.num_cached)) else None
 

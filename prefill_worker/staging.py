@@ -1,9 +1,9 @@
-"""Candidates of decode instances, at the prefill instance from which they are pulled.
+"""Candidates of decode instances, at the prefill instance which they are pulled from.
 
-    loading (KV on its way from the pool) -> staged -> gone, when they are pulled or unstaged
+    loading (its KV is on its way from the pool) -> staged -> gone, when it is pulled or unstaged
 
-What is being pulled just then is gone when that has ended, and until then its blocks are held; an order for the same
-request that comes meanwhile waits for it.
+A candidate that is unstaged while it is being pulled is gone when the pull has ended, and holds its blocks until then;
+an order for the same request that comes meanwhile waits for that.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from alignedserve.types import BlockId, RequestId, RequestKey
 
 
 class Neighbour(Protocol):
-    """The worker."""
+    """What the worker does for staging."""
 
     def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool) -> None: ...
 
     def abandon(self, key: RequestKey) -> None:
-        """Stops the load of this request."""
+        """Stops the load of the request."""
 
     def staged(self, key: RequestKey) -> None:
-        """To be reported."""
+        """The worker will report that the request is staged."""
 
     def say(self, message: AnyMessage) -> None: ...
 
@@ -39,7 +39,7 @@ class Candidate:
     blocks: list[BlockId]
     is_staged: bool = False
     is_leaving: bool = False
-    # what to say when it is gone, and what to do then
+    # The message to send when it is gone, and the call to make then.
     last_message: Failed | Gone | None = None
     then: Callable[[], None] | None = None
 
@@ -52,14 +52,14 @@ class Staging:
         self._schedule = schedule
         self._transfers = transfers
         self._worker = worker
-        # those that hold blocks
+        # The candidates that hold blocks.
         self._candidates: dict[RequestKey, Candidate] = {}
 
     def __len__(self) -> int:
         return len(self._candidates)
 
     def when_gone(self, key: RequestKey, order: Callable[[], None]) -> None:
-        """Carries out an order for a request: at once, unless it is here and leaving."""
+        """Carries out an order for a request: at once, or, if the request is leaving, when it is gone."""
         candidate = self._candidates.get(key)
         if candidate and candidate.is_leaving:
             candidate.then = order
@@ -67,7 +67,7 @@ class Staging:
             order()
 
     def start(self, work: Work) -> None:
-        """The schedule has found it room."""
+        """Starts to load a candidate for which the schedule has taken blocks."""
         key, num_blocks = work.request.key, self._engine.format.num_blocks(work.num_cached)
         blocks = self._engine.lease(_owner(key), num_blocks)
         self._candidates[key] = Candidate(blocks)
@@ -75,7 +75,7 @@ class Staging:
         self._worker.load(key, pairs, self._loaded, work.deadlines.is_rt)
 
     def drop(self, key: RequestKey, last_message: Gone | None = None) -> bool:
-        """False, and nothing changed, if it has no blocks here."""
+        """Unstages the candidate. Returns False and changes nothing if it has no blocks here."""
         candidate = self._candidates.get(key)
         if candidate is None:
             return False
@@ -102,7 +102,7 @@ class Staging:
             self._leave(key)
 
     def _left_buffer(self, outcome: Outcome) -> None:
-        """Pulled or withdrawn."""
+        """The candidate was pulled or withdrawn."""
         (key,) = outcome.keys
         self._schedule.unstage([key])
         self._leave(key)

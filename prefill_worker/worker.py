@@ -1,7 +1,8 @@
-"""A prefill instance: carries out what its schedule plans, on the engine, and reports.
+"""A prefill instance: carries out its schedule's plans on the engine, and reports.
 
 A prompt's KV is saved to the pool block by block: what an iteration completed is copied while the next one computes.
-What it shares with earlier prompts (`prefix_cache.py`) is saved with it: in the pool each request has its own.
+KV that the prompt shares with earlier ones (`instance/prefix_cache.py`) is saved with it: in the pool each request has
+its own copy.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ class Prompt:
     work: Work
     request: Request
     beginning: Beginning
-    # blocks whose KV is in the pool, or on its way
+    # The number of blocks whose KV is in the pool, or on its way there.
     num_saved_blocks: int
-    # nothing of it will be computed or saved any more; it leaves when no copy is under way
+    # Nothing of it will be computed or saved any more; it leaves when no copy is under way.
     is_dropped: bool = False
-    # nothing will be computed until it starts again; it leaves likewise
+    # Nothing of it will be computed until it starts again; it leaves when no copy is under way.
     is_preempted: bool = False
-    # what to say then
+    # The message to send when a dropped prompt leaves.
     last_message: Failed | Gone | None = None
-    # of the prompt tokens so far, if they are to go out with the first token
+    # The log-probabilities of the prompt tokens so far, if they are to be sent with the first token.
     logprobs: list[TokenLogprobs] | None = None
 
     @property
@@ -69,7 +70,7 @@ class Prompt:
 
 @dataclass
 class Changes:
-    """Since the last report."""
+    """What has changed since the last report."""
 
     news: list[NewTokens] = field(default_factory=list)
     saved: list[tuple[RequestKey, int]] = field(default_factory=list)
@@ -98,16 +99,16 @@ class PrefillWorker(Worker[PrefillStep]):
         threads: Threads | None = None,
         enable_prefix_caching: bool = False,
     ) -> None:
-        """`enable_prefix_caching`: prompts that begin like earlier ones reuse their KV."""
+        """`enable_prefix_caching`: prompts which share a prefix with earlier ones reuse their KV."""
         super().__init__(engine, transfers, clock, threads)
         self._prefix_cache = PrefixCache(engine, enable_prefix_caching)
         lookup = self._prefix_cache if enable_prefix_caching else None
         self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, lookup)
         self._staging = Staging(engine, self.schedule, transfers, self)
-        # those that hold blocks
+        # The prompts that hold blocks.
         self._prompts: dict[RequestKey, Prompt] = {}
         self._preparation = Preparation(engine, self._compiling)
-        # of prompts that gave their blocks up half-way
+        # The log-probabilities of prompts that were preempted half-way, until they start again.
         self._partial_logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
         self._changes = Changes()
         self._last_num_free = -1
@@ -160,7 +161,7 @@ class PrefillWorker(Worker[PrefillStep]):
             self._outbox.append(Gone([key]))
 
     def _forget(self, key: RequestKey) -> None:
-        """What is kept of a prompt that holds no blocks."""
+        """Forgets what is kept of a prompt that holds no blocks."""
         self._preparation.forget(key)
         self._prefix_cache.forget(key)
         self._partial_logprobs.pop(key, None)
@@ -202,7 +203,7 @@ class PrefillWorker(Worker[PrefillStep]):
     def finish(self, step: PrefillStep) -> tuple[list[AnyMessage], bool]:
         if step.iteration is not None:
             self._computed(step.plan, step.iteration)
-        # what could be copied at once is said with what was computed
+        # Copies that were made at once are reported together with what was computed.
         self.transfers.completions.run()
         self._check_blocks(self.schedule.num_free_blocks)
         return self._take_messages(self._clock() - step.begun_s), step.plan.goes_on
@@ -245,7 +246,7 @@ class PrefillWorker(Worker[PrefillStep]):
             self._prefix_cache.spoilt(prompt.beginning)
         if says_something(output):
             news = news_of(output, prompt.request, prompt.logprobs)
-            # with its first token ever: what it finds later is mostly its own
+            # Reported with the first token of all only: KV that a restarted prompt finds is mostly its own.
             news.num_reused = 0 if prompt.work.output else prompt.beginning.num_found
             self._changes.news.append(news)
 
@@ -253,7 +254,7 @@ class PrefillWorker(Worker[PrefillStep]):
         request = prompt.request
         self._prefix_cache.computed(request, prompt.beginning)
         if request.status is Status.HELD:
-            self._drop(prompt, None)  # it ended with its first token
+            self._drop(prompt, None)  # The request ended with its first token
         elif prompt.is_computed:
             self.engine.part(request)
             self._save_blocks(prompt, self.engine.format.num_blocks(request.num_computed))
@@ -283,7 +284,7 @@ class PrefillWorker(Worker[PrefillStep]):
             self.engine.join(prompt.request)
 
     def _save_blocks(self, prompt: Prompt, end: int) -> None:
-        """Those before block `end` that are not in the pool."""
+        """Saves the blocks before block `end` which are not in the pool."""
         pairs = self._pairs(prompt, prompt.num_saved_blocks, end)
         if pairs:
             prompt.num_saved_blocks = end
@@ -314,7 +315,7 @@ class PrefillWorker(Worker[PrefillStep]):
         here = self.engine.blocks_of(prompt.request)[first:end]
         return list(zip(here, prompt.work.blocks[first:end], strict=True))
 
-    # ---- for staging: copies, and what is said ----------------------------------------------------------------------
+    # ---- what staging asks of the worker ----------------------------------------------------------------------------
 
     def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool) -> None:
         self._load(key, pairs, done, is_urgent)
@@ -331,7 +332,7 @@ class PrefillWorker(Worker[PrefillStep]):
     # ---- a prompt's end ---------------------------------------------------------------------------------------------
 
     def _drop(self, prompt: Prompt, last_message: Failed | Gone | None) -> None:
-        """Nothing more is done for it. It leaves when no copy is under way, and then says so."""
+        """Does nothing more for the prompt. It leaves when no copy is under way, and its last message is sent then."""
         if not prompt.is_dropped:
             prompt.is_dropped, prompt.last_message = True, last_message
             self.schedule.abort(prompt.key)
