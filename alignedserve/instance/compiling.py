@@ -1,6 +1,6 @@
-"""Requests' grammars, compiled on threads of their own: an iteration never waits for one.
+"""Requests' grammars, which are compiled on threads of their own, so that no iteration waits for one.
 
-llguidance lets go of the interpreter while it compiles.
+llguidance releases the interpreter's lock while it compiles.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from alignedserve.text.grammar import Matcher
 from alignedserve.transport.completions import Completions
 from alignedserve.types import RequestKey
 
-# One that takes long holds up others, but not all.
+# With two threads, a grammar that takes long holds up some others, but not all.
 NUM_THREADS = 2
 
 
 @dataclass(eq=False)
 class _Job:
     future: Future[None]
-    # what waits for it
+    # The call that waits for the grammar.
     then: Callable[[], None] | None = None
 
 
@@ -35,14 +35,15 @@ class Compiling:
         return len(self._jobs)
 
     def begin(self, key: RequestKey, matcher: Matcher | None) -> None:
-        """Nothing is to be done if there is no grammar, or it is ready."""
+        """Starts to compile a request's grammar; does nothing if the request has none, or it is ready."""
         if matcher is None or matcher.is_ready:
             return
         job = self._jobs[key] = _Job(self._threads.submit(matcher.prepare))
         job.future.add_done_callback(lambda _: self._completions.call(partial(self._ended, key, job)))
 
     def when_ready(self, key: RequestKey, then: Callable[[], None]) -> None:
-        """`then` is called at once, or by the completions, unless it is dropped before."""
+        """Calls `then` when the request's grammar is compiled: at once if it is, else from the completions, unless it
+        is dropped before."""
         job = self._jobs.get(key)
         if job is None:
             then()
@@ -50,7 +51,8 @@ class Compiling:
             job.then = then
 
     def drop(self, key: RequestKey) -> bool:
-        """Nobody wants it any more. Whether something waited for it, which is not called now. Safe to repeat."""
+        """Forgets a request's grammar. Returns True if a call waited for it, which will not be made. Safe to
+        repeat."""
         job = self._jobs.pop(key, None)
         if job is None:
             return False
@@ -58,7 +60,7 @@ class Compiling:
         return job.then is not None
 
     def close(self) -> None:
-        """No thread is left. Safe to repeat."""
+        """Ends all threads. Safe to repeat."""
         for key in list(self._jobs):
             self.drop(key)
         self._threads.shutdown()

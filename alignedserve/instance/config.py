@@ -1,4 +1,5 @@
-"""What an instance's process has to be told. Plain values, no torch: the launcher makes them."""
+"""The configuration of an instance's process. It has plain values only and needs no torch, since the launcher makes
+it."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ NO_PROFILE = "none"
 
 @dataclass(frozen=True)
 class TransferConfig:
-    # how KV gets to decode instances, one of TRANSPORTS: through the pool's memory, or from where it is staged
+    # How KV gets to decode instances, one of TRANSPORTS: through the pool's memory (host), or straight from the
+    # prefill instance which has staged it.
     transport: str = "host"
-    # the share of a prefill instance's blocks for KV that is staged there; unused where the transport is host
+    # The share of a prefill instance's blocks that is for staged KV; unused where the transport is host.
     staging_share: float = 0.5
-    # a copy that takes longer is given up
+    # A copy that takes longer fails.
     timeout_s: float = 30.0
-    # A copy of less than that is made at once, by the thread that computes. On a CPU whose cores are all computing,
-    # another thread would wait for one of them longer than such a copy takes.
+    # The thread that computes makes copies of fewer bytes itself, at once. On a CPU whose cores are all computing,
+    # another thread would wait for a core longer than such a copy takes.
     quick_bytes: int = 0
 
     @property
@@ -38,7 +40,7 @@ class InstanceConfig:
     transfers: TransferConfig = TransferConfig()
     log: LogConfig = field(default_factory=LogConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # file of the cost model's profile, or NO_PROFILE; None: where profiles are kept
+    # The file of the cost model's profile, or NO_PROFILE; None for the default path.
     cost_profile: str | None = None
 
     @property

@@ -1,7 +1,7 @@
-"""What an instance's state machine stands on: something that computes and holds blocks, and something that copies.
+"""What an instance's state machine stands on: an executor, which computes and holds blocks, and transfers of KV.
 
 Live these are the engine (`engine/engine.py`) and `live_transfers.py`; in simulation, a cost model and channels
-(`sim/executor.py`, `sim/transfers.py`). The state machines of both kinds of instances know no difference.
+(`sim/executor.py`, `sim/transfers.py`). The state machines of both kinds of instances can't tell the difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from alignedserve.types import BlockId, InstanceId, RequestId, RequestKey
 
 
 class Format(Protocol):
-    """The part of `kv_format.BlockFormat` that counts."""
+    """The part of `kv_format.BlockFormat` which counts blocks and bytes."""
 
     @property
     def block_size(self) -> int: ...
@@ -48,11 +48,11 @@ class Grammars(Protocol):
 
 
 class Iteration(Protocol):
-    """An iteration that has been launched. Nothing enters or leaves the batch until it is finished."""
+    """An iteration that was launched. No request enters or leaves the batch until it is finished."""
 
     @property
     def requests(self) -> list[Request]:
-        """Those that get a token, or an error instead."""
+        """The requests which get a token, or an error instead."""
 
 
 class Executor(Protocol):
@@ -119,7 +119,7 @@ class Transfers(Protocol):
     """Copies of KV: between this instance's blocks and the pool's, and between instances.
 
     Each copy that was started ends with one outcome, which `completions` hands to its `done`; until then its blocks
-    are not to be freed.
+    must not be freed.
     """
 
     completions: Completions
@@ -129,34 +129,35 @@ class Transfers(Protocol):
         """The share of a prefill instance's blocks for KV that decode instances pull from it."""
 
     def use_pool(self, pool: Any) -> None:
-        """The pool's memory from here on."""
+        """Uses this memory as the pool's from here on."""
 
     def leave_pool(self) -> None:
-        """Lets go of the pool's memory. Safe to repeat."""
+        """Releases the pool's memory. Safe to repeat."""
 
     def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        """From the pool."""
+        """Copies blocks from the pool."""
 
     def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        """To the pool. It comes after all that was computed before this call."""
+        """Copies blocks to the pool, after all that was computed before this call."""
 
     def abandon(self, key: RequestKey) -> None:
         """Stops the request's copies from and to the pool; each still ends with an outcome. Safe to repeat."""
 
     def stage(self, key: RequestKey, blocks: Sequence[BlockId], done: Done) -> None:
-        """Lets decode instances pull these. `done` is called when one has, and with an error after `unstage`."""
+        """Lets decode instances pull these blocks. `done` is called when one has, and with an error after
+        `unstage`."""
 
     def unstage(self, key: RequestKey) -> None:
-        """What is being pulled is taken back when that ends, unless it succeeds. Safe to repeat."""
+        """Withdraws the request's staged blocks; during a pull, only if that fails. Safe to repeat."""
 
     def pull(self, source: InstanceId, address: str, specs: Sequence[TransferSpec], done: Done) -> None:
-        """What another instance has staged: all of it, or an error."""
+        """Pulls what another instance has staged: all requests succeed, or none."""
 
     def is_reachable(self, source: InstanceId) -> bool:
-        """False: pulls from there have failed for reasons that are not the request's."""
+        """Returns False if pulls from there have failed for reasons that have nothing to do with a request."""
 
     def cut(self) -> None:
-        """Ends pulls, and those of others from here. Whoever pulls again begins anew."""
+        """Ends this instance's pulls, and other instances' pulls from it. A later pull connects anew."""
 
     def close(self) -> None:
-        """No thread is left. Safe to repeat."""
+        """Ends all threads. Safe to repeat."""

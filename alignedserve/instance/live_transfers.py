@@ -44,14 +44,15 @@ class LiveTransfers:
     # ---- between instances -------------------------------------------------------------------------------------------
 
     def listen(self, me: Identity) -> str:
-        """For decode instances which pull. Returns the address, empty where the pool's memory is the only way."""
+        """Lets decode instances connect and pull. Returns the address, which is empty where KV goes only through the
+        pool's memory."""
         if not self._config.is_staged:
             return ""
         self._kv_sender = KVSender(self._config.transport, self._blocks, self._staging_buffer, me)
         return self._kv_sender.address
 
     def be_known_as(self, me: Identity) -> None:
-        """To prefill instances, before the first pull."""
+        """Sets the identity under which this instance pulls; called before the first pull."""
         if self._config.is_staged:
             self._kv_receiver = KVReceiver(self._config.transport, self._blocks, me, self.completions)
 

@@ -1,6 +1,6 @@
 """The thread that a worker runs on, beside the event loop that carries messages.
 
-What happens elsewhere (orders, a connection that comes or goes) waits in an inbox and is taken between two iterations.
+Events from elsewhere (orders, a connection that comes or goes) wait in an inbox and are taken between two iterations.
 The worker never waits for the router; with nothing to compute it sleeps until an order or the end of a copy wakes it.
 """
 
@@ -30,7 +30,8 @@ class Segment(Protocol):
 
 @dataclass(frozen=True)
 class Up:
-    """A connection to a router; counted, so that nothing is said on one that was meant for another."""
+    """A connection to a router. It has a number, so that messages meant for one connection are never sent on
+    another."""
 
     connection: int
 
@@ -53,7 +54,8 @@ class WorkerLoop:
         failed: Callable[[], None],
         begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wake` is what the worker sets. `say`, `failed` and, first of all, `begin` are called on this thread."""
+        """`wake` is the event that the worker sets. `begin`, first of all, and then `say` and `failed` are called on
+        this thread."""
         self._worker = worker
         self._wake = wake
         self._attach = attach
@@ -71,7 +73,7 @@ class WorkerLoop:
         self._thread.start()
 
     def post(self, item: AnyMessage | Up | Down | Stop) -> None:
-        """From any thread."""
+        """Adds to the inbox; may be called from any thread."""
         self._inbox.put(item)
         self._wake.set()
 

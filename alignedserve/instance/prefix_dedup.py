@@ -1,7 +1,7 @@
-"""Prompts that begin alike and are there at the same time: one computes what they have in common, others wait until it
-has, and share it. Pure.
+"""Prompts with the same prefix which are here at the same time: one computes the prefix, the others wait until it is
+done, and share it. Pure.
 
-They come of one call with several choices, and of batch jobs whose lines have a system prompt or a document in common.
+They come from one call with several choices, and from batch jobs whose lines share a system prompt or a document.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alignedserve.types import RequestKey
 class Member(Protocol):
     """A prompt as its schedule sees it."""
 
-    # for another that begins alike
+    # It waits for another request with the same prefix.
     is_following: bool
 
     @property
@@ -29,7 +29,7 @@ class Member(Protocol):
 
     @property
     def names(self) -> Sequence[bytes]:
-        """Of its first blocks, those that it may share."""
+        """The hashes of its first blocks, those that it may share."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -38,8 +38,8 @@ class Member(Protocol):
     def num_computed(self) -> int: ...
 
 
-# Asked of two prompts that begin alike, one that has begun and one that waits, and of the time: whether the first will
-# have computed what both need before the other could.
+# Called with two prompts that share a prefix, one under way and one that waits, and the time: whether the first will
+# have computed what both need before the second could.
 IsAhead = Callable[[Any, Any, float], bool]
 
 
@@ -49,11 +49,11 @@ class PrefixDedup:
         self._shares = shares
         self._is_ahead = is_ahead
         self._now = 0.0
-        # blocks that are still to be computed, by name: by whom
+        # The blocks that are still to be computed, by hash, with the request that computes each.
         self._coming: dict[bytes, Member] = {}
 
     def look(self, computing: Iterable[Member], now: float) -> None:
-        """At prompts that are being computed, the most urgent first; before a plan."""
+        """Notes which blocks the prompts under way will compute; called before a plan, with the most urgent first."""
         self._now = now
         self._coming.clear()
         for request in computing:
@@ -63,11 +63,12 @@ class PrefixDedup:
         for name in request.names[request.num_computed // self._block_size :]:
             other = self._coming.setdefault(name, request)
             if request.is_rt and not other.is_rt:
-                # real time did not wait for that one, and others of it do not either
+                # Real time does not wait for best effort, and other requests of real time follow the real-time one.
                 self._coming[name] = request
 
     def had_better_wait(self, request: Member) -> bool:
-        """One that goes before it computes enough of what it needs, or what is left of that."""
+        """Whether a prompt under way will have computed enough of what the request needs, or is still computing what
+        the request began to wait for."""
         if not (self._coming and request.names):
             return False
         num_found = self._shares.num_found(request.names)
@@ -77,7 +78,8 @@ class PrefixDedup:
         return request.is_following
 
     def _num_coming(self, request: Member, missing: Sequence[bytes]) -> int:
-        """Tokens of the first of these that others will have computed before it could."""
+        """The number of tokens, from the first of these blocks on, which others will have computed before the request
+        could."""
         is_ahead: dict[RequestKey, bool] = {}
 
         def is_coming(name: bytes) -> bool:

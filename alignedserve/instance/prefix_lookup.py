@@ -1,4 +1,4 @@
-"""What a schedule is told of KV that prompts may share. Pure; `prefix_cache.py` knows."""
+"""What a schedule knows of KV that prompts may share. Pure; `prefix_cache.py` implements it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from alignedserve.protocol.messages import Work
 
 
 class PrefixLookup(Protocol):
-    """KV that an instance keeps of prompts, for others that begin alike."""
+    """The KV of prompts which an instance keeps, for others with the same prefix."""
 
     def names(self, work: Work) -> Sequence[bytes]:
-        """Of a prompt's first blocks, those that it may share."""
+        """Returns the hashes of the prompt's first blocks, those that it may share."""
 
     def num_found(self, names: Sequence[bytes]) -> int:
-        """How many tokens there is KV of, right now."""
+        """Returns the number of tokens which the instance has KV of, right now."""
 
     def take(self, work: Work) -> int:
-        """Likewise, of a prompt that starts: it holds these from here on."""
+        """Makes a prompt that starts hold its shared blocks. Returns the number of tokens whose KV they hold."""
 
 
 class NoPrefixCache:

@@ -16,14 +16,14 @@ class Preparation:
     def __init__(self, engine: Executor, compiling: Compiling) -> None:
         self._engine = engine
         self._compiling = compiling
-        # Prompts with a grammar have theirs here until they start.
+        # The grammars of prompts which have not started yet.
         self._matchers: dict[RequestKey, Matcher] = {}
 
     def __len__(self) -> int:
         return len(self._matchers)
 
     def refusal(self, work: Work) -> NewTokens | None:
-        """What to say of one that can't be run."""
+        """The report of a prompt that can't be run; None if it can."""
         wanted = work.request
         try:
             check_request(wanted.prompt, wanted.params, self._engine.vocabulary, self._engine.max_model_len)
@@ -39,16 +39,16 @@ class Preparation:
         self._compiling.when_ready(key, then)
 
     def take(self, key: RequestKey) -> Matcher | None:
-        """It starts."""
+        """Returns the prompt's grammar, and forgets it: the prompt starts."""
         return self._matchers.pop(key, None)
 
     def put_back(self, key: RequestKey, matcher: Matcher | None) -> None:
-        """It waits again."""
+        """The prompt waits again."""
         if matcher is not None:
             self._matchers[key] = matcher
 
     def forget(self, key: RequestKey) -> None:
-        """It will not start. Safe to repeat."""
+        """Forgets a prompt which will not start. Safe to repeat."""
         self._compiling.drop(key)
         self._matchers.pop(key, None)
 

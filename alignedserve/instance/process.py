@@ -32,8 +32,8 @@ from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Identity
 from alignedserve.types import Epoch
 
-# Where instances compute on the cores that others live on: those pass messages on, which takes them little. So does an
-# instance's own event loop.
+# Where instances compute on cores that other processes use, the threads that compute run at this lower priority: the
+# other processes, and the instance's own event loop, only pass on messages, which takes little time.
 NICENESS = 10
 
 
@@ -50,21 +50,21 @@ class InstanceProcess(ABC):
 
     @abstractmethod
     def _open(self, transfers: LiveTransfers, me: Identity) -> str:
-        """For copies between instances. Returns the address of what is staged here, empty if nothing ever is."""
+        """Prepares for copies between instances. Returns the address where KV is staged, empty if none ever is."""
 
     @property
     def _allocate(self) -> Allocate:
-        """For its KV cache."""
+        """Allocates the memory of the KV cache."""
         return torch.empty
 
     @abstractmethod
     def _attach(self, segment: str, form: BlockFormat) -> Segment: ...
 
     def run(self) -> None:
-        """Until the router says so, or SIGTERM. Raises what makes it impossible to go on."""
+        """Serves until the router or SIGTERM stops it. Raises whatever makes it impossible to go on."""
         self._config.log.start(self._config.instance_id)
         epoch, wake = new_epoch(), threading.Event()
-        # threads are as nice as the one that starts them
+        # A thread inherits the niceness of the thread that starts it.
         with ThreadPoolExecutor(1, "build", initializer=self._be_nice) as builder:
             worker, hello = builder.submit(self._build, epoch, wake.set).result()
         settle()
@@ -81,12 +81,12 @@ class InstanceProcess(ABC):
         return worker, self._hello(worker, epoch, address, cost)
 
     def _be_nice(self) -> None:
-        """This thread, and those that it starts."""
+        """Lowers the priority of this thread, and so of those that it starts."""
         if self._config.engine.device == "cpu":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
     def _cost(self, built: BuiltEngine) -> CostModel | None:
-        """None, if nobody needs it."""
+        """The cost model, None if the configuration wants none."""
         if not self._config.needs_profile:
             return None
         facts, name = facts_of(built, self._config.engine), self._config.cost_profile
@@ -131,7 +131,7 @@ class InstanceProcess(ABC):
 
 
 class _Messenger:
-    """Between the connection, on the event loop's thread, and the worker's thread."""
+    """Passes messages between the connection, on the event loop's thread, and the worker's thread."""
 
     link: RouterConnection
 
@@ -144,7 +144,7 @@ class _Messenger:
         stop_on_sigterm(link.stop)
         loop.start()
 
-    # ---- on the event loop's thread, for the link --------------------------------------------------------------------
+    # ---- on the event loop's thread, for the connection --------------------------------------------------------------
 
     def on_up(self, welcome: Welcome) -> None:
         self._num_connections += 1

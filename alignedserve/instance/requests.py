@@ -1,4 +1,4 @@
-"""Between the router's words for a request and the engine's."""
+"""Conversions between the router's messages about a request and the engine's objects."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def limits_of(engine: Executor) -> InstanceLimits:
 
 
 def adopt(engine: Executor, work: Work, matcher: Matcher | None = None, num_shared: int = 0) -> Request:
-    """The schedule has found it room. `num_shared`: tokens whose KV it shares with others."""
+    """Makes the engine's request, for which the schedule has taken blocks. `num_shared` is the number of tokens whose
+    KV it shares."""
     wanted, params = work.request, work.request.params
     if work.output:
-        # its prompt's log-probabilities went out with the first token
+        # The log-probabilities of its prompt were sent with the first token.
         params = replace(params, prompt_logprobs=None)
     request = engine.adopt(
         id_of(wanted.key),
@@ -61,7 +62,8 @@ def key_of(request_id: RequestId) -> RequestKey:
 def news_of(
     output: TokenOutput, request: Request, prompt_logprobs: Sequence[TokenLogprobs] | None = None
 ) -> NewTokens:
-    """`request` as it is after the token was appended; its prompt's log-probabilities, if they go out with it."""
+    """The report of an output. `request` already has the new token; the prompt's log-probabilities, if given, are sent
+    with it."""
     num_before = len(request.output) - (output.token_id is not None)
     news = NewTokens(key_of(output.request_id), num_before, [])
     complete(news, output)
@@ -71,7 +73,7 @@ def news_of(
 
 
 def coming_news(request: Request) -> NewTokens:
-    """Of the next token, which is not known yet: `complete` follows."""
+    """The report of the next token, which is not known yet: `complete` follows."""
     return NewTokens(key_of(request.request_id), len(request.output), [])
 
 
@@ -94,5 +96,5 @@ def plain(found: TokenLogprobs) -> PlainLogprobs:
 
 
 def says_something(output: TokenOutput) -> bool:
-    """Rather than prompt_logprobs alone, which wait for the first token."""
+    """Whether the output has a token or an end, and not prompt_logprobs alone, which wait for the first token."""
     return output.token_id is not None or output.finish_reason is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """An iteration that follows another at once begins with that one's end: what is done between them counts too."""
+    """An iteration which follows another at once begins where that one ends, so the time between them counts too."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -25,12 +25,12 @@ class Stopwatch:
         self._engine_s += self._clock() - self._engine_begun_s
 
     def lap(self) -> tuple[float, float]:
-        """Ends the iteration. How long it took, and how much of that was outside the engine."""
+        """Ends the iteration. Returns how many seconds it took, and how many of these were outside the engine."""
         assert self._begun_s is not None
         now = self._clock()
         seconds, self._begun_s = now - self._begun_s, now
         return seconds, seconds - self._engine_s
 
     def stop(self) -> None:
-        """The next iteration does not follow at once."""
+        """Ends the iteration; the next one does not follow at once."""
         self._begun_s = None

@@ -1,7 +1,8 @@
-"""What both kinds of instances are to what drives them: live a loop on a thread (`loop.py`), in simulation a clock.
+"""What both kinds of instances share, as their driver sees it: live that is a loop on a thread (`loop.py`), in
+simulation a clock.
 
-Everything happens in one thread: orders are taken, outcomes of copies picked up, iterations begun and finished. Copies
-of KV go on beside that, and so are grammars compiled (`compiling.py`). Nothing that belongs to a copy is freed before
+Everything happens in one thread: orders and outcomes of copies are taken, iterations begun and finished. Copies of KV
+run beside that, and grammars are compiled beside it (`compiling.py`). Nothing that belongs to a copy is freed before
 its outcome is there.
 """
 
@@ -23,16 +24,17 @@ from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import RequestKey
 
-# Copies that were told to stop are waited for in such steps; each ends by itself, at its deadline at the latest.
+# How many seconds at a time the worker waits for copies that were told to stop; each ends by itself, at its deadline
+# at the latest.
 DRAIN_STEP_S = 1.0
 
 
 class Step(Protocol):
-    """An iteration between its halves."""
+    """An iteration between its two halves."""
 
     @property
     def iteration(self) -> Iteration | None:
-        """What is being computed, if anything is."""
+        """The iteration that the engine computes, None if it computes nothing."""
 
 
 AnyStep = TypeVar("AnyStep", bound=Step)
@@ -46,52 +48,52 @@ class Worker(ABC, Generic[AnyStep]):
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
     ) -> None:
-        """`threads`: where grammars are compiled, if not on the worker's own."""
+        """`threads`: the executor on which grammars are compiled; None for one of the worker's own."""
         self.engine = engine
         self.transfers = transfers
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
         self._compiling = Compiling(transfers.completions, threads)
-        # copies under way of each request
+        # The number of copies under way of each request.
         self._num_copies: Counter[RequestKey] = Counter()
-        # since the last report, by what it was
+        # The bytes and seconds of copies since the last report, by kind of copy.
         self._moved: dict[str, Moved] = {}
-        # to be sent after the next report
+        # These are sent after the next report.
         self._outbox: list[AnyMessage] = []
-        # where the next step needs a wake, how long it may take to come; None: however long
+        # The longest that the next step may wait for a wake, in seconds; None for as long as it takes.
         self.patience_s: float | None = None
 
     @property
     @abstractmethod
     def limits(self) -> InstanceLimits:
-        """Its schedule's."""
+        """The limits of its schedule."""
 
-    # ---- for what drives it -----------------------------------------------------------------------------------------
+    # ---- for its driver ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def on(self, order: AnyMessage) -> None:
-        """Takes an order. `begin` acts on it."""
+        """Takes an order; `begin` acts on it."""
 
     @abstractmethod
     def begin(self) -> AnyStep:
-        """The first half of an iteration: plans it, starts copies, launches what is to be computed."""
+        """Does the first half of an iteration: plans it, starts copies, launches what is to be computed."""
 
     @abstractmethod
     def finish(self, step: AnyStep) -> tuple[list[AnyMessage], bool]:
-        """The second half, once that is computed. What the router has to know, in order; and whether to go on at once,
-        or after a wake."""
+        """Does the second half, once that is computed. Returns the messages to the router, in order, and whether to go
+        on at once or after a wake."""
 
     def step(self) -> tuple[list[AnyMessage], bool]:
-        """A whole iteration."""
+        """Runs a whole iteration."""
         return self.finish(self.begin())
 
     @abstractmethod
     def check(self) -> None:
-        """Its counts are right; holds at any time."""
+        """Raises unless its counts are right; may be called at any time."""
 
     @abstractmethod
     def check_idle(self) -> None:
-        """Nothing is left of any request."""
+        """Raises if anything is left of any request."""
 
     @abstractmethod
     def drop_orders(self) -> None:
@@ -99,25 +101,25 @@ class Worker(ABC, Generic[AnyStep]):
 
     @abstractmethod
     def drop_all(self) -> None:
-        """Forgets everything, without a word: the router that ordered it is gone. Safe to repeat."""
+        """Forgets everything and reports nothing, because the router that ordered it is gone. Safe to repeat."""
 
     def use_pool(self, pool: Any) -> None:
-        """The pool's memory from here on. Orders before this are void."""
+        """Uses this memory as the pool's from here on, and drops earlier orders."""
         self.leave_pool()
         self.transfers.use_pool(pool)
 
     def leave_pool(self) -> None:
-        """Lets go of the pool's memory. Safe to repeat."""
+        """Releases the pool's memory. Safe to repeat."""
         self.drop_orders()
         self.transfers.leave_pool()
 
     def close(self) -> None:
-        """No thread is left. Safe to repeat."""
+        """Ends all threads. Safe to repeat."""
         self.leave_pool()
         self._compiling.close()
         self.transfers.close()
 
-    # ---- for the kinds ----------------------------------------------------------------------------------------------
+    # ---- for its subclasses -----------------------------------------------------------------------------------------
 
     def _load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
         """`done` is called in one half of an iteration or the other, or while orders are dropped."""
@@ -142,7 +144,7 @@ class Worker(ABC, Generic[AnyStep]):
         done(outcome)
 
     def _stop_copies(self) -> None:
-        """Returns when none is under way."""
+        """Stops all copies, and returns when none is under way."""
         self.transfers.cut()
         for key in self._num_copies:
             self.transfers.abandon(key)

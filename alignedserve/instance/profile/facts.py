@@ -1,4 +1,4 @@
-"""What sets the pace of an engine: two profiles with the same facts may stand in for each other."""
+"""What determines the speed of an engine: two profiles with the same facts may stand in for each other."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def facts_of(built: BuiltEngine, config: EngineConfig) -> dict[str, str]:
 def facts_from(
     model_config: ModelConfig, form: BlockFormat, config: EngineConfig, device: torch.device, num_threads: int
 ) -> dict[str, str]:
-    """The weights' values don't matter; the model's shape does, by a digest."""
+    """The weights' values don't matter; the model's shape does, and goes in as a digest."""
     digest = hashlib.sha256(repr(model_config).encode()).hexdigest()[:12]
     return {
         "alignedserve": alignedserve.__version__,
         "torch": str(torch.__version__),
-        # not its name: serve gives instances the directory where it was found
+        # The directory's name would not do: serve gives instances the directory where the model was found.
         "model": _shape_name(model_config),
         "shape": digest,
         "device": _device_name(device),

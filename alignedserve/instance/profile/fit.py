@@ -1,14 +1,14 @@
-"""From measured iterations to alignedserve/timing/cost.py's model. Pure.
+"""Fits the cost model of alignedserve/timing/cost.py to measured iterations. Pure.
 
-Relative errors are what counts: a point weighs as much as it is short. Balanced attention: the multiset of lengths
-counts by its sum.
+The fit is of relative errors, so shorter points weigh more. Attention is taken to be balanced: lengths count by their
+sum.
 
     decodes   max over the lines (fixed_s + token_s * n)
               + decode_attention_s * sum of lengths + decode_far_s * what of that is beyond num_near_tokens
     chunks    prefill_fixed_s + prefill_token_s * c + max(prefill_attention_s * (2bc + c^2), reading all KV)
               + prefill_context_s * (b + c)
 
-Both maxima are linear once it is known which side wins: fit, look which wins, fit again.
+Both maxima are linear once it is known which side wins: so it fits, looks which side wins, and fits again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ HELD_OUT = 5
 _MAX_LINES = 3
 _NUM_ROUNDS = 30
 _LEAST_POINTS_OF_FAR = 20
-# Nothing is for free: what can't be told from zero is so little.
+# Nothing costs zero: a cost which can't be told from zero is set to this.
 _LEAST_S = 1e-12
-# A fit of iterations says nothing about transfers: they cost nothing.
+# A fit of iterations knows nothing of transfers: these cost nothing.
 _NO_CHANNEL = Channel(0.0, 1e15)
 _NO_CHANNELS = Channels(_NO_CHANNEL, _NO_CHANNEL, _NO_CHANNEL, _NO_CHANNEL)
 
@@ -58,7 +58,7 @@ class ChunkFit:
 
 @dataclass(frozen=True)
 class Error:
-    """Relative, of the points of a kind."""
+    """The relative error over the points of one kind."""
 
     median: float
     p95: float
@@ -88,14 +88,14 @@ def fit(points: Sequence[Measured], kv_bytes_per_token: int, num_kv_tokens: int,
 def fit_held_out(
     points: Sequence[Measured], kv_bytes_per_token: int, num_kv_tokens: int, source: str
 ) -> tuple[CostModel, dict[str, Error]]:
-    """Of all points; and the errors that a fit of most of them makes on the others, by kind."""
+    """Fits all points. Returns as well, by kind, the errors which a fit of most points makes on the others."""
     kept, held_out = split(points)
     without = fit(kept, kv_bytes_per_token, num_kv_tokens, source)
     return fit(points, kv_bytes_per_token, num_kv_tokens, source), errors(without, held_out)
 
 
 def split(points: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
-    """Every fifth of each kind is held out."""
+    """Holds out every fifth point of each kind."""
     kept, held_out = [], []
     for kind in ("decode", "chunk", "both"):
         some = [each for each in points if each.point.kind == kind]
@@ -139,14 +139,16 @@ def fit_decodes(points: Sequence[Measured]) -> DecodeFit:
 
 
 def _crossings(count: Numbers) -> list[tuple[float, ...]]:
-    """Where one line may hand over to the next, to start from: each has at least two batch sizes."""
+    """Sets of batch sizes at which the next line may begin, to start the fit from: the first and the last line have at
+    least two batch sizes."""
     sizes = np.unique(count)
     inner = [float(size) for size in sizes[2:-1]] if len(sizes) > 3 else []
     return [each for number in range(_MAX_LINES) for each in combinations(inner, number)]
 
 
 def _nears(total: Numbers) -> list[int]:
-    """How much KV may be near. A quarter of the points, at least, lie on either side; with few, all is."""
+    """The numbers of KV tokens which may be counted as near. At least a quarter of the points lies on either side;
+    with few points, all KV is near."""
     if len(total) < _LEAST_POINTS_OF_FAR:
         return [int(total.max())]
     low, high = np.quantile(total, [0.25, 0.75])
@@ -179,7 +181,7 @@ def _longest(lines: Sequence[Line], count: Numbers) -> Numbers:
 
 
 def fit_chunks(points: Sequence[Measured], attention_s: float) -> ChunkFit:
-    """Each point is of one chunk."""
+    """Fits the points, each of which has one chunk."""
     if not points:
         raise ValueError("no chunks to fit")
     before, count = np.array([each.point.chunks[0] for each in points], float).T
@@ -197,9 +199,10 @@ def fit_chunks(points: Sequence[Measured], attention_s: float) -> ChunkFit:
 
 
 def least_squares(columns: Numbers, seconds: Numbers, offset: Numbers | float = 0.0) -> Numbers:
-    """Of relative errors, with no coefficient below zero: the most negative is left out, and the rest fitted again."""
+    """Least squares of relative errors. No coefficient is below zero: the most negative is left out, and the rest
+    fitted again."""
     scaled, target = columns / seconds[:, None], (seconds - offset) / seconds
-    # so that microseconds per token and milliseconds are solved for alike
+    # Each column is scaled to norm one, so that microseconds per token and milliseconds are solved for equally well.
     norms = np.linalg.norm(scaled, axis=0)
     kept = [index for index in range(columns.shape[1]) if norms[index] > 0]
     while kept:

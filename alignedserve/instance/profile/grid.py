@@ -1,4 +1,4 @@
-"""Which points to measure: within what an instance may ever be asked for. Pure."""
+"""Which points to measure, within what an instance may ever be asked to compute. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import msgspec
 
 from alignedserve.instance.profile.points import Point
 
-# A request that is measured grows by some tokens.
+# The number of tokens by which a request may grow while it is measured.
 MARGIN = 8
-# More would only take time to set up.
+# More KV would only take time to set up.
 _MAX_KV_TOKENS = 130_000
 _SHORTEST = 16
 
 
 class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The largest iterations that an instance can be asked for."""
+    """The largest iterations that an instance can be asked to compute."""
 
     max_num_seqs: int
-    # of one prompt in one iteration
+    # The number of tokens of one prompt in one iteration.
     max_chunk: int
     max_model_len: int
     num_kv_tokens: int
 
     def covers(self, other: Reach) -> bool:
-        """Which KV fits is no matter of time: all of it is linear."""
+        """The number of KV tokens is ignored: time is linear in it."""
         return (
             self.max_num_seqs >= other.max_num_seqs
             and self.max_chunk >= other.max_chunk
@@ -35,7 +35,7 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def grid(reach: Reach, is_brief: bool = False) -> list[Point]:
-    """Of every kind, the smaller before the larger."""
+    """Points of every kind, the smaller before the larger."""
     points = [
         *_even(reach, is_brief),
         *_chunks(reach, is_brief),
@@ -47,7 +47,7 @@ def grid(reach: Reach, is_brief: bool = False) -> list[Point]:
 
 
 def size(point: Point) -> float:
-    """About how much work it is, in tokens."""
+    """Roughly how much work the point is, in tokens."""
     attended = sum(count * (2 * before + count) for before, count in point.chunks)
     return point.num_computed + (sum(point.lengths) + attended) / 1000
 
@@ -66,7 +66,7 @@ def _chunks(reach: Reach, is_brief: bool) -> Iterator[Point]:
 
 
 def _uneven(reach: Reach, is_brief: bool) -> Iterator[Point]:
-    """Lengths as they come, and one that is much longer than the others."""
+    """Yields batches with lengths that vary, and with one that is much longer than the others."""
     choose = random.Random(0)
     longest = reach.max_model_len - MARGIN
     for batch in (32,) if is_brief else (8, 32, 128):
@@ -76,7 +76,7 @@ def _uneven(reach: Reach, is_brief: bool) -> Iterator[Point]:
 
 
 def _mixed(reach: Reach, is_brief: bool) -> Iterator[Point]:
-    """Decodes, and a prompt that goes on beside them."""
+    """Yields decodes, with a chunk of a prompt beside them."""
     for batch in () if is_brief else (4, 32):
         for count in (32, 256):
             yield Point(

@@ -1,4 +1,4 @@
-"""Makes a profile of an engine, or finds the one that was made before."""
+"""Makes a profile of an engine, or finds one that was made before."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Effort:
     is_brief: bool
     # The smallest points are measured even if that takes longer.
     budget_s: float
-    # of a model whose tokens take longer than SLOW_S
+    # This many seconds for a model which takes longer than SLOW_S for the smallest point.
     slow_budget_s: float
     max_rounds: int
 
 
 SLOW_S = 5e-3
 FULL = Effort(is_brief=False, budget_s=22.0, slow_budget_s=50.0, max_rounds=8)
-# for an instance that waits to start
+# The effort for an instance that waits to start.
 BRIEF = Effort(is_brief=True, budget_s=1.2, slow_budget_s=3.0, max_rounds=3)
-# from here on the times are those of a crowd
+# From this share of waiting on, the times are those of a crowded processor.
 CROWDED_SHARE = 0.05
 
 
@@ -42,7 +42,7 @@ def make(
     effort: Effort,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Profile:
-    """`engine` is idle, and is left so."""
+    """Measures and fits. `engine` must be idle, and is left idle."""
     reach, form = reach_of(engine), engine.cache.format
     points, crowd = grid(reach, effort.is_brief), Crowd()
     is_slow = measure(engine, points[:1], 0.0, 1)[0].seconds > SLOW_S
@@ -55,8 +55,8 @@ def make(
 
 
 def find_or_make(engine: Engine, facts: dict[str, str], path: Path) -> Profile:
-    """The saved one; if there is none that will do, a brief one is made and saved. Nothing that is wrong with the
-    file keeps an instance from starting."""
+    """Returns the saved profile, or makes a brief one and saves it if none fits. Nothing that is wrong with the file
+    keeps an instance from starting."""
     try:
         with locked(path):
             return load(path, facts, reach_of(engine)) or _make_and_save(engine, facts, path)

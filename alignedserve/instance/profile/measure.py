@@ -1,9 +1,9 @@
 """Measures iterations on an engine, as instances run them.
 
-A machine that does other things too is slower at times, for seconds or for a moment: long iterations suffer from
-that, and short ones slip through. So all points are gone over again and again, in another order each time, and before
-and after each of them a reference is measured, which takes about as long and is always the same. A point's time counts
-in proportion to those of the reference around it; of all rounds, the median is taken.
+A machine that does other work too is slower at times, for seconds or for a moment: long iterations suffer from that,
+and short ones slip through. So all points are measured again and again, in another order each time. Before and after
+each of them a reference is measured, an iteration which takes about as long and is always the same. A point's time
+counts relative to those of the reference around it; the median over all rounds is taken.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from alignedserve.instance.requests import coming_news, complete
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import BlockId, RequestId
 
-# Of a point, each time that its turn comes: so many steps, and the best of them; fewer when they take long.
+# Each time that a point's turn comes, the best of so many steps counts; fewer are made when they take long.
 _MAX_STEPS = 3
 _LONG_S = 0.05
-# A point that would take more than this part of all the time there is, is left out.
+# A point which would take more than this share of the whole budget is left out.
 _LARGEST_SHARE = 0.02
-# What is not measured by then, isn't at all.
+# Points which are not measured by this share of the budget aren't measured at all.
 _FIRST_ROUND_SHARE = 0.7
-# Of each kind so many are measured, whatever they take: no fit without them.
+# At least so many points of each kind are measured, however long they take: without them there is no fit.
 _NUM_NEEDED = 3
-# Small, so that no logit overflows in float16; and not zeros, which are quicker on a GPU.
+# It is small, so that no logit overflows in float16; and not zero, because zeros are quicker on a GPU.
 _KV_DEVIATION = 0.1
-# Tokens of a prompt each.
+# The number of prompt tokens of each reference.
 _REFERENCES = (8, 32, 128, 512)
-# Of all times of a reference, this part are of a machine that is not disturbed.
+# This share of a reference's times is taken to be from an undisturbed machine.
 _QUICK_SHARE = 0.1
 _PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 
@@ -61,8 +61,8 @@ def measure(
     max_rounds: int,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Measured]:
-    """`points`: the smaller before the larger; those that take too long are left out. `engine` is idle, and is left so.
-    `progress` is told the share that is done."""
+    """Measures `points`, given the smaller first; those which take too long are left out. `engine` must be idle, and
+    is left idle. `progress` is called with the share that is done."""
     begun_s, largest_s = time.perf_counter(), _LARGEST_SHARE * budget_s
     bench = Bench(engine)
     log = VisitLog(bench, list(_references(reach_of(engine))), largest_s)
@@ -92,10 +92,10 @@ def _references(reach: Reach) -> Iterator[Point]:
 def _first_round(
     points: Sequence[Point], visit: Callable[[Point], float], log: VisitLog, longest_s: float
 ) -> list[Point]:
-    """Those that there is time for."""
+    """Measures the points for which there is time, and returns them."""
     found: list[Point] = []
     share = 0.0
-    # of a unit of size, as the largest so far took it
+    # The seconds per unit of size, as the latest point of each kind took them.
     pace: dict[str, float] = {}
     for point in points:
         kind = point.kind
@@ -110,16 +110,17 @@ def _first_round(
 
 class VisitLog:
     def __init__(self, bench: Bench, references: Sequence[Point], longest_s: float) -> None:
-        """`references`: the smaller before the larger; those that may take longer are left out, but for the first."""
+        """`references` are given the smaller first; those which may take longer than `longest_s` are left out, except
+        the first."""
         self._bench = bench
-        # all that was measured of each reference
+        # All the seconds that were measured of each reference.
         self._beside: dict[Point, list[float]] = {}
         per_token_s = 0.0
         for point in references:
             if per_token_s * point.num_computed <= longest_s:
                 self._beside[point] = [bench.seconds(point)]
                 per_token_s = self._beside[point][0] / point.num_computed
-        # of each point: its reference, and its seconds over the reference's around it
+        # Of each point its reference, and the ratios of its seconds to the reference's around it.
         self._visits: dict[Point, tuple[Point, list[float]]] = {}
         self.num_visits = 0
         self.last_s = 0.0
@@ -134,7 +135,7 @@ class VisitLog:
         ratios.append(2 * self.last_s / (beside_s + self._measure(reference)))
 
     def seconds(self, point: Point) -> float:
-        """While the machine is nearly as quick as it ever was."""
+        """The point's seconds on a machine that is nearly as quick as it ever was."""
         reference, ratios = self._visits[point]
         return statistics.median(ratios) * float(np.quantile(self._beside[reference], _QUICK_SHARE))
 
@@ -148,7 +149,7 @@ class VisitLog:
 
 
 class Bench:
-    """Requests whose KV is noise, computed elsewhere as it were."""
+    """Runs iterations of requests whose KV is noise, as if it had been computed elsewhere."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -166,7 +167,7 @@ class Bench:
         return sum(map(self._engine.cache.format.num_blocks, ends)) <= self._engine.num_free_blocks
 
     def seconds(self, point: Point) -> float:
-        """The least of some steps. Before them is one that is not counted."""
+        """The least seconds of several steps, after one that is not counted."""
         with self._decodes(point.lengths) as decodes:
             found = [self._step(decodes, point.chunks)]
             while len(found) < 2 or (len(found) <= _MAX_STEPS and sum(found) < _LONG_S):

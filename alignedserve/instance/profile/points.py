@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    # (tokens computed before, tokens to compute)
+    # The number of tokens computed before, and the number to compute, of each chunk.
     chunks: tuple[tuple[int, int], ...] = ()
-    # of each decode, the token that it computes included
+    # The length of each decode in tokens, the one that it computes included.
     lengths: tuple[int, ...] = ()
 
     @property

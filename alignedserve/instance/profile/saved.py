@@ -1,6 +1,7 @@
-"""Where profiles are kept: a JSON file for each model, device, dtype and whatever else sets the pace.
+"""Where profiles are kept: one JSON file for each model, device, dtype and whatever else determines the speed.
 
-Instances that start together need the same one. The first makes it, under a lock; the others wait, and then read it.
+Instances that start together need the same profile. The first makes it, under a lock; the others wait, and then read
+it.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from alignedserve.timing.cost_presets import checked
 
 logger = logging.getLogger(__name__)
 
-# A profile that another version made in another way is measured again.
+# A profile of another version was made in another way, and is measured again.
 VERSION = 1
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    # what it is of; see facts.py
+    # What the profile is of; see facts.py.
     facts: dict[str, str]
     reach: Reach
     num_points: int
-    # on points held out, by kind
+    # The errors on held-out points, by kind.
     errors: dict[str, Error]
-    # of the time that was measured, how long this process waited for a core that others had
+    # The share of the measuring time in which this process waited for a core that others had.
     waited_share: float
     cost: CostModel
 
@@ -50,7 +51,7 @@ def default_path(facts: dict[str, str]) -> Path:
 
 
 def load(path: Path, facts: dict[str, str], reach: Reach) -> Profile | None:
-    """None, when there is none that will do. One that is damaged, or of something else, is set aside."""
+    """Returns None if there is no profile that fits. A damaged profile, or one of something else, is set aside."""
     try:
         profile = decode(path.read_bytes(), str(path))
         check_is_of(profile, facts)
@@ -69,7 +70,7 @@ def load(path: Path, facts: dict[str, str], reach: Reach) -> Profile | None:
 
 
 def decode(data: bytes, name: str) -> Profile:
-    """Raises ValueError for what is no profile."""
+    """Raises ValueError if the data is not a profile."""
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -81,7 +82,7 @@ def decode(data: bytes, name: str) -> Profile:
 
 
 def check_is_of(profile: Profile, facts: dict[str, str]) -> None:
-    """Raises ValueError with the first difference."""
+    """Raises ValueError with the first difference between the facts."""
     for name in sorted(facts.keys() | profile.facts.keys()):
         if profile.facts.get(name) != facts.get(name):
             raise ValueError(f"it is of {name}={profile.facts.get(name)!r}, not {facts.get(name)!r}")
@@ -105,7 +106,7 @@ def _free_name(path: Path) -> Path:
 
 
 def save(path: Path, profile: Profile) -> None:
-    """All of it or nothing. Raises OSError."""
+    """Writes all of the file or nothing. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
@@ -119,7 +120,7 @@ def save(path: Path, profile: Profile) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Nobody else is in here with this path. Raises OSError."""
+    """Holds the lock of this path, against other processes too. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f"{path.name}.lock"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
