@@ -1,1 +1,1 @@
-"""What decides, and runs anywhere: policies, and what they see of the island and of instances. Pure."""
+"""The decisions, which run anywhere: policies, and what they see of the island and of instances. Pure."""

@@ -1,6 +1,7 @@
-"""Prompts that begin alike: names for their beginnings (equal tokens, equal name), and when it pays to wait for them.
+"""Block hashes, by which prompts with the same prefix are found (equal tokens, equal hash), and when it pays to wait
+for such a prompt.
 
-A block is named by all tokens up to its end, since its keys and values depend on them all.
+A block's hash covers all tokens up to its end, since its keys and values depend on them all.
 """
 
 from __future__ import annotations
@@ -9,30 +10,30 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-# Tokens. To compute fewer than these twice, beside others, takes no longer than to wait for an iteration.
+# In tokens. Computing fewer than these twice, beside other work, takes no longer than waiting for an iteration.
 LEAST_COMMON = 64
 
 
 def pays_to_wait(num_common: int, num_missing: int) -> bool:
-    """Tokens that are missing, and those of them that one which begins alike computes next."""
+    """`num_common` are those of the `num_missing` tokens which another prompt with the same prefix computes next."""
     return num_common >= max(LEAST_COMMON, num_missing / 2)
 
 
 def block_hashes_of(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
-    """Of each full block. Only prompts with the same salt have names in common."""
+    """The hashes of all full blocks. Only prompts with the same salt have hashes in common."""
     return BlockHasher(block_size, salt).block_hashes_of(tokens)
 
 
 class BlockHasher:
-    """Names a request's blocks one after the other, as tokens come."""
+    """Hashes a request's blocks one after the other, as its tokens come."""
 
     def __init__(self, block_size: int, salt: str = "") -> None:
         self._num_bytes = block_size * array("i").itemsize
-        # of one length whatever the salt: none can pass for another one and tokens
+        # The salt's digest has one length, so that no salt can pass for another one with tokens appended.
         self._digest = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
 
     def block_hashes_of(self, tokens: Sequence[int]) -> list[bytes]:
-        """Of the next full blocks; tokens that fill none are left out, and are to come again."""
+        """Returns the hashes of the next full blocks; tokens after them must be passed again."""
         data, size, names = array("i", tokens).tobytes(), self._num_bytes, []
         for end in range(size, len(data) + 1, size):
             self._digest.update(data[end - size : end])

@@ -1,8 +1,8 @@
-"""What a policy sees of an instance between two iterations, and what it can tell it to do.
+"""What a policy sees of an instance between two iterations, and what it can order there.
 
-A policy sees counts, lengths, deadlines and predictions, never tensors or ids of blocks. What it says is carried out in
-the order in which it says it, and takes blocks, slots and tokens at once: what is left is what the next call sees. What
-does not fit is refused with False, or is an error where the policy could have known.
+A policy sees counts, lengths, deadlines and predictions, never tensors or block ids. Its calls take effect in their
+order, and take blocks, slots and tokens at once: the next call sees what is left. What does not fit is refused with
+False, or raises an error where the policy could have known.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from alignedserve.types import RequestKey
 
 
 class DecodeRequest(Protocol):
-    """A request that runs, or is to run, at a decode instance. `decode_worker/scheduled_request.py` tells more."""
+    """A request that runs, or is to run, at a decode instance. See `decode_worker/scheduled_request.py` for more."""
 
-    # for the policy to remember what it likes of it as long as it is here
+    # The policy keeps here what it likes, as long as the request is here.
     mark: Any
 
     @property
@@ -34,23 +34,23 @@ class DecodeRequest(Protocol):
 
     @property
     def batch(self) -> int:
-        """The number of the batch with which it came; that of a candidate request is that of the batch it joined."""
+        """The number of the batch with which it came; for a candidate request, that of the batch it joined."""
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and output."""
+        """The number of tokens of its prompt and output."""
 
     @property
     def num_cached(self) -> int:
-        """Tokens whose KV is here, or is on its way."""
+        """The number of tokens whose KV is here, or on its way."""
 
     @property
     def num_pending(self) -> int:
-        """Tokens to compute before the next one is sampled: one, where nothing was lost."""
+        """The number of tokens to compute before the next one is sampled: one, unless KV was lost."""
 
     @property
     def num_pooled(self) -> int:
-        """Tokens whose KV the pool has as well."""
+        """The number of tokens whose KV the pool has as well."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -60,24 +60,24 @@ class DecodeRequest(Protocol):
 
     @property
     def num_left(self) -> int:
-        """Tokens that its answer will still have, as far as is known."""
+        """The number of tokens that its answer is still expected to have."""
 
     @property
     def last_run(self) -> int:
-        """The number of the last iteration of which it was part."""
+        """The number of the last iteration for which it was planned."""
 
     def allowance_s(self, now: float) -> float:
-        """What the next iteration may take for its sake, of real time."""
+        """How many seconds the next iteration may take for the sake of this request, which is real time."""
 
     def is_lost(self, now: float) -> bool:
-        """It is so late that hurrying won't help."""
+        """Whether it is so late that hurrying won't help."""
 
 
 AnyDecode = TypeVar("AnyDecode", bound=DecodeRequest)
 
 
 class DecodeBoundary(Protocol):
-    """Of an instance that decodes."""
+    """What a policy sees of an instance that decodes."""
 
     @property
     def limits(self) -> InstanceLimits: ...
@@ -85,32 +85,34 @@ class DecodeBoundary(Protocol):
     @property
     def now(self) -> float: ...
 
-    # ---- who is here -------------------------------------------------------------------------------------------------
+    # ---- the requests here -------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> Sequence[DecodeRequest]:
-        """Those that came first first."""
+        """The running requests, the earliest first."""
 
     def ready_and_behind(self) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
-        """Of those that run, who computes one token, and who has more to compute."""
+        """Of the running requests, those that compute one token, and those that have more to compute."""
 
     @property
     def arriving(self) -> Sequence[DecodeRequest]:
-        """Admitted, and their KV is on its way."""
+        """The admitted requests whose KV is on its way."""
 
     @property
     def requests(self) -> Sequence[DecodeRequest]:
-        """Candidates that may join the running batch at any time, in the order in which they were offered."""
+        """The candidate requests, which may join the running batch at any time, in the order in which they were
+        offered."""
 
     @property
     def batch(self) -> Sequence[DecodeRequest]:
-        """Candidates that are the batch to run next, likewise."""
+        """The candidate batch, which runs next, in the order in which its requests were offered."""
 
     def had_better_wait(self, request: DecodeRequest) -> bool:
-        """Of a prompt that has not started: another one computes what it begins with. It shares that later."""
+        """Whether another prompt computes the prefix of this prompt, which has not started: it shares the KV
+        afterwards."""
 
     def was_evicted(self, request: DecodeRequest) -> bool:
-        """Whether its eviction was wanted at the last boundary already."""
+        """Whether the request's eviction was already wanted at the last boundary."""
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -122,43 +124,46 @@ class DecodeBoundary(Protocol):
 
     @property
     def num_blocks_to_come(self) -> int:
-        """Of those that leave: free when their KV has been copied."""
+        """The number of blocks of leaving requests: they become free when their KV has been copied."""
 
     @property
     def num_slots_to_come(self) -> int: ...
 
     def growth(self, num_iterations: int, is_rt: bool | None = None) -> int:
-        """Blocks that all who run or arrive need in so many iterations beyond what they have; or those of one class."""
+        """The number of blocks that the running and arriving requests, or those of one class, need for so many
+        iterations beyond those they have."""
 
     def growth_of(self, request: DecodeRequest, num_iterations: int) -> int:
-        """Likewise one of them; a candidate has none."""
+        """The number of blocks that the request needs for so many iterations beyond those it has; a candidate has
+        none."""
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
     def evict(self, requests: Iterable[DecodeRequest]) -> None:
-        """To the pool, with their KV, as soon as there is room for it there. They may run until then, but get no more
-        blocks. Whoever is not named stays, even if it was named before."""
+        """Evicts these, with their KV, to the pool, as soon as there is room for it. They may run until then, but get
+        no more blocks. A request that is not given stays, even if an earlier call gave it."""
 
     def admit(self, request: DecodeRequest) -> None:
-        """A candidate: its blocks are taken, and its KV is on its way. One of which there is no KV runs from here on.
-        There must be room for it."""
+        """Admits a candidate: its blocks are taken, and its KV is on its way. If there is no KV of it, it runs from
+        here on. There must be room for it."""
 
     def run(self, request: DecodeRequest) -> bool:
-        """It computes all that it has pending, and samples a token. False, and nothing is done: there are not enough
-        blocks, or the iteration has no tokens left for it."""
+        """Plans all pending tokens of the request, so that it samples a token. Returns False and does nothing if
+        blocks are missing, or the iteration has too few tokens left."""
 
     def run_each(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
-        """`run` for each of these; returns those for which it did not fail. Quicker, where they are many."""
+        """Calls `run` for each of these, and returns those for which it succeeded. It is quicker for many requests."""
 
     def chunk(self, request: DecodeRequest, num_tokens: int) -> bool:
-        """Likewise so many of what it has pending; with all of them, it samples a token."""
+        """Plans so many of the pending tokens; with all of them, the request samples a token. Returns False like
+        `run`."""
 
     @property
     def num_tokens_left(self) -> int:
-        """That the iteration may still compute."""
+        """The number of tokens that the iteration may still compute."""
 
     def hold(self, seconds: float) -> None:
-        """Nothing runs for so long, unless something happens before."""
+        """Lets nothing run for so long, unless something happens before."""
 
 
 # ---- prefill instances -----------------------------------------------------------------------------------------------
@@ -178,7 +183,7 @@ class PrefillRequest(Protocol):
 
     @property
     def ttft_s(self) -> float | None:
-        """Its objective."""
+        """Its TTFT objective in seconds; None if it has none."""
 
     @property
     def since_s(self) -> float:
@@ -186,7 +191,7 @@ class PrefillRequest(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompt, and of output where a request goes on."""
+        """The number of tokens of the prompt, and of the output of a request that goes on."""
 
     @property
     def num_computed(self) -> int: ...
@@ -199,7 +204,7 @@ class PrefillRequest(Protocol):
 
     @property
     def predicted_len(self) -> int:
-        """Of its output; 0: nothing is known."""
+        """The predicted number of tokens of its output; 0 if nothing is known."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -215,35 +220,37 @@ class PrefillBoundary(Protocol):
     @property
     def now(self) -> float: ...
 
-    # ---- who is here -------------------------------------------------------------------------------------------------
+    # ---- the requests here -------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> Sequence[PrefillRequest]:
-        """Prompts without blocks, in the order in which they came."""
+        """Prompts without blocks, in order of arrival."""
 
     def is_waiting(self, request: PrefillRequest) -> bool: ...
 
     @property
     def started(self) -> Sequence[PrefillRequest]:
-        """Prompts with blocks: those that are loaded, computed or saved."""
+        """Prompts with blocks: those that are being loaded, computed, saved or preempted."""
 
     @property
     def computing(self) -> Sequence[PrefillRequest]: ...
 
     @property
     def short_of_blocks(self) -> PrefillRequest | None:
-        """A candidate of a decode instance that waits for blocks: what becomes free is for it, not for new prompts."""
+        """A decode instance's candidate which waits for blocks: those that become free are for it, not for new
+        prompts."""
 
     @property
     def is_be_started(self) -> bool:
-        """A best-effort prompt is being computed, or loaded."""
+        """Whether a best-effort prompt is being computed, or loaded."""
 
     @property
     def is_rt_copied(self) -> bool:
-        """Real time goes on when a copy under way has ended."""
+        """Whether real time goes on when a copy under way has ended."""
 
     def had_better_wait(self, request: PrefillRequest) -> bool:
-        """Another prompt computes what this one begins with: it is not started meanwhile, and shares that then."""
+        """Whether another prompt computes the prefix of this one: it shares the KV afterwards, and does not start
+        until then."""
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -252,25 +259,25 @@ class PrefillBoundary(Protocol):
 
     @property
     def num_blocks_to_come(self) -> int:
-        """Of prompts that give up theirs."""
+        """The number of blocks of prompts that are being preempted."""
 
     @property
     def num_free_slots(self) -> int: ...
 
     def blocks_for(self, request: PrefillRequest) -> int:
-        """To start it, or to stage it."""
+        """The number of blocks that it needs to start, or to be staged."""
 
     @property
     def num_tokens_left(self) -> int:
-        """That the iteration may still compute."""
+        """The number of tokens that the iteration may still compute."""
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
     def start(self, request: PrefillRequest) -> None:
-        """It takes its blocks and a slot, which must be there."""
+        """Starts the prompt. It takes its blocks and a slot, which must be there."""
 
     def preempt(self, request: PrefillRequest) -> None:
-        """One that is being computed leaves its blocks. What was computed is saved, and it waits again."""
+        """Preempts a prompt that is being computed. What was computed is saved, and it waits again."""
 
     def chunk(self, request: PrefillRequest, num_tokens: int) -> None:
-        """So many tokens of one that is being computed; not more than are left."""
+        """Plans so many tokens of a prompt that is being computed; at most as many as are left."""

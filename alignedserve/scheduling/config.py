@@ -1,6 +1,6 @@
-"""What a policy can be told. Frozen; the text beside a field is its help on the command line.
+"""The configuration of a policy. It is frozen; the text beside a field is its help on the command line.
 
-Every process of an island that schedules has the same: the router and the instances.
+Every process of an island that schedules has the same one: the router and the instances.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-# lowest and highest that are allowed
+# The lowest and the highest value that is allowed.
 _RANGES: dict[str, tuple[float, float]] = {
     "batch_share": (0.001, 1),
     "min_batch_requests": (1, 65536),
@@ -42,18 +42,18 @@ class SchedulingConfig:
     be_pace: Annotated[
         float, "of the pace best effort could have, enough beside real time: decode iterations are no longer"
     ] = 0.7
-    # No flag has these three: they are set by trial, and tests set others.
-    # iterations before blocks run out in which victims are named
+    # No flag sets these three: their values were found by trial, and tests use others.
+    # Requests are evicted so many iterations before blocks run out.
     evict_ahead: int = 4
-    # iterations for which admission leaves blocks
+    # Admission leaves blocks for so many iterations.
     admit_ahead: int = 32
-    # the share of the blocks: the candidate batch is admitted while fewer are in use
+    # A share of the blocks: the candidate batch is admitted while fewer are in use.
     fill_mark: float = 1.0
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if not low <= value <= high:  # NaN fails every comparison
+            if not low <= value <= high:  # NaN fails every comparison.
                 raise ValueError(f"{name}={value}: must be from {low} to {high}")
         for name in ("be_share", "rt_headroom", "chunk_share", "be_pace"):
             value, may_be_0 = getattr(self, name), name in ("be_share", "rt_headroom")

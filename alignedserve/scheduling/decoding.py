@@ -11,13 +11,13 @@ from alignedserve.scheduling.config import SchedulingConfig
 InOrder = Callable[[Sequence[DecodeRequest], DecodeBoundary], Sequence[DecodeRequest]]
 
 
-# ---- who leaves ------------------------------------------------------------------------------------------------------
+# ---- which leave -----------------------------------------------------------------------------------------------------
 
 
 def victims(at: DecodeBoundary, num_iterations: int, in_order: InOrder) -> list[DecodeRequest]:
-    """Those without whom blocks suffice for so many iterations. One at least is left: what it needs, there is.
+    """The requests without which blocks suffice for so many iterations. At least one request is left to run.
 
-    Eviction takes a moment, since the router has to find room in the pool: so it is asked for beforehand.
+    Eviction takes a moment, since the router has to reserve blocks in the pool, so it is ordered ahead of time.
     """
     missing = at.growth(num_iterations) - at.num_free_blocks - at.num_blocks_to_come
     chosen: list[DecodeRequest] = []
@@ -32,7 +32,8 @@ def victims(at: DecodeBoundary, num_iterations: int, in_order: InOrder) -> list[
 def longest_of_older_batch(
     requests: Iterable[DecodeRequest], at: DecodeBoundary, has_classes: bool = False
 ) -> list[DecodeRequest]:
-    """With classes, best effort before real time. Those that were named before stay named."""
+    """Victims from older batches first, and the longer first. With classes, best effort goes before real time.
+    Requests whose eviction was wanted at the last boundary stay in front."""
     return sorted(
         requests,
         key=lambda request: (
@@ -45,16 +46,16 @@ def longest_of_older_batch(
 
 
 def youngest(requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
-    """Whoever was admitted last goes first. Those that were named before stay named."""
+    """The request admitted last goes first. Requests whose eviction was wanted at the last boundary stay in front."""
     in_order = [*requests][::-1]
     return sorted(in_order, key=lambda request: not at.was_evicted(request))
 
 
-# ---- who runs --------------------------------------------------------------------------------------------------------
+# ---- which run -------------------------------------------------------------------------------------------------------
 
 
 def run_all(at: DecodeBoundary) -> None:
-    """All whom blocks and tokens allow; those that are behind have what is left."""
+    """Runs all requests for which there are blocks and tokens; those which are behind get the tokens that are left."""
     ready, behind = at.ready_and_behind()
     at.run_each(ready)
     for request in behind:
@@ -62,14 +63,14 @@ def run_all(at: DecodeBoundary) -> None:
             at.chunk(request, min(request.num_pending, at.num_tokens_left))
 
 
-# ---- who joins -------------------------------------------------------------------------------------------------------
+# ---- which join ------------------------------------------------------------------------------------------------------
 
 
 def has_room(
     at: DecodeBoundary, newcomer: DecodeRequest, num_iterations: int, num_blocks_left: int = 0
 ) -> bool:
-    """For all that it has, and for so many iterations of all. That is further than victims are named ahead, or the same
-    request would be evicted soon after."""
+    """Whether there are blocks for the whole request, and for so many iterations of all. That is further than victims
+    are chosen ahead, because otherwise the request would be evicted soon after."""
     if at.num_free_slots <= 0:
         return False
     needed = at.growth_of(newcomer, num_iterations) + num_blocks_left
@@ -77,7 +78,7 @@ def has_room(
 
 
 def admit_in_order(at: DecodeBoundary, config: SchedulingConfig, is_rt: bool | None = None) -> None:
-    """As many as there is room for, of one class or of both."""
+    """Admits as many requests as there is room for, of one class or of both."""
     admit_while(at, config, is_rt, lambda request: has_room(at, request, config.admit_ahead))
 
 
@@ -87,8 +88,8 @@ def admit_while(
     is_rt: bool | None,
     may_join: Callable[[DecodeRequest], bool],
 ) -> list[DecodeRequest]:
-    """Candidate requests in order; once there are none the candidate batch, while the instance is below its fill mark.
-    Of one class, or of both (None)."""
+    """Admits candidate requests in order; once there are none, the candidate batch, while the instance is below its
+    fill mark. It admits one class only, unless `is_rt` is None."""
     admitted = _admit_from(at, at.requests, is_rt, math.inf, may_join)
     if not any(is_rt in (None, request.is_rt) for request in at.requests):
         mark = config.fill_mark * at.limits.num_blocks
@@ -122,14 +123,14 @@ def real_time_first(requests: Iterable[AnyDecode]) -> list[AnyDecode]:
 
 
 def compute(at: DecodeBoundary, request: DecodeRequest, num_tokens: int) -> int:
-    """Up to so many of the tokens that it has pending. Returns how many."""
+    """Computes up to so many of the request's pending tokens. Returns how many."""
     most = at.limits.max_prefill_chunk or at.limits.max_num_batched_tokens
     count = min(request.num_pending, num_tokens, at.num_tokens_left, most)
     return count if count > 0 and at.chunk(request, count) else 0
 
 
 def go_on(at: DecodeBoundary, requests: Sequence[DecodeRequest]) -> None:
-    """These, in order, with as many tokens as there are."""
+    """Computes these requests, in order, with as many tokens as there are."""
     _, behind = at.ready_and_behind()
     if not behind:
         at.run_each(requests)
@@ -144,8 +145,9 @@ def begin_in_order(
     candidates: Iterable[DecodeRequest],
     num_tokens: int | None = None,
 ) -> None:
-    """Those that were evicted, and then prompts, while there is room for them and tokens are left. Who waits for
-    another prompt keeps nobody from starting. `num_tokens`: of all prompts that begin, in this iteration."""
+    """Admits evicted requests and then prompts, while there is room for them and tokens are left. A prompt that waits
+    for another does not keep others from starting. `num_tokens` bounds the tokens of all prompts that begin in this
+    iteration."""
     num_left = at.num_tokens_left if num_tokens is None else num_tokens
     for request in sorted(candidates, key=lambda request: not request.num_pooled):
         if not request.num_pooled and at.had_better_wait(request):

@@ -1,23 +1,24 @@
-"""How long an answer is expected to be, and what becomes of that when it goes on beyond it: the length doubles, and the
-request is demoted (ALISE).
+"""How long an answer is expected to be, and what happens when it goes on beyond that: the expected length doubles, and
+the request is demoted (ALISE).
 
-A demotion is forgiven after a while (ALISE's ageing): a request that was taken for short does not starve for it.
+A demotion is forgiven after a while (ALISE's ageing), so that a request which was taken for short does not starve.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# output tokens that an answer is expected to have as long as nothing is known of it
+# The number of output tokens that an answer is expected to have as long as nothing is known of it.
 UNKNOWN_OUTPUT = 512
-# seconds after which one level of demotion counts no more
+# Seconds after which one level of demotion no longer counts.
 FORGIVEN_S = 10.0
-# No request falls further than this.
+# No request is demoted further than this.
 MAX_LEVEL = 8
 
 
 def length_beyond(expected_len: int, num_output: int) -> int:
-    """Of an answer that was expected to have `expected_len` tokens, at least one, has `num_output`, and goes on."""
+    """The expected length of an answer which was expected to have `expected_len` tokens (at least one), has
+    `num_output`, and goes on."""
     while expected_len <= num_output:
         expected_len *= 2
     return expected_len
@@ -25,10 +26,10 @@ def length_beyond(expected_len: int, num_output: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class Forecast:
-    # output tokens that are expected in all; 0: nothing is known, and nothing can be exceeded
+    # The number of output tokens that are expected in all; 0 if nothing is known, and then nothing can be exceeded.
     length: int = 0
     _level: int = 0
-    # when the level last changed
+    # When the level last changed.
     _since_s: float = 0.0
 
     def advance(self, num_output: int, now: float) -> bool:
@@ -40,5 +41,5 @@ class Forecast:
         return True
 
     def level(self, now: float) -> int:
-        """Of demotion. 0: the answer is as long as predicted."""
+        """The level of demotion; 0 if the answer is no longer than predicted, or that was forgiven."""
         return max(0, self._level - int((now - self._since_s) / FORGIVEN_S))

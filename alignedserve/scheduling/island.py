@@ -34,49 +34,49 @@ class RoutedRequest(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and output."""
+        """The number of tokens of its prompt and output."""
 
     @property
     def num_output(self) -> int: ...
 
     @property
     def num_cached(self) -> int:
-        """Tokens whose KV the pool has."""
+        """The number of tokens whose KV the pool has."""
 
     @property
     def num_missing(self) -> int:
-        """Tokens that a prefill instance would compute."""
+        """The number of tokens that a prefill instance would compute."""
 
     @property
     def num_reusable(self) -> int:
-        """Tokens whose KV a prefill instance could take from the pool."""
+        """The number of tokens whose KV a prefill instance could take from the pool."""
 
     @property
     def num_blocks(self) -> int:
-        """Of the pool."""
+        """The number of its blocks in the pool."""
 
     @property
     def expected_at(self) -> InstanceId | None:
-        """The decode instance that was told to expect it."""
+        """The decode instance to which it was announced."""
 
     def demotion(self, now: float) -> int:
-        """How many times its answer has outgrown its prediction, of late."""
+        """How many times its answer has lately outgrown its prediction."""
 
 
 class Urgency(NamedTuple):
-    """Where a request stands in its line: the least goes first."""
+    """Where a request stands in its line: the smallest goes first."""
 
-    # one that was begun and interrupted holds room in the pool: it goes before those that would want more
+    # A request that was begun and interrupted holds blocks in the pool, so it goes before those which would need more.
     is_new: bool
     start_s: float
-    # it moves back when it has not begun by then
+    # It is moved back if it has not begun by then.
     can_be_lost: bool
 
 
 class Room(NamedTuple):
-    """For what is started."""
+    """How much more may be started."""
 
-    # of work
+    # The number of tokens to compute.
     num_tokens: int
     num_requests: int
 
@@ -89,17 +89,17 @@ class Room(NamedTuple):
 
 
 class Queue(Protocol):
-    """Requests that wait for prefill, in one line or several."""
+    """Requests that wait for prefill, in one or several lines."""
 
     def is_empty(self, line: int) -> bool: ...
 
     def is_refused(self, line: int) -> bool:
-        """Its first request found no room in the pool."""
+        """Whether the pool has no blocks for its first request."""
 
     def first(self, line: int, now: float) -> RoutedRequest | None: ...
 
     def take(self, request: RoutedRequest) -> None:
-        """It is started."""
+        """Takes the request out of its line: it is started."""
 
 
 class Pooled(Protocol):
@@ -110,26 +110,26 @@ class Pooled(Protocol):
 
     @property
     def num_changes(self) -> int:
-        """Additions so far, and whatever else gives a search that found nothing a new chance."""
+        """The number of additions so far, and of other changes that give a search which found nothing a new chance."""
 
     @property
     def real_time(self) -> Collection[RoutedRequest]:
-        """Those that came first first."""
+        """The real-time requests, the earliest first."""
 
     def soonest(self, count: int) -> Sequence[RoutedRequest]:
-        """Of real time, so many that are due first."""
+        """So many real-time requests, those that are due first."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[RoutedRequest]:
-        """Those that came first first."""
+        """The requests, the earliest first."""
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
 class Work(Protocol):
-    """Tokens to compute, by class."""
+    """The number of tokens to compute, by class."""
 
     @property
     def total(self) -> int: ...
@@ -137,7 +137,7 @@ class Work(Protocol):
     def sum(self, is_rt: bool) -> int: ...
 
     def count(self, is_rt: bool) -> int:
-        """Of requests."""
+        """The number of requests."""
 
 
 class PrefillView(Protocol):
@@ -149,14 +149,14 @@ class PrefillView(Protocol):
 
     @property
     def pending(self) -> Work:
-        """That it was given and has not computed."""
+        """The work that it was given and has not computed."""
 
     @property
     def num_free_blocks(self) -> int: ...
 
 
 class Search(Protocol):
-    """A question to the pool. What found nothing is asked again when there is something new to find."""
+    """A question to the pool. A search that found nothing is repeated when there is something new to find."""
 
     def is_due(self, about: object) -> bool: ...
 
@@ -174,15 +174,15 @@ class DecodeView(Protocol):
 
     @property
     def report(self) -> DecodeReport | None:
-        """Its last one."""
+        """Its last report."""
 
     @property
     def batch(self) -> Mapping[RequestKey, int]:
-        """Offered as the batch to run next, and not admitted; with blocks needed."""
+        """Requests offered as the candidate batch and not admitted, with the blocks that they need."""
 
     @property
     def near(self) -> Mapping[RequestKey, int]:
-        """Offered to join the running batch, likewise."""
+        """Requests offered as candidate requests and not admitted, with the blocks that they need."""
 
     @property
     def batch_since_s(self) -> float: ...
@@ -204,7 +204,7 @@ class DecodeView(Protocol):
 
     @property
     def coming(self) -> Collection[RequestKey]:
-        """Real time that it was told to expect."""
+        """The real-time requests that were announced to it."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -234,17 +234,17 @@ class Fleet(Protocol):
 
     @property
     def is_colocated(self) -> bool:
-        """The same instances compute prompts and decode."""
+        """Whether the same instances compute prompts and decode."""
 
     def prefill_s(self, num_cached: int, num_tokens: int) -> float:
-        """What an instance takes for a prompt of which so much is there."""
+        """How many seconds an instance takes for a prompt of which so many tokens are cached."""
 
     def decode_s(self, num_tokens: int) -> float:
-        """Likewise between two tokens after so many."""
+        """How many seconds an instance takes between two tokens after so many."""
 
 
 class Island(Protocol):
-    """All of it, as the router knows it."""
+    """All of the island, as the router knows it."""
 
     @property
     def now(self) -> float: ...
@@ -260,32 +260,33 @@ class Island(Protocol):
 
     @property
     def reserving(self) -> Work:
-        """Of those that were started, and wait for blocks of the pool."""
+        """The work of requests that were started and wait for blocks of the pool."""
 
     @property
     def held(self) -> Collection[RequestKey]:
-        """Best-effort prompts that were begun, and wait with what the pool has of them."""
+        """Best-effort prompts which were begun and wait with what the pool has of them."""
 
     @property
     def num_be(self) -> int:
-        """Best-effort requests that are under way."""
+        """The number of best-effort requests that are under way."""
 
     def expected_output(self, request: RoutedRequest) -> int:
-        """Tokens that its answer will have in all, as far as is known."""
+        """The number of tokens that its answer is expected to have in all."""
 
     def has_room_for(self, request: RoutedRequest, be_share: float, share: float) -> bool:
-        """In the pool, for a best-effort request at the length that it is expected to get: best effort needs at most so
-        much of it, or all that is under way at most so much."""
+        """Whether the pool has blocks for a best-effort request at its expected length: best effort then needs at most
+        `be_share` of the pool, or all that is under way at most `share`."""
 
 
-# ---- what a policy says ----------------------------------------------------------------------------------------------
+# ---- what a policy decides -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Assign:
-    """Offer these, which wait in the pool, to a decode instance: as its next batch, or to join the one that runs.
+    """Offers these requests, which wait in the pool, to a decode instance: as its candidate batch, or to join its
+    running batch.
 
-    Urgent ones take the shortest way, and wait for no others' copies.
+    Urgent requests take the shortest way: they are staged only where that waits for no other requests' copies.
     """
 
     decode: InstanceId

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from alignedserve.scheduling.boundary import AnyPrefill, PrefillBoundary, PrefillRequest
 
-# whether a prompt may start that needs so many blocks
+# Whether a prompt that needs so many blocks may start.
 MayStart = Callable[[PrefillBoundary, int], bool]
 
 
@@ -15,7 +15,8 @@ def fits(at: PrefillBoundary, num_blocks: int) -> bool:
 
 
 def start_while(at: PrefillBoundary, requests: Iterable[PrefillRequest], may_start: MayStart) -> None:
-    """Those that still wait, in order, until one may not. Who waits for another prompt keeps nobody from starting."""
+    """Starts the waiting prompts, in order, until one may not start. A prompt that waits for another does not keep
+    others from starting."""
     for request in requests:
         if not at.is_waiting(request) or at.had_better_wait(request):
             continue
@@ -25,7 +26,7 @@ def start_while(at: PrefillBoundary, requests: Iterable[PrefillRequest], may_sta
 
 
 def chunk_in_order(at: PrefillBoundary, requests: Iterable[PrefillRequest]) -> None:
-    """As many tokens as are allowed, however long that takes."""
+    """Computes as many tokens as are allowed, however long that takes."""
     for request in requests:
         if at.num_tokens_left == 0:
             break

@@ -13,8 +13,8 @@ from alignedserve.types import InstanceId
 
 
 def window(fleet: Fleet, num_iterations: float) -> Room:
-    """So many iterations of all prefill instances. However short prompts are, there are not more in them than instances
-    run at once."""
+    """The work of so many iterations of all prefill instances. However short prompts are, it has at most as many
+    requests as the instances run at once."""
     limits = [view.hello.limits for view in fleet.prefills]
     return Room(
         int(num_iterations * sum(each.max_num_batched_tokens for each in limits)),
@@ -23,13 +23,13 @@ def window(fleet: Fleet, num_iterations: float) -> Room:
 
 
 def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
-    """Tokens and requests that were started and are not computed."""
+    """The numbers of tokens and requests that were started and are not computed."""
     works = [island.reserving, *(view.pending for view in island.fleet.prefills)]
     return sum(each.sum(is_rt) for each in works), sum(each.count(is_rt) for each in works)
 
 
 def room_left(island: Island, num_iterations: float) -> Room:
-    """In a window of work for all."""
+    """What is left of a window of work for both classes."""
     return window(island.fleet, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
 
 
@@ -40,7 +40,7 @@ def _always(_: RoutedRequest) -> bool:
 def start_line(
     island: Island, line: int, room: Room, may_start: Callable[[RoutedRequest], bool] = _always
 ) -> Generator[RoutedRequest, None, Room]:
-    """In order, until there is no room left, or one may not. Returns what is left of the room."""
+    """Starts requests in order, until there is no room left or one may not start. Returns what is left of the room."""
     queue = island.queue
     while (
         room.is_there
@@ -56,7 +56,8 @@ def start_line(
 
 
 def has_evicted(island: Island) -> bool:
-    """Some wait to come back to colocated instances: they go before prompts that would take what they wait for."""
+    """Whether evicted requests wait to come back to colocated instances: they go before prompts that would take their
+    place."""
     return island.fleet.is_colocated and len(island.pooled) > 0
 
 
@@ -64,8 +65,8 @@ def has_evicted(island: Island) -> bool:
 
 
 def patience_s(island: Island, starvation_s: float) -> float:
-    """A pooled request should be admitted after so long. With more of them than decode instances can hold, all wait
-    long, whatever the order: only beyond that does somebody starve."""
+    """How many seconds a pooled request may wait to be admitted. If there are more of them than decode instances can
+    hold, all wait long, whatever the order: only beyond that time does one starve."""
     capacity = sum(view.num_blocks * view.hello.limits.block_size for view in island.fleet.decodes)
     num_fills = island.pooled.num_tokens / capacity if capacity else 0.0
     return starvation_s * (1.0 + num_fills)
@@ -76,7 +77,8 @@ def real_time_first(pooled: Pooled) -> Iterator[RoutedRequest]:
 
 
 def assign_in_order(requests: Iterable[RoutedRequest], fleet: Fleet) -> list[Assign]:
-    """Each to the emptiest decode instance, as soon as it fits there. Nobody is overtaken by one that comes later."""
+    """Assigns each request to the emptiest decode instance, as soon as it fits there. No request overtakes an earlier
+    one."""
     decodes = fleet.decodes
     blocks = {view.instance_id: view.num_unspoken_blocks for view in decodes}
     slots = {view.instance_id: view.num_unspoken_slots for view in decodes}

@@ -1,4 +1,4 @@
-"""Which policies there are, by name. To add one: a file here, and a line below; docs/policies.md says the rest."""
+"""The policies by name. To add one, write a file here and a line below; docs/policies.md explains the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Aligned,
 
 
 def make_policy(config: SchedulingConfig) -> Policy:
-    """Raises ValueError if there is none of its name."""
+    """Raises ValueError if there is no policy of this name."""
     name = config.policy
     found = _import(name) if ":" in name else POLICIES.get(name)
     if found is None:

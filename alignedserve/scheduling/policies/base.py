@@ -1,7 +1,7 @@
-"""What a policy is: a name, and up to four parts. What a part leaves out, it does in the order in which requests came.
+"""What a policy is: a name, and up to four parts. What a part leaves out, it does in order of arrival.
 
-A part is asked in one process only: the router has its own, and so does each instance. It may keep what it likes of
-what it has seen; that ends with its process.
+A part is used in one process only: the router has its own, and so does each instance. It may remember what it has
+seen, as long as its process lives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from alignedserve.timing.estimate import Estimate
 class RouterPart:
     """Which prompts start where, and which pooled requests go to which decode instance."""
 
-    # how many lines there are of requests that wait for prefill
+    # The number of lines of requests that wait for prefill.
     num_lines = 1
 
     def __init__(self, config: SchedulingConfig) -> None:
@@ -43,7 +43,8 @@ class RouterPart:
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
     def line(self, is_rt: bool) -> int:
-        """Where such a request waits for prefill. It is refused only for what waits there and in lines before that."""
+        """The line in which such a request waits for prefill. Only requests in that line and in earlier ones can cause
+        its refusal."""
         return 0
 
     def urgency(self, request: RoutedRequest, island: Island) -> Urgency:
@@ -51,7 +52,7 @@ class RouterPart:
         return Urgency(True, request.arrived_s, False)
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        """Prompts that start, and are taken from the queue. They need not all be asked for."""
+        """Starts prompts, and takes them from the queue. The caller need not ask for all of them."""
         if not routing.has_evicted(island):
             yield from routing.start_line(island, 0, routing.room_left(island, self.config.prefill_window))
 
@@ -62,45 +63,49 @@ class RouterPart:
         num_known: Callable[[PrefillView], int],
         island: Island,
     ) -> PrefillView:
-        """The instance to compute its prompt. `num_known`: tokens of the prompt whose KV an instance may have."""
+        """The instance that computes its prompt. `num_known` is the number of prompt tokens whose KV an instance may
+        have."""
         return min(views, key=lambda view: (view.pending.total - num_known(view), -view.num_free_blocks))
 
     def holds(self, request: RoutedRequest) -> bool:
-        """Whether what the pool has of a prompt that was begun and waits again is not for others to take."""
+        """Whether others may not take what the pool has of a prompt that was begun and waits again."""
         return False
 
     # ---- pooled requests ---------------------------------------------------------------------------------------------
 
     def expect_at(self, request: RoutedRequest, island: Island) -> DecodeView | None:
-        """The decode instance that is told, while the prompt is computed, that it will come; None: nobody is."""
+        """The decode instance to which the request is announced while its prompt is computed; None if there is
+        none."""
         return None
 
     def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
-        """By when a pooled request should be admitted somewhere: batches that the pool forms begin with who is due."""
+        """By when a pooled request should be admitted somewhere: batches that the pool forms begin with requests that
+        are due."""
         return request.since_s + routing.patience_s(island, self.config.starvation_s)
 
     def decide(self, island: Island) -> Iterable[FormBatch | FindNear | Assign]:
-        """What to ask of the pool, and what to offer. Each is carried out before the next one is asked for."""
+        """Returns what to ask of the pool, and what to offer. Each is carried out before the next one is taken."""
         return routing.assign_in_order(island.pooled, island.fleet)
 
 
 class PrefillPart:
-    """Which prompts a prefill instance starts, and of which it computes how much."""
+    """Which prompts a prefill instance starts, and how much of each it computes."""
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig) -> None:
         self.limits = limits
         self.config = config
 
     def in_order(self, requests: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
-        """The most urgent first."""
+        """Puts the most urgent first."""
         return requests
 
     def in_staging_order(self, candidates: Sequence[AnyPrefill]) -> Sequence[AnyPrefill]:
-        """Likewise of decode instances' candidates."""
+        """Puts the most urgent candidates of decode instances first."""
         return candidates
 
     def is_ahead(self, begun: PrefillRequest, request: PrefillRequest, now: float) -> bool:
-        """Of two that begin alike: the one that has begun will have computed what both need before the other could."""
+        """Of two prompts with the same prefix, whether the one under way will have computed what both need before the
+        other could."""
         return True
 
     def plan(self, at: PrefillBoundary) -> None:
@@ -110,22 +115,23 @@ class PrefillPart:
 
 
 class DecodePart:
-    """Whom a decode instance admits and evicts, and who is in its next iteration."""
+    """Which requests a decode instance admits and evicts, and which are in its next iteration."""
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig) -> None:
         self.limits = limits
         self.config = config
 
     def in_order(self, requests: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
-        """Of a colocated instance's prompts, the most urgent first."""
+        """Puts the most urgent prompts of a colocated instance first."""
         return requests
 
     def is_ahead(self, begun: DecodeRequest, request: DecodeRequest, now: float) -> bool:
-        """Of two prompts that begin alike: see `PrefillPart`."""
+        """See `PrefillPart`, for two prompts with the same prefix."""
         return True
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
-        """Real time that will be offered in a moment: prompts that are computed, and those that have been."""
+        """Real time will be offered in a moment: so many of its prompts are being computed, and so many are
+        computed."""
 
     def plan(self, at: DecodeBoundary) -> None:
         at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
@@ -138,14 +144,14 @@ class DecodePart:
         return decoding.longest_of_older_batch(requests, at)
 
     def took(self, seconds: float) -> None:
-        """The iteration of the last plan."""
+        """Reports how many seconds the iteration of the last plan took."""
 
 
 class ColocatedPart(DecodePart):
-    """What an instance does that computes prompts and decodes: candidates are prompts, or come back from the pool."""
+    """What an instance does that computes prompts and decodes: candidates are prompts, or return from the pool."""
 
     def plan(self, at: DecodeBoundary) -> None:
-        """Who runs goes on, in order of arrival; with the tokens that are left others begin."""
+        """Running requests go on, in order of arrival; with the tokens that are left, others begin."""
         at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         decoding.go_on(at, at.running)
         decoding.begin_in_order(at, self.config, [*at.requests, *at.batch])
@@ -158,7 +164,7 @@ class ColocatedPart(DecodePart):
 
 class Policy:
     name: ClassVar[str]
-    # one line, for people
+    # The summary is one line for users.
     summary: ClassVar[str]
 
     def __init__(self, config: SchedulingConfig) -> None:
@@ -168,7 +174,7 @@ class Policy:
         return RouterPart(self.config)
 
     def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
-        """`estimate`: how long iterations will take; None: nobody knows."""
+        """`estimate` predicts how long iterations take; None if nothing does."""
         return PrefillPart(limits, self.config)
 
     def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:

@@ -1,7 +1,7 @@
-"""Static priority: `fcfs`, but real time goes before best effort wherever both wait, and best effort gives way where
-somebody has to.
+"""Static priority: `fcfs`, but real time goes before best effort wherever both wait, and best effort is evicted first.
 
-What serving systems with a priority field do, and a baseline: whoever is running stays, however urgent the others are.
+Serving systems with a priority field do this, and it is a baseline: what is running stays, however urgent the waiting
+requests are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PriorityPrefill(PrefillPart):
         return prefilling.real_time_first(candidates)
 
     def is_ahead(self, begun: PrefillRequest, request: PrefillRequest, now: float) -> bool:
-        """Real time waits for no best effort."""
+        """Real time does not wait for best effort."""
         return begun.is_rt or not request.is_rt
 
 

@@ -1,9 +1,9 @@
-"""Stall-free batching, as Sarathi-Serve does it on colocated instances: whoever decodes is in every iteration, and
-prompts have what is left of a budget of tokens, in chunks.
+"""Stall-free batching, as Sarathi-Serve does it on colocated instances: every iteration has all decodes, and prompts
+get what is left of a budget of tokens, in chunks.
 
-The budget is what an iteration can compute within the tightest TBT objective of those who run: the paper finds it by
-profiling, here the cost model foretells it. Where prefill and decode are apart there is nothing to stall, and it is
-`fcfs`.
+The budget is what an iteration can compute within the tightest TBT objective of the running requests: the paper finds
+it by profiling, here the cost model predicts it. Where prefill and decode are apart there is nothing to stall, and
+this policy is `fcfs`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SarathiColocated(ColocatedPart):
         decoding.begin_in_order(at, self.config, [*at.requests, *at.batch], num_left)
 
     def _budget(self, at: DecodeBoundary, lengths: list[int]) -> int:
-        """Tokens of prompts, in whole blocks; one of these at least, so that prompts get on."""
+        """The number of prompt tokens, in whole blocks, and at least one block, so that prompts make progress."""
         tightest_s = min((request.deadlines.tbt_s for request in at.running), default=math.inf)
         if self._estimate is None or math.isinf(tightest_s):
             return at.num_tokens_left

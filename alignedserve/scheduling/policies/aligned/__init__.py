@@ -1,6 +1,7 @@
 """AlignedServe's own policy: decode batches of requests of similar prefix length, and deadlines.
 
-Without a cost model nobody knows what an iteration takes: then instances go by class alone, as with `priority`.
+Without a cost model there is no prediction of what an iteration takes: then instances go by class alone, as with
+`priority`.
 """
 
 from __future__ import annotations

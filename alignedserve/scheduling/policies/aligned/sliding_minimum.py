@@ -1,4 +1,4 @@
-"""The least of the numbers that were seen within the last minute. Pure."""
+"""The smallest of the numbers that were seen within the last minute. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MEMORY_S = 60.0
 
 class SlidingMinimum:
     def __init__(self) -> None:
-        # (when, number), both rising: a number that a later one undercuts is of no use any more
+        # Pairs of time and number, both ascending: a number is dropped when a later one is no larger.
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, number: float, now: float) -> None:

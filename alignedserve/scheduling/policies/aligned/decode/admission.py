@@ -1,5 +1,5 @@
-"""Who is admitted: candidate requests in order, and once there are none the candidate batch, while it is below its fill
-mark. Real time before best effort, which leaves headroom. Pure.
+"""Which requests are admitted: candidate requests in order, and once there are none the candidate batch, while it is
+below its fill mark. Real time goes before best effort, which leaves headroom. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Admission:
     # ---- when -------------------------------------------------------------------------------------------------------
 
     def admit_before_iteration(self, at: DecodeBoundary) -> None:
-        """Real time, whose KV an iteration may wait for."""
+        """Admits real time, whose KV an iteration may wait for."""
         if self._mixing.is_be_owed and not _is_be_started(at):
             self._admit_owed(at)
         if any(request.num_pooled for request in self._admit(at, is_rt=True)):
@@ -29,7 +29,7 @@ class Admission:
 
     def admit_beside_iteration(self, at: DecodeBoundary) -> None:
         is_rt_waiting = any(request.is_rt for request in chain(at.requests, at.batch))
-        # an instance that runs nothing would not be asked again
+        # An instance that runs nothing would not be asked again.
         may_pull = not at.running or self._mixing.may_pull_be()
         if may_pull and not is_rt_waiting:
             self._admit(at, is_rt=False)
@@ -38,17 +38,18 @@ class Admission:
         return decoding.admit_while(at, self._config, is_rt, lambda request: self._has_room(at, request))
 
     def _admit_owed(self, at: DecodeBoundary) -> None:
-        """One best-effort request, though real time waits."""
+        """Admits one best-effort request, though real time waits."""
         for scheduled in chain(at.requests, at.batch):
             if not scheduled.is_rt and self._fits(at, scheduled):
                 scheduled.mark = OWED
                 at.admit(scheduled)
                 return
 
-    # ---- whom there is room for -------------------------------------------------------------------------------------
+    # ---- whether there is room --------------------------------------------------------------------------------------
 
     def _has_room(self, at: DecodeBoundary, newcomer: DecodeRequest) -> bool:
-        """Best effort leaves headroom, unless it is alone: then it may take all. For real time it can give it up."""
+        """Best effort leaves headroom, unless it is alone: then it may take all, because it can be evicted for real
+        time."""
         if newcomer.is_rt:
             growth = at.growth(self._config.admit_ahead, is_rt=True)
             growth += at.growth(self._config.evict_ahead, is_rt=False)

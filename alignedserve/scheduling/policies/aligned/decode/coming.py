@@ -1,30 +1,31 @@
-"""Real time (RT) that is about to join: announced by the router, or its KV is on its way. Pure.
+"""Real time (RT) that is about to join: the router has announced it, or its KV is on its way. Pure.
 
-While it is near, iterations are short, so that it does not wait for long for one that has just begun; and in the moment
-in which its KV is on its way, none begins. Nor do copies of best effort (BE), which its own would have to wait for.
+While it is near, iterations are short, so that RT does not wait long for one that has just begun; and in the moment in
+which its KV is on its way, none begins. Copies of best effort (BE), which RT's copies would have to wait for, do not
+begin either.
 """
 
 from __future__ import annotations
 
 import math
 
-# For so much of the tightest objective of late no iteration begins, while KV of RT is on its way.
+# While KV of RT is on its way, no iteration begins for this share of the tightest recent objective.
 HOLD = 0.25
-# Copies of BE's KV wait for no longer than that.
+# Copies of BE's KV wait for no longer than so many seconds.
 MAX_BARRED_S = 0.5
 
 
 class Coming:
     def __init__(self) -> None:
-        # of the last look
+        # The time of the last boundary.
         self._now_s = 0.0
         self._is_pulled = False
-        # as announced: it will be offered in a moment
+        # The announced RT, by state: it will be offered in a moment.
         self._num_prefilling = 0
         self._num_ready = 0
-        # until when no iteration begins for its sake, and until when iterations are short
+        # Until when no iteration begins for the sake of RT, and until when iterations are short.
         self._hold_until_s = self._near_until_s = -math.inf
-        # when BE might last be pulled
+        # When BE might last be pulled.
         self._open_s = -math.inf
 
     def expect(self, num_prefilling: int, num_ready: int, now: float, tightest_s: float) -> None:
@@ -49,7 +50,7 @@ class Coming:
 
     @property
     def hold_s(self) -> float:
-        """How long an iteration should wait for its KV."""
+        """How many seconds an iteration should wait for RT's KV."""
         return self._hold_until_s - self._now_s if self._is_pulled or self._num_ready else 0.0
 
     def may_pull_be(self) -> bool:

@@ -1,7 +1,7 @@
-"""How many are to leave, and when; who they are says `victims.py`. Pure.
+"""How many requests leave, and when; `victims.py` decides which. Pure.
 
-A victim runs on while that takes no new block; it stands still from then until there is room for it in the pool. Where
-real time (RT) finds no room, best effort (BE) makes some.
+A victim runs on until it needs a new block; from then on it stands still until there are blocks for it in the pool.
+Where real time (RT) finds too few blocks, best effort (BE) is evicted.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Eviction:
     def _choose_for_rt(
         self, at: DecodeBoundary, victims: Sequence[DecodeRequest], missing: int
     ) -> list[DecodeRequest]:
-        """Best effort that makes room for real time that waits, or for the next one that comes.
+        """Chooses best effort that is evicted for real time which waits, or for the next that comes.
 
-        `missing`: blocks, before that; below zero, so many are to spare.
+        `missing` is the number of blocks that are missing before that; if it is negative, so many are to spare.
         """
         chosen = {request.key for request in victims}
         be = [each for each in at.running if not (each.is_rt or each.mark is OWED or each.key in chosen)]
@@ -61,7 +61,7 @@ class Eviction:
     def _needed_for_rt(
         self, at: DecodeBoundary, waiting: Sequence[DecodeRequest], most_blocks: int, most_slots: int
     ) -> tuple[int, int]:
-        """Blocks and slots for these, in order, as far as so many can be had."""
+        """The numbers of blocks and slots for these requests, in order, as far as so many can be had."""
         if not waiting:
             return 0, 0
         ahead, num_blocks, num_slots = self._config.admit_ahead, 0, 0

@@ -1,6 +1,6 @@
-"""Who is in the next iteration, and with how many tokens: all real time (RT), and of best effort (BE) as much as keeps
-the iteration within what RT's next tokens allow. The others sit out: they keep their blocks, and nothing is moved.
-Without RT everybody runs. Pure.
+"""Which requests are in the next iteration, and with how many tokens: all real time (RT), and as much best effort (BE)
+as keeps the iteration within what RT's next tokens allow. The others sit out: they keep their blocks, and nothing is
+moved. Without RT all requests run. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
 
-# (tokens computed before, tokens to compute) of each
+# The number of tokens computed before, and the number to compute, of each chunk.
 Chunks = list[tuple[int, int]]
 
 
@@ -26,7 +26,7 @@ def fill(at: DecodeBoundary, mixing: Mixing) -> None:
 def _fill_mixed(
     at: DecodeBoundary, mixing: Mixing, ready: Sequence[DecodeRequest], behind: Sequence[DecodeRequest]
 ) -> None:
-    """Real time, then as much of best effort as it allows."""
+    """Runs real time, then as much of best effort as it allows."""
     if hold_s := mixing.hold_s([each for each in at.running if each.is_rt]):
         at.hold(hold_s)
         return
@@ -51,7 +51,7 @@ def _due_s(request: DecodeRequest) -> float:
 
 
 def _run(at: DecodeBoundary, requests: Iterable[DecodeRequest]) -> list[DecodeRequest]:
-    """Those that have a block for their next token."""
+    """Runs the requests that have a block for their next token."""
     return at.run_each([*requests])
 
 
@@ -63,8 +63,8 @@ def _catch_up(
     lengths: Sequence[int],
     bound_s: float,
 ) -> Chunks:
-    """Those whose KV was lost, as far as tokens, blocks and time allow, beside the chunks that are there. Returns
-    theirs."""
+    """Computes chunks of requests whose KV was lost, as far as tokens, blocks and time allow, beside the given chunks.
+    Returns the new ones."""
     taken: Chunks = []
     for request in behind:
         count = min(request.num_pending, at.num_tokens_left)

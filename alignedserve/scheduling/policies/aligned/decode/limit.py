@@ -1,5 +1,5 @@
-"""How much best effort (BE) may run beside real time (RT): twice as much after each iteration that kept RT's time, at
-once much less after one that did not. Pure."""
+"""How much best effort (BE) may run beside real time (RT): twice as much after each iteration that kept RT's time, and
+at once much less after one that did not. Pure."""
 
 from __future__ import annotations
 
@@ -15,5 +15,6 @@ class Limit:
         self.num_be = min(2 * self.num_be, self._most)
 
     def missed(self, num_be: int) -> None:
-        """With so many in the iteration. At least one may always be: what it costs is foretold before it joins."""
+        """An iteration with so many BE requests took too long. At least one may always run: its cost is predicted
+        before it joins."""
         self.num_be = max(num_be // FALL, 1)

@@ -1,4 +1,4 @@
-"""How real time (RT) and best effort (BE) share a decode instance's iterations and room. Pure; see `part.py`."""
+"""How real time (RT) and best effort (BE) share a decode instance's iterations and blocks. Pure; see `part.py`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredi
 from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
 from alignedserve.timing.estimate import Estimate
 
-# Of what an iteration may take, how much is given away: the rest is for what forecasts miss, and for a token's way out.
+# This share of the time that an iteration may take is planned with: the rest is for what predictions miss, and for a
+# token's way out.
 SAFETY = 0.9
-# Of what an iteration may take, the most that BE is owed of it.
+# The most credit that BE can have, as a share of the tightest recent objective.
 MAX_OWED = 0.5
-# While RT is about to come, and while nobody knows of any, an iteration takes at most so much of the tightest objective
-# of late: RT should not have to wait long for one that has just begun.
+# An iteration takes at most these shares of the tightest recent objective, while RT is about to come and while none
+# is known to come: RT should not have to wait long for an iteration that has just begun.
 BEFORE_RT = 0.5
 WITHOUT_RT = 1.25
-# To hold an iteration back for less is not worth it.
+# Holding an iteration back for less is not worth it.
 MIN_HOLD_S = 0.0002
-# objective of RT that has none
+# The objective in seconds of RT that has none.
 DEFAULT_TBT_S = 0.1
-# Who runs is looked at so often: with hundreds of requests, it would take a noticeable part of a short iteration.
+# Seconds between two looks at the running requests: with hundreds, looking takes a noticeable part of a short
+# iteration.
 LOOK_S = 1.0
 # BE has to run when its window leaves it less than so many iterations' time for each token.
 PRESSED = 2.0
@@ -45,17 +47,17 @@ class Mixing:
         self._config = config
         self._credit = ServiceCredit(config.be_share)
         self._most_owed_s = 0.0
-        # of the last look
+        # The time of the last boundary.
         self._now_s = 0.0
-        # when those that run were last looked at
+        # When the running requests were last looked at.
         self._looked_s = -math.inf
         self._limit = Limit(limits.max_num_seqs)
-        # of RT that was here: objectives, and lengths below zero
+        # The objectives of recent RT in seconds, and its lengths in tokens, negated: their minimum is the longest.
         self._objectives, self._lengths = SlidingMinimum(), SlidingMinimum()
-        # of the iteration that was planned last
+        # The bound in seconds and the number of BE requests of the iteration that was planned last.
         self._bound_s = math.inf
         self._num_be = 0
-        # how long the last one took
+        # How many seconds the last iteration took.
         self._last_s = 0.0
         self.num_headroom_blocks = 0
         self.num_headroom_slots = headroom_slots(limits, config.rt_headroom)
@@ -74,7 +76,7 @@ class Mixing:
         return self._objectives.value(DEFAULT_TBT_S, now)
 
     def look(self, at: DecodeBoundary) -> None:
-        """At all who are here, before a plan."""
+        """Notes all requests here; called before a plan."""
         now = self._now_s = at.now
         running, pulled, waiting = at.running, at.arriving, [*at.requests, *at.batch]
         self._coming.look(any(request.is_rt for request in pulled), now)
@@ -92,10 +94,11 @@ class Mixing:
         longest = -self._lengths.value(0, now)
         self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
 
-    # ---- room -------------------------------------------------------------------------------------------------------
+    # ---- headroom ---------------------------------------------------------------------------------------------------
 
     def least_headroom(self) -> tuple[int, int]:
-        """Blocks and slots that are made free again at others' cost, where RT was seen lately: for one like those."""
+        """The blocks and slots to which headroom is restored at the cost of BE, where RT was seen lately: enough for
+        one request like those."""
         longest = -self._lengths.value(0, self._now_s)
         if not longest or not self.num_headroom_slots:
             return 0, 0
@@ -103,19 +106,19 @@ class Mixing:
 
     @property
     def is_be_owed(self) -> bool:
-        """It has had nothing for long: one of it may come before RT."""
+        """Whether BE has had nothing for so long that one request of it may be admitted before RT."""
         return self._config.be_share > 0 and self._credit.seconds >= self._most_owed_s
 
     def is_pressed(self, request: DecodeRequest) -> bool:
-        """Its job's window leaves no time for waiting."""
+        """Whether the window of its job leaves no time for waiting."""
         allowance_s = request.deadlines.job_allowance_s(request.num_left, self._now_s)
         return allowance_s < PRESSED * self._last_s
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def bound_s(self, rt: Iterable[DecodeRequest]) -> float:
-        """What an iteration may take for the sake of those that run, and of those that come unannounced or in a moment:
-        they wait until it ends."""
+        """How many seconds an iteration may take for the sake of the running requests, and of those which come
+        unannounced or in a moment, because they wait until it ends."""
         tightest_s = self._objectives.value(math.inf, self._now_s)
         bounds_s = [request.allowance_s(self._now_s) for request in rt if not request.is_lost(self._now_s)]
         bounds_s.append(
@@ -124,7 +127,8 @@ class Mixing:
         return SAFETY * min(bounds_s)
 
     def hold_s(self, rt: Sequence[DecodeRequest]) -> float:
-        """How long to wait for KV rather than to begin an iteration, if those that run can spare that."""
+        """How many seconds to wait for KV instead of beginning an iteration, if the running requests can spare
+        that."""
         wanted_s = self._coming.hold_s
         if wanted_s < MIN_HOLD_S:
             return 0.0
@@ -136,7 +140,7 @@ class Mixing:
     def choose(
         self, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest], chunks: Chunks, bound_s: float
     ) -> list[DecodeRequest]:
-        """Which of best effort join real time, who run in any case."""
+        """Which best-effort requests join real time, which runs in any case."""
         self._bound_s = math.inf
         if not be or math.isinf(bound_s):
             return list(be)
@@ -153,7 +157,7 @@ class Mixing:
         )
         enough = len(in_order)
         if num_fitting and (self._coming.is_near or not all(request.is_lost(self._now_s) for request in rt)):
-            # windows count for more than short iterations
+            # Windows count for more than short iterations.
             enough = max(num_enough(len(in_order), seconds, self._config.be_pace), num_pressed)
         num_be = min(num_fitting, enough, self._limit.num_be)
         if num_be == 0 and not rt:
@@ -164,7 +168,8 @@ class Mixing:
         return in_order[:num_be]
 
     def _in_order(self, requests: Sequence[DecodeRequest]) -> tuple[list[DecodeRequest], int]:
-        """Those who have to run, and how many they are; then who has waited longest; then who is done soonest."""
+        """Puts requests that have to run first, then those which have waited longest, then those which are done
+        soonest. Returns the number of the first as well."""
         now, pressed_s = self._now_s, PRESSED * self._last_s
         places, num_pressed = [], 0
         for number, request in enumerate(requests):
@@ -181,7 +186,8 @@ class Mixing:
     def most_tokens(
         self, request: DecodeRequest, most: int, chunks: Chunks, lengths: Sequence[int], bound_s: float
     ) -> int:
-        """Of a chunk that the iteration has time for, up to a block's end; of real time one block at least."""
+        """The number of tokens of a chunk that the iteration has time for, up to a block's end; for real time at least
+        one block."""
         before, block_size = request.num_cached, self._limits.block_size
         first = block_size - before % block_size
         ends: list[int] = [*range(first, most, block_size), most]
@@ -197,8 +203,8 @@ class Mixing:
     def chunk_bound_s(
         self, first: DecodeRequest, chunks: Chunks, lengths: Sequence[int], bound_s: float
     ) -> float:
-        """What the iteration may take with chunks of BE, the first of these: so much of them as is enough for their
-        pace, and what BE is owed."""
+        """How many seconds the iteration may take with chunks of BE, of which the first is `first`: enough for the
+        pace of BE, and its credit."""
         block_size = self._limits.block_size
         most = max(self._limits.max_num_batched_tokens // block_size, 1)
         if math.isinf(bound_s):

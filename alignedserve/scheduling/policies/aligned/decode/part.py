@@ -1,8 +1,8 @@
 """What a decode instance does at an iteration boundary, and a colocated one, where prompts are candidates too.
 
-There are the running batch R, candidate requests Q (they belong with R) and the candidate batch B (it runs next):
+There are the running batch R, candidate requests Q (which may join R) and the candidate batch B (which runs next):
 
-1. Victims are named when R will not fit, or real time finds no room (`eviction.py`, `victims.py`).
+1. Victims are chosen when R will not fit, or real time finds no room (`eviction.py`, `victims.py`).
 2. Real time (RT) is admitted before best effort (BE), Q before B, and B once R is below its fill mark (`admission.py`).
 3. All RT runs, and of BE as much as RT allows (`iterations.py`).
 
@@ -40,7 +40,7 @@ class AlignedDecode(DecodePart):
         return decoding.real_time_first(requests)
 
     def is_ahead(self, begun: DecodeRequest, request: DecodeRequest, now: float) -> bool:
-        """Real time waits for no best effort."""
+        """Real time does not wait for best effort."""
         return begun.is_rt or not request.is_rt
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:

@@ -1,8 +1,8 @@
-"""Who leaves a decode instance when blocks or slots run out. Pure.
+"""Which requests leave a decode instance when blocks or slots run out. Pure.
 
-Best effort (BE) goes before real time (RT). Of BE, whose job can wait goes before who has to run on; then whoever gives
-most for what has to be moved: the blocks that the pool does not have yet, over the tokens that are still to come. Of
-RT, the longest of the older batch.
+Best effort (BE) goes before real time (RT). Of BE, requests whose job can wait go before those which have to run on;
+then those with the fewest blocks to move (the blocks which the pool does not have yet) per token that is still to
+come. Of RT, the longest of the older batch goes first.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 
-# the mark of best effort that was owed its place: it is not evicted for real time
+# This marks best effort that was admitted on credit: it is not evicted for real time.
 OWED = "owed"
 
 
 def by_worth(
     requests: Iterable[DecodeRequest], at: DecodeBoundary, is_pressed: Callable[[DecodeRequest], bool]
 ) -> list[DecodeRequest]:
-    """Those that were named before stay named."""
+    """Requests whose eviction was wanted at the last boundary stay in front."""
     block_size = at.limits.block_size
 
     def order(request: DecodeRequest) -> tuple[bool, bool, bool, float, int]:

@@ -1,8 +1,8 @@
-"""Which prompts start, and which of best effort (BE) give up their blocks for real time (RT); who exactly says
-`room.py`. Pure.
+"""Which prompts start, and which prompts of best effort (BE) are preempted for real time (RT); `room.py` chooses them.
+Pure.
 
-BE starts only while some blocks and a slot stay free for RT. If RT finds none all the same, BE prompts give up their
-blocks: what was computed is in the pool, and is not computed again.
+BE starts only while some blocks and a slot stay free for RT. If RT finds none all the same, BE prompts are preempted:
+what was computed is in the pool, and is not computed again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def _wants_to_start(at: PrefillBoundary, request: PrefillRequest) -> bool:
 
 
 def _leaves_headroom(at: PrefillBoundary, mixing: Mixing, num_blocks: int) -> bool:
-    """Best effort that is alone may take all: it can give it up."""
+    """Best effort that is alone may take all blocks, because it can be preempted."""
     if not at.is_be_started:
         return prefilling.fits(at, num_blocks)
     return prefilling.fits(at, num_blocks + mixing.num_headroom_blocks) and at.num_free_slots > 1
 
 
 def _make_room(at: PrefillBoundary, mixing: Mixing, wanted: PrefillRequest, in_order: InOrder) -> None:
-    """For one of real time, at the cost of best effort, if that is of use."""
+    """Preempts best effort for this prompt of real time, if that is of use."""
     missing = at.blocks_for(wanted) - at.num_free_blocks - at.num_blocks_to_come
     needs_slot = at.is_waiting(wanted) and at.num_free_slots <= 0
     be = in_order([each for each in at.computing if not each.is_rt], at.now)

@@ -1,10 +1,11 @@
-"""Which tokens the next iteration computes: chunks of prompts, ends of chunks on block boundaries. Pure.
+"""Which tokens the next iteration computes: chunks of prompts, which end on block boundaries. Pure.
 
-An iteration's predicted time is bounded (AccelGen's token budget, by bisection on the estimate), so that whoever comes
-next waits for no more than that. Attention grows with what was computed before: later chunks of a prompt are shorter.
+An iteration's predicted time is bounded (AccelGen's token budget, by bisection on the estimate), so that the next
+request to come waits no longer. Attention grows with what was computed before, so later chunks of a prompt are
+shorter.
 
-Within a class prompts go in order. The first that does not fit entirely gets what is left; while one is in pieces, no
-other of its class begins in part: that one goes on in its place.
+Within a class, prompts go in order. The first that does not fit entirely gets what is left; while one is in pieces, no
+other of its class begins in part: the one in pieces goes on instead.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from alignedserve.timing.cost import ChunkCosts
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# A bound that one block alone breaks can't be held: then whatever fits into so much more than the block takes.
+# If one block alone breaks the bound, the bound can't be held: then chunks may take so much more than the block takes.
 FLOOR = 1.25
 
 
 @dataclass
 class Cut:
-    """One iteration's chunks, while they are being chosen."""
+    """One iteration's chunks, while they are chosen."""
 
     estimate: Estimate
     block_size: int
     num_left: int
-    # (tokens computed before, tokens to compute) of each
+    # The number of tokens computed before, and the number to compute, of each chunk.
     chunks: dict[RequestKey, tuple[int, int]] = field(default_factory=dict)
     requests: list[PrefillRequest] = field(default_factory=list)
     _costs: ChunkCosts = field(init=False)
@@ -51,9 +52,11 @@ class Cut:
         bound_s: float,
         has_floor: bool,
     ) -> PrefillRequest | None:
-        """Chunks of these, of one class and in order. Returns whom it has cut, if it has.
+        """Adds chunks of these requests, of one class and in order. Returns the request which it has cut, None if it
+        has cut none.
 
-        `begun` is the one that is in pieces. With a floor, one block at least is taken, or all that is allowed.
+        `begun` is the request that is in pieces. With a floor, at least one block is taken, or as many tokens as are
+        allowed.
         """
         queue = [request for request in requests if request.key not in self.chunks]
         while queue and self.num_left:
@@ -75,7 +78,7 @@ class Cut:
         self.num_left -= count
 
     def _most(self, request: PrefillRequest, bound_s: float, has_floor: bool) -> int:
-        """Tokens of it that fit, up to a block boundary or its end."""
+        """The number of its tokens that fit, up to a block boundary or its end."""
         before, most = request.num_computed, min(request.num_pending, self.num_left)
         one_block = min(self.block_size - before % self.block_size, most)
         if has_floor:
@@ -90,7 +93,7 @@ class Cut:
             else:
                 high = middle - 1
         count = max(low * self.block_size - before, 0)
-        # fewer tokens are allowed in an iteration than a block has
+        # An iteration allows fewer tokens than a block has.
         return count or (one_block if has_floor and not self.chunks else 0)
 
     def _seconds_with(self, before: int, count: int) -> float:

@@ -18,13 +18,15 @@ from alignedserve.timing.deadlines import UNSTATED_TTFT_S
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# Of the pace that BE could have, so much is enough while RT comes and goes: chunks are as short as that allows.
+# This share of the pace that BE could have is enough while RT comes and goes: chunks are as short as that allows.
 ENOUGH = 0.95
-# And so much of it there is at least: shorter chunks would keep the instance busy for longer than they would spare RT.
+# BE has at least this share of its pace: shorter chunks would keep the instance busy for longer than they would spare
+# RT.
 LEAST = 0.6
-# How long chunks are for that is worked out so often: it depends on what iterations cost beside the engine.
+# Seconds after which the chunk sizes for these are computed again: they depend on what iterations cost outside the
+# engine.
 CHOOSE_S = 1.0
-# By so much longer may an iteration with RT become for the BE that fills it up.
+# An iteration with RT may become longer by this share for the BE that fills it up.
 MAX_STRETCH = 0.05
 
 
@@ -33,21 +35,23 @@ class Mixing:
         self._estimate = estimate
         self._limits = limits
         self._config = config
-        # tokens of BE's chunks for its pace, at least and as many as are enough; and when that was worked out
+        # The tokens of BE's chunks, for the least pace and for the pace that is enough; and when they were last
+        # computed.
         self._num_least, self._num_enough, self._chosen_s = 0, 0, -math.inf
         self._credit = ServiceCredit(config.be_share)
-        # of RT that was here: objectives, and lengths below zero
+        # The objectives of recent RT in seconds, and its lengths in tokens, negated: their minimum is the longest.
         self._objectives, self._lengths = SlidingMinimum(), SlidingMinimum()
-        # that chunks of RT and of BE may take, and that BE leaves free
+        # The seconds that chunks of RT and of BE may take; whether RT was seen lately; and the number of blocks that
+        # BE leaves free.
         self._tightest_s = 0.0
         self._bound_s = 0.0
         self._is_rt_known = False
         self.num_headroom_blocks = 0
-        # of each class, by whether it is RT, the prompt that is in pieces
+        # The prompt of each class, by whether it is RT, that is in pieces.
         self._begun: dict[bool, RequestKey] = {}
 
     def look(self, at: PrefillBoundary) -> None:
-        """At all prompts, before a plan."""
+        """Notes all prompts; called before a plan."""
         is_be_there, now = False, at.now
         for request in chain(at.started, at.waiting):
             is_be_there |= not request.is_rt and request.num_pending > 0
@@ -66,7 +70,7 @@ class Mixing:
         self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
 
     def _alone_s(self) -> float:
-        """What chunks of BE may take while RT has nothing to compute, or when BE is owed something."""
+        """The seconds that chunks of BE may take while RT has nothing to compute, or when BE has credit."""
         if not self._is_rt_known:
             return self._bound_s
         least_s = self._estimate.iteration([(0, self._num_least)], [])
@@ -74,7 +78,7 @@ class Mixing:
         return min(max(self._bound_s, least_s), max(enough_s, self._credit.seconds))
 
     def _nums_for_pace(self) -> tuple[int, int]:
-        """Beyond some length attention makes chunks slower again."""
+        """The chunk sizes in tokens: beyond some length attention makes chunks slower again."""
         block_size = self._limits.block_size
         most = max(self._limits.max_num_batched_tokens // block_size, 1)
 
@@ -87,12 +91,12 @@ class Mixing:
 
     @property
     def is_owed(self) -> bool:
-        """BE has had nothing for long: one of it goes before RT."""
+        """Whether BE has had nothing for so long that one request of it goes before RT."""
         return self._config.be_share > 0 and self._credit.seconds >= self._max_credit_s
 
     @property
     def _max_credit_s(self) -> float:
-        """Enough for one block at least, wherever that is."""
+        """The most credit in seconds: enough for one block at least, at any position of a prompt."""
         block_size = self._limits.block_size
         last_block = (max(self._limits.max_model_len - block_size, 0), block_size)
         return max(self._bound_s, self._estimate.iteration([last_block], []))
@@ -100,12 +104,12 @@ class Mixing:
     def cut(
         self, requests: Sequence[PrefillRequest], max_tokens: int, may_fill: bool
     ) -> list[tuple[PrefillRequest, int]]:
-        """Chunks of these, which are in order. BE fills what RT leaves, or has only what it is owed."""
+        """Chunks of these requests, which are in order. BE fills what RT leaves, or gets only its credit."""
         cut = Cut(self._estimate, self._limits.block_size, max_tokens)
         rt = [request for request in requests if request.is_rt]
         be = [request for request in requests if not request.is_rt]
         if rt or not may_fill:
-            # what an iteration takes at least is RT's
+            # RT pays for what an iteration takes at least.
             least_s = self._estimate.iteration([(rt[0].num_computed, 1)], []) if rt else 0.0
             self._cut_class(cut, be, least_s + self._credit.seconds, has_floor=False)
         owed = len(cut.chunks)

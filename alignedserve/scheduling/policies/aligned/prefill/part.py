@@ -1,10 +1,10 @@
-"""What a prefill instance does at an iteration boundary: which prompts start (`starts.py`), the most urgent first
-(`urgency.py`), and what is computed of whom (`chunks.py`). Real time (RT) and best effort (BE) share it like this
+"""What a prefill instance does at an iteration boundary: which prompts start (`admission.py`), the most urgent first
+(`urgency.py`), and how much of each is computed (`chunks.py`). Real time (RT) and best effort (BE) share it like this
 (`mixing.py`):
 
 - **Time.** An iteration is bounded by a share of the tightest TTFT objective that was seen lately. RT goes first; BE
-  fills up an iteration in which RT runs only while that hardly takes longer.
-- **Room.** BE leaves some of it free for RT, and gives its own up when RT finds none all the same.
+  fills up an iteration in which RT runs only while that takes hardly any longer.
+- **Room.** BE leaves some blocks free for RT, and is preempted when RT finds too few all the same.
 - **Credit.** While BE is there, a credit grows, which is spent on BE before RT.
 """
 

@@ -1,4 +1,4 @@
-"""Which best-effort prompts give up their blocks for a request of real time. Pure."""
+"""Which best-effort prompts are preempted for a request of real time. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from alignedserve.scheduling.boundary import PrefillRequest
 
 
 def victims(requests: Sequence[PrefillRequest], num_blocks: int, needs_slot: bool) -> list[PrefillRequest]:
-    """As many as hold so many blocks, and a slot if one is needed; nobody if all of them together do not.
+    """As many prompts as hold so many blocks, and a slot if one is needed; none if all of them together do not.
 
-    Those that have least to load again go first, and among them those that come last in the order of `requests`.
+    Those that have least to load again go first, and among those with equally much the later in `requests`.
     """
     in_order = sorted(enumerate(requests), key=lambda each: (each[1].num_computed, -each[0]))
     chosen: list[PrefillRequest] = []

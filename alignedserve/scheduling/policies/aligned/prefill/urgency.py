@@ -1,5 +1,5 @@
-"""In which order prompts of a class go: by `timing.deadlines`, with what they still take here, and for best
-effort what its answer will take."""
+"""In which order prompts of a class go: by `timing.deadlines`, with the time that they still take here, and for best
+effort the time that its answer will take."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from alignedserve.timing.estimate import Estimate
 
 
 def place_of(request: PrefillRequest, estimate: Estimate, now: float) -> float:
-    """Who has the least is first."""
+    """The prompt with the smallest place is first."""
     needed_s = _needed_s(request, estimate)
     return place_s(request.deadlines, request.num_output, needed_s, request.since_s, now)
 
 
 def is_ahead(begun: PrefillRequest, request: PrefillRequest, estimate: Estimate, now: float) -> bool:
-    """Of two that begin alike: whether the one that has begun will have computed what both need before the other could.
+    """Of two prompts with the same prefix, whether the one under way will have computed what both need before the
+    other could.
 
-    What it has computed moves its own place back, since it needs less. So it counts as well that it is due no later.
+    What it has computed moves its own place back, since it needs less. So it also counts that it is due no later.
     """
     if begun.is_rt != request.is_rt:
         return begun.is_rt

@@ -1,7 +1,7 @@
 """Batches of requests of similar prefix length, found in the pool's quad-tree.
 
-A decode instance always has the next batch waiting: as soon as one is admitted, the next is formed. Meanwhile pooled
-requests whose length lies near the running batch's are offered beside it. Pure.
+A decode instance always has a next batch waiting: it is formed as soon as the earlier one is admitted. Meanwhile
+pooled requests whose length lies near the running batch's are offered beside it. Pure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def decide(island: Island, config: SchedulingConfig) -> Iterator[FormBatch | Fin
 
 
 def _form_batch(view: DecodeView, config: SchedulingConfig, patience_s: float) -> FormBatch:
-    """With room for the longest request: one that fits into no batch would starve."""
+    """Asks for a batch with room for the longest request: one that fits into no batch would starve."""
     limits = view.hello.limits
     longest = -(-limits.max_model_len // limits.block_size)
     return FormBatch(
@@ -43,13 +43,13 @@ def _form_batch(view: DecodeView, config: SchedulingConfig, patience_s: float) -
 
 
 def _wants_near(view: DecodeView, overdue_since_s: float) -> bool:
-    """Candidate requests go before the batch: without end, it would never get its turn."""
+    """Candidate requests go before the batch; if they never stopped coming, it would never run."""
     is_batch_overdue = view.batch and view.batch_since_s <= overdue_since_s
     return bool(view.report and view.report.num_running and not view.near and not is_batch_overdue)
 
 
 def _near_what(view: DecodeView, num_changes: int) -> object:
-    """What there is to find: what is new, and what the running batch has come near to."""
+    """What there is to find: new requests, and what is near the length of the running batch."""
     report, block_size = view.report, view.hello.limits.block_size
     assert report
     return num_changes, report.min_length // block_size, report.max_length // block_size

@@ -1,5 +1,5 @@
-"""The express way: real time goes to a decode instance as soon as its prompt is computed, if best effort can make room
-for it. If not, batches of like lengths serve real time best (`batches.py`). Pure."""
+"""The RT fast path: real time goes to a decode instance as soon as its prompt is computed, if best effort can make
+room for it. If not, batches of similar lengths serve real time best (`batches.py`). Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from alignedserve.scheduling.island import Assign, DecodeView, RoutedRequest
 from alignedserve.types import InstanceId
 
-# Of real time that waits, so many are looked at in one event.
+# At most so many waiting real-time requests are looked at for one event.
 MOST = 256
 
 
 def expect_at(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView | None:
-    """Where its next iteration will end soon enough for it."""
+    """The instance with least real time; of two with equally much, one where no best effort has to leave."""
     needed = request.num_blocks + 1
 
     def load(view: DecodeView) -> tuple[int, bool, int]:
@@ -24,8 +24,8 @@ def expect_at(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView
 
 
 def express(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
-    """Those that are due first go first, each to where it is expected, or to the instance with least real time; of two
-    with as much, to one where nobody has to make room. Not more than fits."""
+    """Assigns requests that are due first first, each to the instance which expects it, or to the one with least real
+    time; of two with equally much, to one where no best effort has to leave. It assigns no more than fits."""
     blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}
     slots = {view.instance_id: view.num_slots_for_rt for view in views}
     idle = {

@@ -1,11 +1,11 @@
 """What the router does under `aligned`.
 
-- **Prompts.** Two lines, each by slack (`urgency.py`). Real time (RT) waits for room in the pool, and for its turn
-  among its own; best effort (BE) has a window of its own, since instances give it what RT leaves of each iteration.
-  While RT comes and goes, that window is the smaller the more BE is ready for decode instances (`prompts.py`), and on
-  as few prefill instances as possible (`placing.py`).
+- **Prompts.** There are two lines, each ordered by slack (`urgency.py`). Real time (RT) waits for blocks in the pool,
+  and for its turn among its own; best effort (BE) has a window of its own, since instances give it what RT leaves of
+  each iteration. While RT comes and goes, that window gets the smaller the more BE is ready for decode instances
+  (`prompts.py`), and is on as few prefill instances as possible (`placing.py`).
 - **Decode.** Batches of requests of similar prefix length, found in the pool's quad-tree (`batches.py`). RT beside BE
-  takes the express way instead (`express.py`), and is announced to a decode instance while its prompt is computed.
+  takes the RT fast path instead (`express.py`), and is announced to a decode instance while its prompt is computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AlignedRouter(RouterPart):
 
     def __init__(self, config: SchedulingConfig) -> None:
         super().__init__(config)
-        # when it came, of late
+        # This has a value while RT came within the last minute.
         self._real_time = SlidingMinimum()
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class AlignedRouter(RouterPart):
         )
 
     def _may_start(self, request: RoutedRequest, island: Island) -> bool:
-        """Real time that waits for room in the pool leaves best effort its share of it alone."""
+        """While real time waits for blocks in the pool, best effort may take only its own share of them."""
         share = 0.0 if island.queue.is_refused(REAL_TIME) else 1 - self.config.rt_headroom
         is_wanted = self._share_for_be(island) > 0
         return is_wanted and island.has_room_for(request, self.config.be_share, share)
@@ -78,7 +78,7 @@ class AlignedRouter(RouterPart):
         return super().place(request, views, num_known, island)
 
     def holds(self, request: RoutedRequest) -> bool:
-        """It is counted with what is under way, and comes first when its class has its turn."""
+        """A held request counts as under way, and comes first when its class has its turn."""
         return not request.is_rt
 
     # ---- pooled requests ---------------------------------------------------------------------------------------------
@@ -89,8 +89,8 @@ class AlignedRouter(RouterPart):
         return express.expect_at(request, island.fleet.decodes) if is_told else None
 
     def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
-        """Beside best effort, real time is due with its next token. Where all is real time, batches of like lengths are
-        what serves it best, and only who would starve goes first."""
+        """Beside best effort, real time is due with its next token. Where all is real time, batches of similar lengths
+        serve it best, and only a request that would starve goes first."""
         patience_s = super().admission_due_s(request, island)
         if not self._is_express(request, island):
             return patience_s
@@ -98,14 +98,14 @@ class AlignedRouter(RouterPart):
 
     @staticmethod
     def _is_express(request: RoutedRequest, island: Island) -> bool:
-        """Real time, and best effort that can give way."""
+        """Whether it is real time, and there is best effort that can give way."""
         return request.is_rt and island.num_be > 0
 
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
         if island.num_be and island.pooled.real_time:
             yield from express.express(island.pooled.soonest(express.MOST), island.fleet.decodes)
         if island.fleet.is_colocated:
-            # Those that were evicted. Prompts run beside whoever decodes, so that like lengths would gain nothing.
+            # These were evicted. Prompts run beside the decodes, so that similar lengths would gain nothing.
             yield from routing.assign_in_order(routing.real_time_first(island.pooled), island.fleet)
         else:
             yield from batches.decide(island, self.config)

@@ -1,8 +1,8 @@
-"""Which prefill instance a prompt goes to. Pure.
+"""Which prefill instance computes a prompt. Pure.
 
-With deadlines, real time (RT) waits there for RT that came before it and for the end of an iteration with best effort
-(BE), however much BE waits. So while RT comes and goes, BE is kept on as few instances as its windows of work allow: on
-the others RT waits for no BE at all.
+With deadlines, real time (RT) waits there for earlier RT and for the end of an iteration with best effort (BE),
+however much BE waits. So while RT comes and goes, BE is kept on as few instances as its windows of work allow: on the
+others RT waits for no BE at all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from alignedserve.scheduling.island import PrefillView
 
-# Tokens of the prompt whose KV an instance may have: so much less to do there.
+# The number of prompt tokens whose KV an instance may have, and does not compute.
 NumKnown = Callable[[PrefillView], int]
 
 
@@ -25,7 +25,8 @@ def for_real_time(views: Sequence[PrefillView], num_known: NumKnown) -> PrefillV
 
 
 def for_best_effort(views: Sequence[PrefillView], num_iterations: int) -> PrefillView:
-    """The window is so many iterations of work. An instance that has room in it takes more before another begins."""
+    """Each instance has a window of so many iterations of work. One with room in its window takes more before another
+    begins."""
     ahead = [view.pending.sum(is_rt=False) for view in views]
 
     def place(number: int) -> tuple[bool, int]:

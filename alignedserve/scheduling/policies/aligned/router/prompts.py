@@ -6,13 +6,14 @@ import math
 
 from alignedserve.scheduling.island import Island
 
-# In requests that are ready for each slot of the decode instances: where no best-effort prompt is computed, real time
-# waits for nobody.
+# The number of requests that are ready, per slot of the decode instances. Where no best-effort prompt is computed,
+# real time waits for none.
 STOCK = 1.0
 
 
 def share_for_best_effort(island: Island) -> float:
-    """Of the prefill instances: the fewer, the more decode instances have to choose from, or will have."""
+    """The share of prefill instances which compute best effort: smaller, the more of it decode instances have to
+    choose from, or will have."""
     views = island.fleet.decodes
     most = STOCK * sum(view.hello.limits.max_num_seqs for view in views)
     num_there = sum(len(view.be_running) + len(view.be_promised) for view in views)

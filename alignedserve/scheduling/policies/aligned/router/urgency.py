@@ -1,4 +1,4 @@
-"""Where a request stands among those of its class that wait for prefill. Who has the least is first. Pure."""
+"""Where a request stands among those of its class that wait for prefill: the smallest urgency goes first. Pure."""
 
 from __future__ import annotations
 
