@@ -1,19 +1,21 @@
-"""How long an iteration and a transfer take. Pure: for the simulator, and for whoever has to decide ahead of time.
+"""How long an iteration and a transfer take. Pure: for the simulator, and for decisions that need a prediction.
 
-    iteration = prefill_token_s * prompt tokens + what is fixed + attention of chunks + attention of decodes
-    what is fixed = the longest of the decode lines (fixed_s + token_s * decodes) and, with chunks, prefill_fixed_s
+    iteration = prefill_token_s * prompt tokens + fixed costs + attention of chunks + attention of decodes
+    fixed costs = the longest of the decode lines (fixed_s + token_s * decodes) and, with chunks, prefill_fixed_s
 
 **Decode lines.** All weights are read once an iteration, whatever runs in it; arithmetic and bookkeeping grow with the
-requests. What takes longer is the time: a flat line and a steep one. DistServe's published fits jump from one line to
-the other at 95 requests; the longer of both has no jump (for OPT-13B they cross at 107, and differ by 1.4 ms at 95).
+number of requests. Whichever takes longer is the time: a flat line and a steep one. DistServe's published fits jump
+from one line to the other at 95 requests; the longer of both has no jump (for OPT-13B they cross at 107, and differ by
+1.4 ms at 95).
 
 **Attention of a chunk** of c tokens after b others is its share of the prompt's quadratic cost, k*(2bc + c^2), so that
-a prompt costs k*n^2 however it is cut; but never less than reading the KV of all b + c tokens. Where KV is brought into
-another form first (gathered from blocks, packed for matrix units), that is `prefill_context_s` a token on top.
+a prompt costs k*n^2 however it is cut; but never less than reading the KV of all b + c tokens. Where KV is brought
+into another form first (gathered from blocks, packed for matrix units), that costs `prefill_context_s` per token on
+top.
 
-**Attention of decodes** reads KV. `decode_attention_s` is the time per token of KV when the whole device reads: 0.63 us
-in the fits of OPT-13B, which is 1.3 TB/s of an A100's 2.0, so bandwidth and nothing else. Of a CPU, whose caches hold
-some of the KV, what is beyond `num_near_tokens` costs `decode_far_s` more. What those fits can't tell is what unequal
+**Attention of decodes** reads KV. `decode_attention_s` is the time per token of KV when the whole device reads: 0.63
+us in the fits of OPT-13B, which is 1.3 TB/s of an A100's 2.0, so bandwidth and nothing else. On a CPU, whose caches
+hold some of the KV, what is beyond `num_near_tokens` costs `decode_far_s` more. Those fits can't tell what unequal
 lengths cost: they were made of batches of one length, where sum and count * max are the same number.
 
 - "balanced" (split-KV: every part of the device gets the same amount of KV): the sum of lengths.
@@ -25,8 +27,8 @@ lengths cost: they were made of batches of one length, where sum and count * max
 
   or in words: the m longest cost as if each were as long as the longest. Batches of one length: the sum again, as
   fitted. m = bandwidth / (KV heads * what one program draws): 2 for OPT's 40 heads, 25 and more where KV heads are few.
-  What one program draws is in no fit. The presets take 15 GB/s (by Little's law: 8 KiB in flight, 0.55 us); a model of
-  one's own device can say otherwise.
+  What one program draws is in no fit. The presets assume 15 GB/s (by Little's law: 8 KiB in flight, 0.55 us); a cost
+  model of one's own device can say otherwise.
 - "padded" (every sequence takes as long as the longest): count * max. The worst that unequal lengths can cost.
 """
 
@@ -41,7 +43,7 @@ Attention = Literal["balanced", "plain", "padded"]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Read from JSON: see cost_presets.py."""
+    """Records are read from JSON: see cost_presets.py."""
 
 
 class Line(Record, frozen=True):
@@ -50,7 +52,7 @@ class Line(Record, frozen=True):
 
 
 class Channel(Record, frozen=True):
-    """One copy at a time."""
+    """A channel makes one copy at a time."""
 
     latency_s: float
     bytes_per_s: float
@@ -60,41 +62,42 @@ class Channel(Record, frozen=True):
 
 
 class Channels(Record, frozen=True):
-    # prefill or decode instance to pool
+    # From a prefill or decode instance to the pool.
     save: Channel
-    # pool to prefill instance
+    # From the pool to a prefill instance.
     stage: Channel
-    # prefill to decode instance (NVLink)
+    # From a prefill to a decode instance (NVLink).
     admit: Channel
-    # pool to decode instance (PCIe)
+    # From the pool to a decode instance (PCIe).
     fetch: Channel
 
 
 class CostModel(Record, frozen=True):
-    # where the numbers come from
+    # Where the numbers come from.
     source: str
     kv_bytes_per_token: int
-    # tokens whose KV fits beside the weights
+    # The number of tokens whose KV fits beside the weights.
     num_kv_tokens: int
     prefill_fixed_s: float
     prefill_token_s: float
-    # per pair of a token and one before it
+    # Seconds per pair of a token and one before it.
     prefill_attention_s: float
     decode_lines: list[Line]
-    # per token of KV, when the whole device reads
+    # Seconds per token of KV, when the whole device reads.
     decode_attention_s: float
-    # sequences with which a plain kernel makes the whole device read
+    # The number of sequences with which a plain kernel makes the whole device read.
     num_filling: float
     channels: Channels
     attention: Attention = "balanced"
-    # per token of KV that a chunk attends to, its own included, whatever the chunk computes with it
+    # Seconds per token of KV that a chunk attends to, its own included, whatever the chunk computes with it.
     prefill_context_s: float = 0.0
-    # per token of KV beyond so many, on top: a CPU's caches hold no more
+    # Additional seconds per token of KV beyond so many: a CPU's caches hold no more.
     decode_far_s: float = 0.0
     num_near_tokens: int = 0
 
     def iteration(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> float:
-        """`chunks`: (tokens computed before, tokens to compute); `lengths`: prefix length of each decode."""
+        """The seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with
+        these prefix `lengths`."""
         fixed_s = self.prefill_fixed_s if chunks else 0.0
         if lengths:
             fixed_s = max(
@@ -112,11 +115,11 @@ class CostModel(Record, frozen=True):
         return ChunkCosts(self)
 
     def fastest_tbt_s(self, num_tokens: int) -> float:
-        """Between two tokens of a request that decodes alone, after so many."""
+        """The seconds between two tokens of a request that decodes alone, after so many tokens."""
         return self.iteration([], [num_tokens])
 
     def fastest_ttft_s(self, num_tokens: int, max_chunk: int) -> float:
-        """Of a prompt that is computed alone, in chunks of `max_chunk`."""
+        """The seconds until the first token of a prompt that is computed alone, in chunks of `max_chunk`."""
         return sum(
             self.iteration([(before, min(max_chunk, num_tokens - before))], [])
             for before in range(0, num_tokens, max_chunk)
@@ -143,8 +146,8 @@ class CostModel(Record, frozen=True):
 
 
 class ChunkCosts:
-    """Of an iteration's chunks, as they are chosen: what it takes with one more is found as soon for the hundredth as
-    for the first."""
+    """The cost of an iteration's chunks while they are chosen: the cost with one more is found as fast for the
+    hundredth as for the first."""
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
@@ -156,14 +159,14 @@ class ChunkCosts:
         self._sum_s += self._model.chunk_s(before, count)
 
     def seconds_with(self, before: int, count: int) -> float:
-        """As `CostModel.iteration` of all of them."""
+        """The same as `CostModel.iteration` of all these chunks and one more."""
         model = self._model
         linear_s = model.prefill_token_s * (self._num_tokens + count)
         return model.prefill_fixed_s + linear_s + (self._sum_s + model.chunk_s(before, count))
 
 
 def plain_cost(lengths: Sequence[int], num_filling: float) -> float:
-    """In tokens that the whole device could read meanwhile."""
+    """The cost in tokens of KV which the whole device could read in that time."""
     falling = sorted(lengths, reverse=True)
     cost = float(sum(falling))
     for rank, length in enumerate(falling, start=1):

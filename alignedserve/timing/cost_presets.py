@@ -1,4 +1,4 @@
-"""Cost models by name: those that come along (cost_presets.json names their sources), or a JSON file of one's own."""
+"""Cost models by name: the presets (cost_presets.json names their sources), or a JSON file of the user's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from alignedserve.timing.cost import CostModel
 
 _FILE = Path(__file__).with_name("cost_presets.json")
-# a prefill may cost nothing beside its tokens, a copy may start at once
+# A prefill may cost nothing beyond its tokens, and a copy may start at once.
 _MAY_BE_ZERO = {
     "prefill_fixed_s",
     "prefill_attention_s",
@@ -51,7 +51,7 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def checked(model: CostModel, name: str) -> CostModel:
-    """Raises ValueError, with the field's name, for numbers that no device has."""
+    """Raises ValueError with the field's name for numbers that no device has."""
     if not model.decode_lines:
         raise ValueError(f"{name}: decode_lines=[]: must hold at least one")
     for field, value in _numbers(msgspec.to_builtins(model)):
