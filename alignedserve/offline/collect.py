@@ -1,4 +1,4 @@
-"""From the engine's tokens to text and results: what a front end does for each sequence."""
+"""From the engine's tokens to text and results: the work of a front end for each sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alignedserve.text.tokenizer import Tokenizer
 
 
 class SequenceCollector:
-    """One continuation of one prompt."""
+    """Collects one continuation of one prompt."""
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.output = CompletionOutput(index, "", [], None, None)
@@ -24,12 +24,13 @@ class SequenceCollector:
         self._stop: StopStrings | None = None
         if self._tokenizer is not None and params.stop_strings:
             self._stop = StopStrings(self._tokenizer, params)
-        # up to a stop string
+        # The text up to a stop string.
         self._texts: list[str] = []
         self.prompt_logprobs: list[PositionLogprobs | None] = [None]
 
     def add(self, event: TokenOutput) -> bool:
-        """Takes what the engine says. True when a stop string has just ended a sequence the engine would go on with."""
+        """Takes an output of the engine. Returns True when a stop string has just ended a sequence which the engine
+        would go on with."""
         for position in event.prompt_logprobs or ():
             self.prompt_logprobs.append(as_position(position, self._decode))
         if event.token_id is not None:
@@ -74,7 +75,7 @@ def decode_token(tokenizer: Tokenizer | None, token_id: int) -> str | None:
 
 
 def as_position(found: TokenLogprobs, decode: partial[str | None]) -> PositionLogprobs:
-    """The chosen token first. Where it is among the likeliest too, it is named once."""
+    """Puts the chosen token first. If it is among the likeliest too, it appears once."""
     position: PositionLogprobs = {}
     for token, logprob, rank in zip(found.token_ids, found.logprobs, found.ranks, strict=True):
         if token not in position:

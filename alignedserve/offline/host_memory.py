@@ -1,5 +1,5 @@
-"""Memory of this process for KV that has left its instance. It is as large as can ever be needed, and costs nothing
-until it is written to."""
+"""Memory of this process for KV that has left its instance. It is as large as it can ever need to be, and costs
+nothing until it is written to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from alignedserve.types import PoolBlockId
 
-# Not in every version of `mmap`: the system need not promise that all of it is there.
+# Some versions of `mmap` lack it: it lets the system not promise that all the memory is there.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
@@ -19,7 +19,7 @@ class HostMemory:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         memory = np.frombuffer(mmap.mmap(-1, num_blocks * block_bytes, flags=flags), dtype=np.uint8)
         self.blocks: NDArray[np.uint8] = memory.reshape(num_blocks, block_bytes)
-        # a stack: what was written before is used again first
+        # It is a stack: blocks that were written to before are used again first.
         self._free = [PoolBlockId(block) for block in reversed(range(num_blocks))]
 
     @property

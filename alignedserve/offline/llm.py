@@ -1,4 +1,4 @@
-"""The offline API: `LLM(model).generate(prompts)`. Scripts written for vLLM's run with the import changed."""
+"""The offline API: `LLM(model).generate(prompts)`. Scripts written for vLLM run with the import changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from alignedserve.types import InvalidRequest, RequestId
 
 logger = logging.getLogger(__name__)
 
-# text, {"prompt": text}, {"prompt_token_ids": ids} or ids
+# A prompt is text, {"prompt": text}, {"prompt_token_ids": ids} or ids.
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
@@ -41,7 +41,7 @@ class _Job:
     token_ids: list[int]
     params: SamplingParams
     sequences: list[SequenceCollector] = field(default_factory=list)
-    # of the first sequence
+    # The request of the first sequence.
     request: LocalRequest | None = None
 
     @property
@@ -81,11 +81,11 @@ class LLM:
             self._tokenizer = Tokenizer.from_directory(tokenizer)
         self._seeds = random.Random(self.config.seed)
         self._ids = count()
-        # one generate call at a time: what a step says is for whoever takes it
+        # Only one generate call runs at a time, because a step's outputs go to whichever call takes them.
         self._running = Lock()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What prompts without parameters get."""
+        """The parameters of prompts that are given none."""
         return SamplingParams()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -101,7 +101,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """One result for each prompt, in order.
+        """Returns one result for each prompt, in order.
 
         All prompts are checked before any of them runs: InvalidRequest names the first bad one, and nothing
         was started. A request that fails while it runs ends with finish_reason "error"; the others go on.
@@ -124,8 +124,9 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """One conversation or several, through the model's chat template. Messages are data: special tokens in them are
-        text, unless LLM was told `allow_special_tokens_in_messages=True`. In prompts of `generate` they are tokens."""
+        """Generates for one conversation or several, through the model's chat template. Messages are data: special
+        tokens in them are text, unless LLM was created with `allow_special_tokens_in_messages=True`. In prompts of
+        `generate` they are tokens."""
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Messages]", [messages] if is_one else messages)
         tokenizer = self.get_tokenizer()
@@ -194,7 +195,7 @@ class LLM:
 
     @contextmanager
     def _emptying(self) -> Iterator[None]:
-        """Whatever ends a call early, a ctrl-C in the middle of a step too, nothing of it is left."""
+        """Leaves nothing of a call that ends early, whatever the reason, a ctrl-C in the middle of a step included."""
         try:
             yield
         except BaseException:

@@ -1,7 +1,7 @@
-"""A colocated instance without a router: it is given requests, and says what each iteration did for them.
+"""A colocated instance without a router: it is given requests, and reports what each iteration did for them.
 
-Who is preempted goes to memory of this process (`host_memory.py`), and comes back. `step` is the table of contents:
-offer requests, take an iteration, hear what came of it.
+Preempted requests go to memory of this process (`host_memory.py`), and come back. `step` is the table of contents:
+offer requests, run an iteration, take what came of it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
 
-# Copies of less than that are made at once, by the thread that computes.
+# The thread that computes makes copies of fewer bytes at once.
 QUICK_BYTES = 1 << 20
-# What is offered is looked at in each iteration: so many requests for each slot are enough to choose from.
+# Each iteration looks at all offered requests: so many per slot are enough to choose from.
 OFFERED = 2
-# A copy, or a grammar that is compiled, ends by itself; then this is over sooner.
+# The longest wait in seconds for a copy or a grammar; it is over sooner when that ends.
 WAIT_S = 1.0
 
 
@@ -42,14 +42,14 @@ class LocalRequest:
     key: RequestKey
     work: Work
     output: list[int] = field(default_factory=list)
-    # tokens of its prompt whose KV was there when it started
+    # The number of tokens of its prompt whose KV was there when it started.
     num_found: int = 0
-    # in host memory, while it is preempted or on its way
+    # Its blocks in host memory, while it is preempted or on its way.
     blocks: list[PoolBlockId] = field(default_factory=list)
 
 
 class _Worker(ColocatedWorker):
-    """Keeps what the engine says, for who wants it as it is."""
+    """Keeps the engine's outputs as they are, for `step` to return."""
 
     outputs: list[TokenOutput]
 
@@ -81,7 +81,7 @@ class LocalInstance:
         self._worker.outputs = []
         self._requests: dict[RequestKey, LocalRequest] = {}
         self._by_id: dict[RequestId, LocalRequest] = {}
-        # Requests wait here until they are offered, and their keys there until they are admitted.
+        # Requests wait here until they are offered, and then their keys there until they are admitted.
         self._waiting: deque[LocalRequest] = deque()
         self._offered: set[RequestKey] = set()
         # These were aborted, and their blocks may be under a copy.
@@ -92,7 +92,7 @@ class LocalInstance:
     def add_request(
         self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
     ) -> LocalRequest:
-        """Queues a request. Raises InvalidRequest, and nothing is queued, when it can't be run."""
+        """Queues a request. Raises InvalidRequest and queues nothing if it can't be run."""
         if request_id in self._by_id:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
         if params.structured_outputs is not None:
@@ -106,7 +106,7 @@ class LocalInstance:
         return request
 
     def abort(self, request_id: RequestId) -> bool:
-        """Ends a request wherever it is. False if it had ended already."""
+        """Ends a request in any state. Returns False if it had ended already."""
         request = self._by_id.pop(request_id, None)
         if request is None:
             return False
@@ -128,7 +128,7 @@ class LocalInstance:
         self._begin()
 
     def close(self) -> None:
-        """No thread is left. Safe to repeat."""
+        """Ends all threads. Safe to repeat."""
         self._transfers.close()
 
     @property
@@ -136,7 +136,7 @@ class LocalInstance:
         return len(self._requests)
 
     def check_idle(self) -> None:
-        """Nothing is left of finished requests. Raises with both numbers otherwise."""
+        """Raises with both numbers if anything is left of finished requests."""
         self._settle()
         self._worker.check_idle()
         self.engine.check_idle()
@@ -146,7 +146,7 @@ class LocalInstance:
             raise RuntimeError(f"idle, but {num_left} requests and {num_used} blocks of host memory are left")
 
     def _settle(self) -> None:
-        """What was aborted has gone."""
+        """Waits until aborted requests have gone."""
         while self._leaving:
             self._iterate()
 
@@ -175,7 +175,7 @@ class LocalInstance:
         return [output for output in outputs if self._has_taken(output)], goes_on
 
     def _has_taken(self, output: TokenOutput) -> bool:
-        """False if it was aborted."""
+        """Returns False if the request was aborted."""
         request = self._requests.get(RequestKey(int(output.request_id)))
         if request is None:
             return False
@@ -197,7 +197,7 @@ class LocalInstance:
             case Failed(key=key) if request := self._requests.get(key):
                 self._free(request)
                 if message.what != "evict":
-                    # its KV is lost, and is computed again
+                    # Its KV is lost, and is computed again.
                     self._come_back(request, 0)
             case Failed():
                 pass
@@ -230,7 +230,7 @@ class LocalInstance:
         self._worker.on(Evict(request.key, request.blocks, num_saved=0))
 
     def _come_back(self, request: LocalRequest, num_cached: int) -> None:
-        """It goes before those that have not begun."""
+        """Offers the request again, before those that have not begun."""
         request.work = replace(
             request.work, output=[*request.output], num_cached=num_cached, blocks=[*request.blocks]
         )
@@ -238,13 +238,13 @@ class LocalInstance:
         self._worker.on(Offer([request.work], is_batch=False))
 
     def _make_memory(self) -> HostMemory:
-        """For all that can have begun at a time, and not ended."""
+        """Makes memory for all requests that can have begun and not ended."""
         form, limits = self.engine.format, self.engine.limits
         num_blocks = limits.max_num_seqs * form.num_blocks(self.engine.max_model_len)
         return HostMemory(OFFERED * num_blocks, form.block_bytes)
 
     def _free(self, request: LocalRequest) -> None:
-        """Safe to repeat."""
+        """Frees the request's host memory. Safe to repeat."""
         if request.blocks and self._memory:
             self._memory.free(request.blocks)
         request.blocks = []

@@ -1,22 +1,22 @@
-"""What generate returns; shaped as vLLM's results."""
+"""What generate returns, shaped like vLLM's results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# finish_reason: "stop" (end of sequence, stop string or stop token), "length", "error" or "abort"
+# The values of finish_reason: "stop" (end of sequence, stop string or stop token), "length", "error" or "abort".
 
 
 @dataclass(frozen=True)
 class Logprob:
     logprob: float
-    # 1 = the likeliest
+    # The likeliest token has rank 1.
     rank: int
     decoded_token: str | None = None
 
 
-# token id -> its log-probability, for one position
+# Maps each token id to its log-probability, for one position.
 PositionLogprobs = dict[int, Logprob]
 
 
@@ -28,9 +28,9 @@ class CompletionOutput:
     cumulative_logprob: float | None
     logprobs: list[PositionLogprobs] | None
     finish_reason: str | None = None
-    # the stop string or stop token id that ended it; None for the end of sequence
+    # The stop string or stop token id that ended it; None if that was the end of sequence.
     stop_reason: int | str | None = None
-    # why finish_reason is "error"
+    # The error, if finish_reason is "error".
     error: Exception | None = None
 
     def finished(self) -> bool:
@@ -42,9 +42,9 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    # None for the first token, which nothing predicts
+    # It is None for the first token, which nothing predicts.
     prompt_logprobs: list[PositionLogprobs | None] | None
     outputs: list[CompletionOutput]
     finished: bool
-    # of the prompt's, those whose KV was there
+    # The number of the prompt's tokens whose KV was there.
     num_cached_tokens: int = 0

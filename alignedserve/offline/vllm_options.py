@@ -7,12 +7,12 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# option: values that are accepted; None = any
+# The values that each option accepts; None if it accepts any.
 _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "quantization": (None,),
-    # no code from a model's directory is ever run
+    # Code from a model's directory never runs.
     "trust_remote_code": None,
     "enable_chunked_prefill": (True, None),
     "tokenizer_mode": ("auto",),
@@ -22,7 +22,7 @@ _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
 
 
 def without_vllm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The other options. Raises ValueError where a value asks for what is not here."""
+    """Returns the other options. Raises ValueError where a value asks for what is not supported here."""
     for name in options.keys() & _ACCEPTED.keys():
         accepted = _ACCEPTED[name]
         if accepted is not None and options[name] not in accepted:
