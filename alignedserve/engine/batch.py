@@ -1,4 +1,4 @@
-"""Running requests as rows of arrays, so that a step of decodes is prepared by a few numpy calls."""
+"""Running requests as rows of arrays, so that a few numpy calls prepare a step of decodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from alignedserve.types import BlockId
 
 
 class Due:
-    """Requests that catch up in an iteration, and so get a token: in the order of the batch."""
+    """The requests that catch up in an iteration, and so get a token, in the order of the batch."""
 
     def __init__(self, requests: list[Request]) -> None:
         self.requests = requests
-        # of the batch table
+        # Their rows in the batch table.
         self.rows = np.fromiter((request.row for request in requests), dtype=np.intp, count=len(requests))
 
     @cached_property
@@ -26,24 +26,25 @@ class Due:
 
     @cached_property
     def edited(self) -> list[int]:
-        """Whose logits are changed before a token is chosen by them."""
+        """The indices of requests whose logits are changed before a token is chosen by them."""
         return [i for i, request in enumerate(self.requests) if request.params.edits_logits]
 
     @cached_property
     def logged(self) -> list[int]:
-        """Who asked for log-probabilities."""
+        """The indices of requests that asked for log-probabilities."""
         return [i for i, request in enumerate(self.requests) if request.params.logprobs is not None]
 
     @cached_property
     def counted(self) -> list[int]:
-        """Whose output tokens are counted."""
+        """The indices of requests whose output tokens are counted."""
         return [i for i, request in enumerate(self.requests) if request.params.has_penalties]
 
 
 class Batch:
-    """The work of one iteration: decodes, which compute the token that was sampled last, and chunks after them.
+    """The work of one iteration: decodes, which compute the token that was sampled last, and then chunks.
 
-    Chunks of one token come before longer ones: a GPU's kernels want what computes one token in one piece.
+    Chunks of one token come before longer ones, because a GPU's kernels need all that computes one token to be
+    contiguous.
     """
 
     def __init__(self, work: Work) -> None:
@@ -55,7 +56,7 @@ class Batch:
         self.work = decodes + chunks
         self.rows = np.array([request.row for request, _ in self.work], dtype=np.intp)
         self.counts = np.array([count for _, count in self.work], dtype=np.int32)
-        # entries of `work` that catch up
+        # The entries of `work` that catch up.
         self.due_entries = [i for i, (request, count) in enumerate(self.work) if count == request.num_pending]
         self.due = Due([self.work[i][0] for i in self.due_entries])
 
@@ -71,15 +72,15 @@ class BatchTable:
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self._last_token = np.zeros(max_num_seqs, dtype=np.int32)
-        # tokens until max_output_len
+        # The number of tokens until max_output_len.
         self._num_left = np.zeros(max_num_seqs, dtype=np.int64)
         self._counting = np.arange(max_num_seqs + 1, dtype=np.int32)
         self.reset()
 
     def reset(self) -> None:
-        """Every row is free, whoever had it."""
+        """Frees every row, whichever request had it."""
         self._free_rows = list(reversed(range(len(self._last_token))))
-        # the batch of the last iteration, if it was of decodes only and nobody has entered or left since
+        # The batch of the last iteration, if it had decodes only and no request has entered or left since.
         self._decodes: Batch | None = None
 
     def enter(self, request: Request) -> None:
@@ -96,13 +97,14 @@ class BatchTable:
         request.row = -1
 
     def add_blocks(self, request: Request, blocks: Sequence[BlockId]) -> None:
-        """Appends to the request's row; the request's count of blocks goes with it."""
+        """Appends blocks to the request's row, and raises its count of blocks."""
         end = request.num_blocks + len(blocks)
         self._blocks[request.row, request.num_blocks : end] = blocks
         request.num_blocks = self._num_blocks[request.row] = end
 
     def batch(self, work: Work) -> Batch:
-        """Of what decodes on and on, all but the arrays here stays the same."""
+        """Makes the batch of an iteration. If the same decodes run again, only the arrays here change, and the last
+        batch is reused."""
         if self._decodes is not None and self._decodes.work == work:
             return self._decodes
         batch = Batch(work)
@@ -110,7 +112,7 @@ class BatchTable:
         return batch
 
     def outgrown(self, batch: Batch) -> list[int]:
-        """Entries of its work that need more blocks than they have."""
+        """The entries of the batch's work that need more blocks than they have."""
         ends = self._num_computed[batch.rows] + batch.counts
         entries: list[int] = np.flatnonzero(ends > self._num_blocks[batch.rows] * self._block_size).tolist()
         return entries
@@ -121,16 +123,17 @@ class BatchTable:
             request.num_computed += count
 
     def append_tokens(self, due: Due, tokens: np.ndarray) -> np.ndarray:
-        """One for each; the requests' own outputs are the caller's. Returns how many each may still get."""
+        """Appends one token to each row; the caller appends to the requests' own outputs. Returns how many tokens each
+        may still get."""
         self._last_token[due.rows] = tokens
         self._num_left[due.rows] -= 1
         num_left: np.ndarray = self._num_left[due.rows]
         return num_left
 
     def fill(self, step: StepInputs, batch: Batch) -> np.ndarray:
-        """Writes the step that computes the batch, one sequence for each entry, in order.
+        """Writes the step that computes the batch, with one sequence for each entry, in order.
 
-        Returns where each entry's outputs end among the step's.
+        Returns for each entry where its outputs end among the step's outputs.
         """
         step.wait_until_sent()
         num_columns = int(self._num_blocks[batch.rows].max())
@@ -148,7 +151,7 @@ class BatchTable:
         return output_ends
 
     def _fill_decodes(self, step: StepInputs, batch: Batch) -> None:
-        """The same as `_fill_chunk` for each of them."""
+        """Does for all decodes what `_fill_chunk` does for one entry."""
         num, host = batch.num_decodes, step.host
         rows = batch.rows[:num]
         positions = self._num_computed[rows]
@@ -162,7 +165,8 @@ class BatchTable:
     def _fill_chunk(
         self, step: StepInputs, batch: Batch, entry: int, start: int, num_outputs: int
     ) -> tuple[int, int]:
-        """From the step's token and output of these numbers on. Returns the next ones."""
+        """Fills one entry in, from the step's token `start` and output `num_outputs` on. Returns the next of both
+        numbers."""
         host, (request, count) = step.host, batch.work[entry]
         first, end = request.num_computed, start + count
         positions = np.arange(first, first + count, dtype=np.int32)

@@ -1,11 +1,11 @@
-"""Who holds which KV blocks of an instance. Ids and counts only; the bytes are `kv_cache`'s.
+"""Which requests hold which KV blocks of an instance. Ids and counts only; the bytes are in `kv_cache`.
 
-A full block may be given the hash of all tokens up to its end (`scheduling/block_hashes.py`), and then several owners
-can hold it. When the last of them has gone it is kept: free like others, but taken last, and whoever asks for its hash
-before that holds it again.
+A full block may be published under the hash of all tokens up to its end (`scheduling/block_hashes.py`), and then
+several owners can hold it. When the last owner has gone it is kept: it is free like others, but taken last, and a
+request with its hash that comes before that holds it again.
 
-What is free is counted as if nothing were shared: a block counts once for each of its owners. So those who plan by
-counts need not know what is shared, and what they are promised is there.
+Free blocks are counted as if nothing were shared: a block counts once for each of its owners. So a plan that goes by
+counts need not know what is shared, and the blocks that it was promised are there.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class BlockManager:
         self.reset()
 
     def reset(self) -> None:
-        """Every block is free, whoever held it."""
-        # a stack: the block freed last is used next, while it is still in a cache
+        """Frees every block, whatever holds it."""
+        # It is a stack: the block freed last is used next, while it is still in a processor cache.
         self._free = [BlockId(block) for block in reversed(range(self.num_blocks))]
         self._held: dict[RequestId, list[BlockId]] = {}
         self._named: dict[bytes, BlockId] = {}
         self._names: dict[BlockId, bytes] = {}
-        # nobody holds these, and they have names; the one left first is taken first
+        # These blocks have hashes and no owner; the one that lost its owner first is taken first.
         self._kept: dict[BlockId, None] = {}
-        # owners beyond the first
+        # The number of owners of each block beyond the first.
         self._others: Counter[BlockId] = Counter()
         self._num_others = 0
 
@@ -47,7 +47,7 @@ class BlockManager:
         return self._held.get(owner, [])
 
     def allocate(self, owner: RequestId, count: int) -> list[BlockId] | None:
-        """`count` more blocks for `owner`, or None, and nothing changed, when there are fewer."""
+        """Allocates `count` more blocks for `owner`. Returns None and changes nothing if fewer are free."""
         if count > self.num_free:
             return None
         if count == 0:
@@ -60,19 +60,20 @@ class BlockManager:
         return blocks
 
     def free(self, owner: RequestId) -> None:
-        """Gives back all that `owner` holds; safe to repeat."""
+        """Frees all blocks that `owner` holds; safe to repeat."""
         blocks = self._held.pop(owner, [])
         if self._names or self._others:
             self._leave(blocks)
         else:
             self._free.extend(reversed(blocks))
 
-    # ---- blocks with names ------------------------------------------------------------------------------------------
+    # ---- blocks with hashes -----------------------------------------------------------------------------------------
 
     def share(self, owner: RequestId, names: Sequence[bytes]) -> int:
-        """`owner`, who has none yet, holds the blocks of the first of these names, as far as they are known. How many?
+        """Lets `owner`, which holds no blocks yet, hold the blocks of the first of these hashes, as far as they are
+        known. Returns how many.
 
-        They count like others: what is allocated to the owner besides has to fit, too.
+        They count like other blocks: what else is allocated to the owner has to fit, too.
         """
         if owner in self._held:
             raise RuntimeError(f"{owner}: holds {len(self._held[owner])} blocks before it shares any")
@@ -92,18 +93,18 @@ class BlockManager:
         return len(blocks)
 
     def num_known(self, names: Sequence[bytes]) -> int:
-        """Of how many of the first of these names there are blocks."""
+        """The number of leading hashes for which there are blocks."""
         return next((count for count, name in enumerate(names) if name not in self._named), len(names))
 
     def name(self, owner: RequestId, first: int, names: Sequence[bytes]) -> None:
-        """Those of the owner's blocks from its `first` on: their KV is there. What another block is called already
-        goes without."""
+        """Publishes the owner's blocks from its `first` on under these hashes: their KV is there. A hash which another
+        block has already is skipped."""
         for block, name in zip(islice(self.held(owner), first, None), names, strict=False):
             if name not in self._named:
                 self._named[name], self._names[block] = block, name
 
     def forget(self, names: Iterable[bytes]) -> None:
-        """Nobody else is to hold the blocks of these names from here on."""
+        """From here on no other owner can hold the blocks of these hashes."""
         for name in names:
             if name in self._named:
                 block = self._named[name]
@@ -113,7 +114,7 @@ class BlockManager:
                     self._free.append(block)
 
     def _leave(self, blocks: Sequence[BlockId]) -> None:
-        # a prompt's end first, so that it is taken first: it is of no use without the beginning
+        # A prompt's last block is kept first, and so taken first: it is of no use without the blocks before it.
         for block in reversed(blocks):
             if block in self._others:
                 self._others[block] -= 1
@@ -138,7 +139,7 @@ class BlockManager:
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every block is held, kept or free; and the counts are right."""
+        """Raises unless every block is held, kept or free, and the counts are right."""
         held = [block for blocks in self._held.values() for block in blocks]
         if len(held) + self.num_free != self.num_blocks:
             raise RuntimeError(

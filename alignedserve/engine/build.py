@@ -1,4 +1,4 @@
-"""From an EngineConfig to a running Engine: choose device and backend, load, size the cache, compile."""
+"""From an EngineConfig to a running Engine: it chooses device and backend, loads, sizes the cache, and compiles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Allocate = Callable[..., torch.Tensor]
 
 
 def build_engine(config: EngineConfig, allocate: Allocate = torch.empty) -> BuiltEngine:
-    """`allocate`: as torch.empty, for the blocks of the KV cache."""
+    """`allocate` makes the blocks of the KV cache, and has the arguments of torch.empty."""
     try:
         return _build(config, allocate)
     except torch.OutOfMemoryError as error:

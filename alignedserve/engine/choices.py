@@ -1,4 +1,4 @@
-"""What follows from a configuration and a model's config alone, before anything is loaded: no torch in here.
+"""What follows from a configuration and a model's config alone, before anything is loaded. Nothing here needs torch.
 
 The launcher, the pool and the gateway need it too, and must come to the same answers as the instances.
 """
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV_BYTES = 4 * 2**30
 
-# as vLLM has them
+# vLLM has these aliases.
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -41,7 +41,7 @@ def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int
 
 
 def vocabulary_of(model_config: ModelConfig) -> Vocabulary:
-    # configs name end tokens that the model does not have: it never says them
+    # Some configs list end tokens that the model does not have, and never samples.
     eos_token_ids = frozenset(
         token for token in model_config.eos_token_ids if token < model_config.vocab_size
     )
@@ -59,7 +59,7 @@ def block_format(config: EngineConfig, model_config: ModelConfig, dtype: str) ->
 
 
 def choose_num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, budget: int) -> int:
-    """Of an instance's KV cache. `budget`: bytes."""
+    """The number of blocks of an instance's KV cache, for a `budget` in bytes."""
     affordable = max(budget, 0) // form.block_bytes
     needed = form.num_blocks(max_model_len)
     if affordable < needed:
@@ -69,5 +69,5 @@ def choose_num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: in
             f"(on a GPU gpu_memory_utilization does it, too), or set max_model_len to at most "
             f"{affordable * form.block_size}"
         )
-    # More than all slots can ever fill would only be reserved, never used.
+    # More blocks than all slots can ever fill would only be reserved, and never used.
     return min(affordable, needed * config.max_num_seqs)

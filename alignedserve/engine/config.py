@@ -1,4 +1,5 @@
-"""How an engine is set up. Frozen; what is measured at start-up (the number of blocks) lives with its owner.
+"""The configuration of an engine. It is frozen; what is measured at start-up (the number of blocks) lives with its
+owner.
 
 The text beside a field is its help on the command line.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-# "float" and "half" as vLLM has them
+# vLLM has "float" and "half" as well.
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DECODE_KERNELS = ("balanced", "plain")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")

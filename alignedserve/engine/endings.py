@@ -11,24 +11,25 @@ from alignedserve.engine.validate import Vocabulary
 class Endings:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._eos_token_ids = vocabulary.eos_token_ids
-        # tokens that end somebody's output: all that has to be looked at more closely. Never forgets one.
+        # Tokens that end some request's output: only these are looked at more closely. It never forgets one.
         self._is_stop = np.zeros(vocabulary.size, dtype=bool)
         self._mark(vocabulary.eos_token_ids)
 
     def watch(self, request: Request) -> None:
-        """From here on `suspects` knows its stop tokens."""
+        """Adds the request's stop tokens to those that `suspects` knows."""
         self._mark(request.stop_token_ids)
 
     def suspects(self, tokens: np.ndarray, num_left: np.ndarray) -> list[int]:
-        """Rows that may end with these tokens, among them all that do; so many more each may get."""
+        """The rows that may end with these tokens, all that do end among them. `num_left` is how many tokens each may
+        still get."""
         rows: list[int] = np.flatnonzero(self._is_stop[tokens] | (num_left <= 0)).tolist()
         return rows
 
     def reasons(self, request: Request) -> tuple[str | None, int | None]:
-        """(finish_reason, stop_reason) after its newest token; None, None if it goes on."""
+        """(finish_reason, stop_reason) after the request's newest token; (None, None) if it goes on."""
         token, num_output = request.output[-1], len(request.output)
         is_eos = token in self._eos_token_ids
-        # a grammar allows the end of sequence at its own end only, and there nothing can follow
+        # A grammar allows the end of sequence only at its own end, and not where something has to follow.
         ends_grammar = request.matcher is not None and is_eos
         is_long_enough = num_output >= request.params.min_tokens
         if ends_grammar or (token in request.stop_token_ids and is_long_enough):

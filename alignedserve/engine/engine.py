@@ -1,7 +1,8 @@
-"""The engine of one instance: it holds requests and their blocks, and computes what it is told, an iteration at a time.
+"""The engine of one instance: it holds requests and their blocks, and computes what it is told to, iteration by
+iteration.
 
-Who is adopted, joins the batch, parts from it and is released, and of whom how much is computed, is its instance's
-decision (`decode_worker`, `prefill_worker`). `launch` and `finish` are the two halves of an iteration.
+Its instance (`decode_worker`, `prefill_worker`) decides which requests are adopted, join the batch, part from it and
+are released, and how much of each is computed. `launch` and `finish` are the two halves of an iteration.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from alignedserve.types import BlockId, RequestId
 
 @dataclass
 class Iteration:
-    """One that has been launched. Nobody enters or leaves the batch until it is finished."""
+    """An iteration that was launched. No request enters or leaves the batch until it is finished."""
 
     launched: Launched
-    # those who get a token first, in the order of `requests`; tokens and what comes of them are filled in by `finish`
+    # Outputs of requests that get a token come first, in the order of `requests`; `finish` fills the tokens in.
     outputs: list[TokenOutput]
 
     @property
     def requests(self) -> list[Request]:
-        """Who gets a token, or an error instead."""
+        """The requests which get a token, or an error instead."""
         return self.launched.due.requests
 
 
@@ -75,15 +76,15 @@ class Engine:
         num_computed: int = 0,
         matcher: Matcher | None = None,
     ) -> Request | None:
-        """Takes in a request that began elsewhere, or will go on there. Who adopts it says when it runs and leaves.
+        """Takes in a request that began elsewhere, or will go on there. The caller decides when it runs and leaves.
 
-        It gets blocks for all of its tokens, those that it shares (`share`) included. Once the KV of the first
-        `num_computed` is in them: `join`, `execute`. It holds them, after its end too, until `release`: they may be
-        under a copy.
-        `matcher`: its own, from `grammars`, if the caller had it made. One that is not ready compiles when the first
-        token is due, and all who run wait for it.
-        None, and nothing changed (what it shares is held still), when there are too few. Raises InvalidRequest when it
-        can't be run.
+        It gets blocks for all of its tokens, including those that it shares (`share`). Call `join` and `execute` once
+        these hold the KV of the first `num_computed` tokens. It holds them until `release`, also after its end,
+        because they may be under a copy.
+        `matcher` is the request's own, from `grammars`, if the caller had it made. A matcher which is not ready
+        compiles when the first token is due, and the whole batch waits for it.
+        Returns None and changes nothing if too few blocks are free (shared blocks stay held). Raises InvalidRequest if
+        the request can't be run.
         """
         num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output))
         num_blocks -= len(self._blocks.held(request_id))
@@ -97,38 +98,39 @@ class Engine:
         return request
 
     def num_known(self, names: Sequence[bytes]) -> int:
-        """Of how many tokens, those of the first of these names, the KV is there."""
+        """The number of tokens, those of the first of these block hashes, whose KV is there."""
         return self._blocks.num_known(names) * self.cache.format.block_size
 
     def share(self, request_id: RequestId, names: Sequence[bytes]) -> int:
-        """A request that will be adopted shares the blocks with these hashes (`scheduling/block_hashes.py`), as far as
-        they are known. Returns how many tokens have their KV there."""
+        """Lets a request that will be adopted share the blocks with these hashes (`scheduling/block_hashes.py`), as
+        far as they are known. Returns the number of tokens whose KV is there."""
         return self._blocks.share(request_id, names) * self.cache.format.block_size
 
     def publish_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:
-        """The KV in the request's blocks from `first` on is there, for others to share."""
+        """Publishes the request's blocks from `first` on, whose KV is there, for others to share."""
         self._blocks.name(request.request_id, first, names)
 
     def forget_hashes(self, names: Sequence[bytes]) -> None:
-        """Nobody shares the blocks of these names from here on but those who do already."""
+        """From here on no other request can share the blocks with these hashes; those which share them already go
+        on."""
         self._blocks.forget(names)
 
     def blocks_of(self, request: Request) -> list[BlockId]:
         return list(self._blocks.held(request.request_id))
 
     def join(self, request: Request) -> None:
-        """The KV of its computed tokens is in its blocks: it can run."""
+        """The KV of the request's computed tokens is in its blocks, so it can run."""
         request.status, request.num_blocks = Status.RUNNING, 0
         self._table.enter(request)
         self._table.add_blocks(request, self.blocks_of(request))
 
     def part(self, request: Request) -> None:
-        """It runs no more. Its blocks stay as they are until `release`, or until it joins again."""
+        """Stops running the request. Its blocks stay as they are until `release`, or until it joins again."""
         self._table.leave(request)
         request.status = Status.HELD
 
     def release(self, request: Request) -> None:
-        """Ends it; its blocks are free."""
+        """Ends the request, and frees its blocks."""
         if request.row >= 0:
             self._table.leave(request)
         self._blocks.free(request.request_id)
@@ -136,7 +138,8 @@ class Engine:
         del self._requests[request.request_id]
 
     def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
-        """Blocks for KV that is only passed on: no request of this engine has it. Held until `give_back`."""
+        """Leases blocks for KV that is only passed on, which no request of this engine has. They are held until
+        `give_back`."""
         blocks = self._blocks.allocate(owner, num_blocks)
         if blocks is None:
             raise RuntimeError(f"{owner}: planned {num_blocks} blocks, only {self._blocks.num_free} are free")
@@ -168,11 +171,11 @@ class Engine:
         return len(self._requests)
 
     def execute(self, work: Work) -> list[TokenOutput]:
-        """One iteration: computes so many tokens of these requests, which have joined. There must be blocks."""
+        """Runs one iteration: computes so many tokens of these requests, which have joined. There must be blocks."""
         return self.finish(self.launch(work))
 
     def launch(self, work: Work) -> Iteration:
-        """The first half of `execute`, and all of it that needs no tokens: a GPU is left with work to do."""
+        """Does the first half of `execute`, all of it that needs no tokens: a GPU is left with work to do."""
         batch = self._table.batch(work)
         for entry in self._table.outgrown(batch):
             request, count = batch.work[entry]
@@ -182,13 +185,13 @@ class Engine:
         return Iteration(launched, self._announce(launched))
 
     def finish(self, iteration: Iteration) -> list[TokenOutput]:
-        """The second half: waits for the tokens, and ends requests."""
+        """Does the second half: waits for the tokens, and ends requests."""
         launched = iteration.launched
         self._apply(launched.due, iteration.outputs, self._runner.finish(launched))
         return iteration.outputs
 
     def check_idle(self) -> None:
-        """Nothing is left of finished requests. Raises with both numbers otherwise."""
+        """Raises with both numbers if anything is left of finished requests."""
         self._blocks.check_idle()
         if self._requests:
             raise RuntimeError(f"idle, but {len(self._requests)} requests are left")
@@ -222,7 +225,7 @@ class Engine:
         return request
 
     def _grow(self, request: Request, num_tokens: int) -> None:
-        """Blocks for the KV of the first `num_tokens` tokens."""
+        """Makes the request hold blocks for the KV of its first `num_tokens` tokens."""
         count = self.cache.format.num_blocks(num_tokens) - request.num_blocks
         if count <= 0:
             return
@@ -234,7 +237,7 @@ class Engine:
         self._table.add_blocks(request, blocks)
 
     def _announce(self, launched: Launched) -> list[TokenOutput]:
-        """All that is said about an iteration, but for the tokens: those who get one first, in order."""
+        """The iteration's outputs without the tokens: those of requests that get a token come first, in order."""
         logprobs = launched.prompt_logprobs
         outputs = [
             TokenOutput(request.request_id, None, prompt_logprobs=logprobs.pop(request, None))
@@ -271,7 +274,7 @@ class Engine:
 
 
 def _errors(due: Due, sampled: Sampled) -> dict[int, Exception]:
-    """Of rows that get no token."""
+    """The errors of rows that get no token."""
     errors: dict[int, Exception] = dict(sampled.failed)
     for row in sampled.broken:
         errors[row] = _broken(due.requests[row])

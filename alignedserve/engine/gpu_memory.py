@@ -11,34 +11,34 @@ from alignedserve.ops.base import Ops
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import BlockFormat
 
-# for what grows later: CUDA graphs, libraries' work space, fragments
+# This memory is for what grows later: CUDA graphs, libraries' work space, fragments.
 RESERVE_BYTES = 1 << 30
 
 
-# what CUDA takes for a process before it has asked for anything
+# This is what CUDA takes for a process before it has asked for anything.
 CONTEXT_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Of a GPU, with the weights loaded."""
+    """The memory of a GPU in bytes, with the weights loaded."""
 
     num_total: int
-    # that nobody has, this process or another
+    # Memory that no process has.
     num_free: int
-    # that this process's tensors have
+    # Memory that this process's tensors have.
     num_own: int
 
 
 def kv_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs, utilization: float) -> int:
-    """Measured: runs one step of as many tokens as are allowed, with a cache of its own. `step` is free afterwards."""
+    """Measures: runs one step of as many tokens as are allowed, with a cache of its own. `step` is free afterwards."""
     num_free, num_total = torch.cuda.mem_get_info(ops.device)
     use = MemoryUse(num_total, num_free, torch.cuda.memory_reserved(ops.device))
     return kv_share(use, _work_bytes(model, ops, form, step), utilization)
 
 
 def kv_share(use: MemoryUse, num_work: int, utilization: float) -> int:
-    """What is left of this process's share; no more than others leave, who may be on the same GPU."""
+    """What is left of this process's share, and no more than other processes on the same GPU leave."""
     share = int(use.num_total * utilization) - use.num_own - CONTEXT_BYTES
     return min(share, use.num_free) - num_work - RESERVE_BYTES
 
@@ -63,7 +63,7 @@ def _work_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> 
 
 
 def _fill(step: StepInputs, chunks: list[int], form: BlockFormat) -> None:
-    """Prompts that begin, all in the same blocks: what they compute is of no interest."""
+    """Fills in prompts that begin, all in the same blocks, since what they compute does not matter."""
     step.wait_until_sent()
     host, start = step.host, 0
     host.query_start[0] = 0

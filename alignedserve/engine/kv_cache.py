@@ -18,5 +18,6 @@ class KVCache:
         allocate: Callable[..., torch.Tensor] = torch.empty,
     ) -> None:
         self.format = form
-        # Not cleared: nothing reads a slot before it is written. On a CPU, pages cost nothing until then.
+        # The blocks are not cleared: nothing reads a slot before it is written. On a CPU, pages cost nothing until
+        # then.
         self.blocks = allocate((num_blocks, *form.shape), dtype=getattr(torch, form.dtype), device=device)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Limits:
     max_num_seqs: int
-    # tokens of one iteration, all requests together
+    # Tokens of one iteration, all requests together.
     max_num_batched_tokens: int
-    # tokens of one request in one iteration
+    # Tokens of one request in one iteration.
     max_prefill_chunk: int
     block_size: int

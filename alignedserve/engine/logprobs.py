@@ -12,7 +12,7 @@ from alignedserve.engine.outputs import TokenLogprobs
 def token_logprobs(rows: torch.Tensor, tokens: Sequence[int], num_likeliest: int) -> list[TokenLogprobs]:
     """`rows[i]` holds the log-probabilities of the whole vocabulary; `tokens[i]` was chosen there.
 
-    All rows together: an operation of its own for each takes longer than what it computes.
+    It takes all rows together, because an operation for each row takes longer than what it computes.
     """
     chosen = rows.gather(1, torch.tensor(tokens, device=rows.device)[:, None])
     ranks = (rows > chosen).sum(dim=1) + 1

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 
 def noise_keys(seeds: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
-    """64 bits for each request's next token, the one after so many others.
+    """The 64-bit key for each request's next token, the one after `counts` others.
 
-    As int64: torch has no arithmetic on unsigned numbers.
+    They are int64, because torch has no arithmetic on unsigned numbers.
     """
-    # a child's seed has 64 bits, a client's may be negative
+    # The seed of a continuation has 64 bits, and a client's seed may be negative.
     of_request = _mix64(np.array([seed % 2**64 for seed in seeds], dtype=np.uint64))
     number = np.array(counts, dtype=np.uint64) + np.uint64(1)
     return torch.from_numpy(_mix64(of_request + number * np.uint64(0x9E3779B97F4A7C15)).view(np.int64))
 
 
 def _mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """alignedserve.seeds.mix64 of each: numpy's products keep the low 64 bits."""
+    """alignedserve.seeds.mix64 of each number: numpy's products keep the low 64 bits."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

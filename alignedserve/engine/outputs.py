@@ -1,4 +1,4 @@
-"""What an iteration says about its requests. Free of torch: whoever reads it may run where nothing computes."""
+"""What an iteration yields for its requests. Nothing here needs torch: readers may run where nothing computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class BrokenLogits(RuntimeError):
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """One position: the chosen token first, then the likeliest ones (which may name it again)."""
+    """One position: the chosen token first, then the likeliest ones (which may contain it again)."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -22,14 +22,14 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class TokenOutput:
-    """What one iteration did for one request."""
+    """What one iteration yielded for one request."""
 
     request_id: RequestId
-    # None when the request ended without a token, or only prompt_logprobs are reported
+    # It is None if the request ended without a token, or only prompt_logprobs are reported.
     token_id: int | None
-    # "stop", "length", "error", or None while it goes on
+    # It is "stop", "length", "error", or None while the request goes on.
     finish_reason: str | None = None
-    # the stop token that ended it, if it was not the end of sequence
+    # The stop token that ended it, if that was not the end of sequence.
     stop_reason: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None

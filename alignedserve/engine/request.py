@@ -1,4 +1,4 @@
-"""A request as the engine sees it: tokens in, tokens out, how far its KV is computed."""
+"""A request as the engine sees it: its tokens, its output, and how far its KV is computed."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from alignedserve.types import RequestId
 
 class Status(Enum):
     RUNNING = "running"
-    # not in the batch: its blocks may be under a copy
+    # It is not in the batch; its blocks may be under a copy.
     HELD = "held"
     FINISHED = "finished"
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    # set by the caller
+    # These fields are set by the caller.
     request_id: RequestId
     prompt: np.ndarray
     params: SamplingParams
     seed: int
-    # ends the output, unless params.ignore_eos
+    # These tokens end the output; the end of sequence is one of them unless params.ignore_eos.
     stop_token_ids: frozenset[int]
     max_output_len: int
-    # of params.structured_outputs
+    # The matcher of params.structured_outputs.
     matcher: Matcher | None = None
 
-    # set by the engine
+    # These fields are set by the engine.
     status: Status = Status.HELD
-    # tokens whose KV exists
+    # The number of tokens whose KV exists.
     num_computed: int = 0
     num_blocks: int = 0
     output: list[int] = field(default_factory=list)
-    # how often each token is in the output; kept only for requests with penalties
+    # How often each token is in the output; kept only for requests with penalties.
     output_counts: dict[int, int] = field(default_factory=dict)
-    # its row in the batch table while it runs
+    # Its row in the batch table while it runs.
     row: int = -1
-    # of the prompt; asked for so often that numpy's own answer takes too long
+    # The prompt's length, which is asked for so often that numpy's own answer takes too long.
     num_prompt: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Tokens whose KV is still to be computed: the prompt's rest, or the token sampled last."""
+        """The number of tokens whose KV is still to be computed: the prompt's rest, or the token sampled last."""
         return self.num_prompt + len(self.output) - self.num_computed
 
     @property
@@ -64,7 +64,7 @@ class Request:
         return self.params.prompt_logprobs is not None and self.num_computed < self.num_prompt - 1
 
     def num_outputs(self, count: int) -> int:
-        """Of how many of the next `count` tokens, the last ones, hidden states are wanted."""
+        """For how many of the next `count` tokens, the last ones, hidden states are wanted."""
         return count if self.wants_prompt_logprobs else int(count == self.num_pending)
 
     def tokens(self, start: int, end: int) -> np.ndarray:
@@ -75,5 +75,5 @@ class Request:
         return output if start >= num_prompt else np.concatenate([self.prompt[start:], output])
 
 
-# requests, each with the number of its tokens that an iteration computes
+# Requests, each with the number of its tokens that an iteration computes.
 Work = Sequence[tuple[Request, int]]

@@ -1,6 +1,6 @@
-"""Runs one iteration: fill the step, forward, logits where a token is due, sample.
+"""Runs one iteration: fills the step, forward, logits where a token is due, sampling.
 
-In two halves. `launch` leaves a GPU with work and returns; `finish` waits for the tokens.
+It works in two halves. `launch` leaves a GPU with work and returns; `finish` waits for the tokens.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from alignedserve.ops.step import StepInputs
 @dataclass
 class Launched:
     due: Due
-    # of the step's hidden states, one for each request that is due
+    # The row of the step's hidden states for each request that is due.
     rows: torch.Tensor
     draft: Draft | None
-    # for requests that asked for prompt_logprobs: those of the prompt tokens that this iteration predicted
+    # The log-probabilities of prompt tokens that this iteration predicted, for requests that asked for
+    # prompt_logprobs.
     prompt_logprobs: dict[Request, list[TokenLogprobs]]
 
 
@@ -38,7 +39,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, table: BatchTable, batch: Batch) -> Launched:
-        """Comes before `BatchTable.computed`."""
+        """Launches the iteration; called before `BatchTable.computed`."""
         ends = table.fill(self._step, batch)
         self._model.forward()
         prompt_logprobs = self._prompt_logprobs(batch, ends)

@@ -1,6 +1,6 @@
-"""Logits to tokens. Every row is handled by itself: what a request gets does not depend on its batch.
+"""Logits to tokens. Every row is handled by itself: a request's tokens do not depend on its batch.
 
-In two halves: `begin` starts all that a device computes, and `finish` waits for the tokens.
+It works in two halves: `begin` starts all that a device computes, and `finish` waits for the tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from alignedserve.text.grammar import GrammarError
 
 @dataclass
 class Sampled:
-    # one per request; BROKEN where the logits hold NaN or infinity
+    # One token per request; BROKEN where the logits hold NaN or infinity.
     tokens: np.ndarray
-    # row -> what was asked for with params.logprobs
+    # The log-probabilities asked for with params.logprobs, by row.
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    # row -> why its grammar can't go on; its token is meaningless then
+    # The reason why a row's grammar can't go on; its token is meaningless then.
     failed: dict[int, GrammarError] = field(default_factory=dict)
 
     @property
@@ -40,7 +40,7 @@ class Draft:
     """Tokens that a device may still be computing."""
 
     tokens: torch.Tensor
-    # the model's own log-probabilities, of the rows that asked for some
+    # The model's own log-probabilities, of the rows that asked for them.
     logprobs: torch.Tensor | None
     failed: dict[int, GrammarError]
 
@@ -50,14 +50,14 @@ class Sampler:
         self._ops = ops
 
     def begin(self, model: CompiledModel, rows: torch.Tensor, due: Due) -> Draft | None:
-        """rows[i] of the model's latest hidden states is for the next token of due.requests[i].
+        """Starts to sample: rows[i] of the model's latest hidden states is for the next token of due.requests[i].
 
-        None where `finish` has the tokens by itself.
+        Returns None where `finish` gets the tokens by itself.
         """
         if due.is_plain_greedy:
             return None
         logits = model.logits(rows)
-        # before anything below changes the logits
+        # This comes before anything below changes the logits.
         logprobs = logits[due.logged].log_softmax(dim=-1) if due.logged else None
         was_broken = self._ops.argmax(logits)[1] if due.edited else None
         failed = _edit_all(logits, due)
@@ -107,7 +107,7 @@ def _edit_all(logits: torch.Tensor, due: Due) -> dict[int, GrammarError]:
 
 
 def edit(logits: torch.Tensor, request: Request) -> None:
-    """Bias, minimum length and penalties, in place on one row, in vLLM's order."""
+    """Applies bias, minimum length and penalties, in place on one row, in vLLM's order."""
     params = request.params
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)

@@ -1,4 +1,4 @@
-"""One door for requests: everything a caller can get wrong about one is checked here, before anything is queued."""
+"""Checks requests in one place: everything that a caller can get wrong is found here, before anything is queued."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignedserve.types import InvalidRequest
 
 @dataclass(frozen=True)
 class Vocabulary:
-    # rows of the embedding: token ids are 0 .. size - 1
+    # The number of rows of the embedding: token ids are 0 .. size - 1.
     size: int
     eos_token_ids: frozenset[int]
 
