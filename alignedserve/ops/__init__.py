@@ -1,4 +1,4 @@
-"""Backends by name. Each executes the same operations (`base.Ops`); a model never knows which."""
+"""Backends by name. Each executes the same operations (`base.Ops`), so a model does not depend on which."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CudaOptions:
-    """What only the CUDA backend has: see EngineConfig."""
+    """Options of the CUDA backend alone: see EngineConfig."""
 
     decode_kernel: str = "balanced"
-    # batches of decodes that are captured as CUDA graphs
+    # The batch sizes of decodes that are captured as CUDA graphs.
     graph_sizes: tuple[int, ...] = ()
     use_tqdm: bool = False
 
@@ -59,7 +59,7 @@ def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> O
 
 
 MIN_CAPABILITY = (8, 0)
-# why a backend is none for this machine or model
+# These errors mean that a backend does not work on this machine or with this model.
 UNAVAILABLE = (NoCompiler, BuildFailed, ValueError)
 BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions], Ops]] = {
     "torch": _torch,
@@ -71,7 +71,7 @@ BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions], Ops]] = {
 def make_ops(
     name: str, device: torch.device, dtype: torch.dtype, head_dim: int, options: CudaOptions | None = None
 ) -> Ops:
-    """`auto`: the fastest that runs such a model."""
+    """Makes the backend of this name; `auto` is the fastest that runs such a model."""
     options = options or CudaOptions()
     if name == "auto":
         return _best(device, dtype, head_dim, options)

@@ -1,8 +1,8 @@
-"""The operations that models are written in, and the contract of whoever executes them.
+"""The operations that models are written in, and the contract of the backends that execute them.
 
-A model's forward is a sequence of these calls and nothing else, so that a backend may run them one by one
-(`torch`), record them once and replay them as one native program (`cpu`), or capture them (CUDA graphs).
-`compile` is that seam: it turns a function of these operations into something that runs one step.
+A model's forward is a sequence of these calls and nothing else, so that a backend may run them one by one (`torch`),
+record them once and replay them as one native program (`cpu`), or capture them (CUDA graphs). `compile` is that seam:
+it turns a function of these operations into something that runs one step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
 
-# What stands for a token where the logits hold NaN or infinity.
+# This stands for a token where the logits hold NaN or infinity.
 BROKEN = -1
 
 
@@ -29,7 +29,7 @@ class Activation(Enum):
     RELU = "relu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
-    # the weight's two parts are gate and up: silu(gate) * up, half as wide as the weight
+    # The weight's two parts are gate and up: silu(gate) * up, half as wide as the weight.
     SILU_GATED = "silu"
 
 
@@ -42,19 +42,19 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     scale: float
-    # latest tokens (itself included) a token attends to; None = all
+    # How many of the latest tokens (itself included) a token attends to; None for all.
     sliding_window: int | None = None
-    # [max_position, head_dim] float32: cos of head_dim/2 angles, then sin of the same; None = no rotation
+    # [max_position, head_dim] float32: cos of head_dim/2 angles, then sin of the same; None for no rotation.
     rope: torch.Tensor | None = None
-    # Qwen3: RMS norm weights [head_dim] for q and k, applied per head before the rotation
+    # Qwen3's RMS norm weights [head_dim] for q and k, applied per head before the rotation.
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     norm_eps: float = 1e-6
-    # the last layer: nobody asks for other rows of its result
+    # It is set for the last layer, of whose result no other rows are needed.
     outputs_only: bool = False
 
 
-# A backend's own handle on a value or a weight. To a model these are opaque.
+# These are a backend's own handles on a value or a weight, which are opaque to a model.
 Value = Any
 Linear = Any
 
@@ -71,27 +71,28 @@ class Ops(ABC):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
     ) -> Linear:
-        """A linear layer whose output columns are those of all `parts` ([out, in] each) side by side.
+        """Makes a linear layer whose output columns are those of all `parts` ([out, in] each) side by side.
 
         `activation` is applied to the output. The parts are copied, never kept: the caller may free them.
         """
 
     @abstractmethod
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An owned copy (a source may hand out views of a mapped file), in this backend's dtype and on its device."""
+        """Returns a copy of its own (a source may hand out views of a mapped file), in this backend's dtype and on its
+        device."""
 
     @abstractmethod
     def bind_cache(self, cache: torch.Tensor) -> None:
-        """The KV cache that `attention` reads and writes: [block, layer, k|v, kv_head, slot, head_dim].
+        """Sets the KV cache that `attention` reads and writes: [block, layer, k|v, kv_head, slot, head_dim].
 
-        Called once, before `compile`.
+        It is called once, before `compile`.
         """
 
     @abstractmethod
     def embed(
         self, table: torch.Tensor | Linear, ids: torch.Tensor, offset: int = 0, add_to: Value | None = None
     ) -> Value:
-        """table[ids + offset], plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
+        """Returns table[ids + offset], plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
 
         The table may be the weight of a linear layer (no activation): tied embeddings are kept once.
         """
@@ -106,14 +107,14 @@ class Ops(ABC):
 
     @abstractmethod
     def linear(self, x: Value, weight: Linear, residual: Value | None = None) -> Value:
-        """activation(x @ weight.T + bias), plus `residual` if given (never both an activation and a residual).
+        """Returns activation(x @ weight.T + bias), plus `residual` if given (never both an activation and a residual).
 
-        The residual may be overwritten: it is of no use afterwards.
+        The residual may be overwritten: the caller does not need it afterwards.
         """
 
     @abstractmethod
     def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
-        """Norm and rotate q and k, write k and v into the cache at the step's slots, attend causally.
+        """Norms and rotates q and k, writes k and v into the cache at the step's slots, and attends causally.
 
         `qkv` is [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads.
         Returns [tokens, num_heads * head_dim], or [outputs, ...] if `spec.outputs_only`.
@@ -121,29 +122,31 @@ class Ops(ABC):
 
     @abstractmethod
     def outputs(self, x: Value) -> Value:
-        """The rows of the step's outputs: [tokens, width] to [outputs, width]. What follows works on those alone."""
+        """Returns the rows of the step's outputs: [tokens, width] to [outputs, width]. What follows works on those
+        alone."""
 
     @abstractmethod
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Per row: the first of the largest logits; whether it holds NaN or its maximum is not finite.
+        """Returns, per row, the first of the largest logits, and whether it holds NaN or its maximum is not finite.
 
-        Not traced.
+        It is not traced.
         """
 
     @abstractmethod
     def gumbel_argmax(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Per row: a token drawn from softmax(logits), with noise that depends on the row's key (int64) only.
+        """Returns, per row, a token drawn from softmax(logits), with noise that depends on the row's key (int64) only.
 
-        Not traced.
+        It is not traced.
         """
 
     def draw(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], keys: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Per row: the token that its temperature, top_k, top_p and min_p choose, with noise of its key; whether it is
-        broken, as `argmax` has it.
+        """Returns, per row, the token that its temperature, top_k, top_p and min_p choose with the noise of its key,
+        and whether it is broken, like `argmax`.
 
-        Changes the logits. Not traced, and does not wait for a device where it can be helped: here it can not.
+        It changes the logits and is not traced. A backend should not wait for its device here; this implementation
+        does.
         """
         tokens, is_broken = self.argmax(logits)
         is_random = torch.tensor([not wanted.is_greedy for wanted in params], device=logits.device)
@@ -165,7 +168,7 @@ class Ops(ABC):
         is_trial: bool = False,
     ) -> CompiledModel:
         """Makes `forward` (the step's tokens to hidden states of its outputs) and `logits` (rows of those to logits)
-        runnable. `is_trial`: to see how much memory a step needs, and then no more; it may be slow."""
+        runnable. With `is_trial` the result only serves to measure how much memory a step needs; it may be slow."""
 
 
 class CompiledModel(ABC):
@@ -178,14 +181,14 @@ class CompiledModel(ABC):
 
     @abstractmethod
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """float32 logits [len(rows), vocab] of the given rows (int32) of the latest hidden states.
+        """Returns float32 logits [len(rows), vocab] of the given rows (int32) of the latest hidden states.
 
         len(rows) <= max_rows. The result is overwritten by the next call.
         """
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:
-        """Per row of the latest logits its likeliest token (the first of them), or BROKEN.
+        """Returns, per row of the latest logits, its likeliest token (the first of them), or BROKEN.
 
-        None where that was not computed with the step: see Ops.argmax. Waits for the device.
+        Returns None where that was not computed with the step: see Ops.argmax. It waits for the device.
         """
         return None

@@ -1,4 +1,4 @@
-"""A compiled model on a CPU: two programs, and the struct that tells them what this step is."""
+"""A compiled model on a CPU: two programs, and the struct which describes the current step to them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CpuModel(CompiledModel):
         return self._result[: len(rows)]
 
     def profile(self, rows: torch.Tensor) -> list[tuple[Op, float]]:
-        """Runs the step and the logits of `rows`; every operation and its seconds."""
+        """Runs the step and the logits of `rows`, and returns every operation with its seconds."""
         timed: list[tuple[Op, float]] = []
         self.forward()
         timed += zip(self._forward.ops, self._forward.profile(self._struct), strict=True)

@@ -1,4 +1,4 @@
-"""Operations on a CPU, through the C++ kernels: a forward is recorded once, and run as one native call."""
+"""Operations on a CPU, through the C++ kernels: a forward is recorded once, and runs as one native call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CpuOps(Ops):
     name = "cpu"
 
     def __init__(self, dtype: torch.dtype, num_threads: int | None = None) -> None:
-        """`num_threads`: torch's number by default, asked for at each step."""
+        """`num_threads` is torch's number by default, which is read at each step."""
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be float32 or bfloat16 on the CPU, not {dtype}")
         self.device = torch.device("cpu")
@@ -38,7 +38,7 @@ class CpuOps(Ops):
         self.num_threads = num_threads
         self._arena = Arena()
         self._cache: torch.Tensor | None = None
-        # what is being recorded, while `compile` runs
+        # What is being recorded while `compile` runs.
         self._program = Program()
         self._buffers = Buffers(0)
         self._step: StepInputs | None = None

@@ -1,8 +1,8 @@
 """Attention of a step on a GPU: decodes by our own kernels over the paged cache, chunks by FlashAttention.
 
 Decodes are the step's first sequences, chunks the rest. A chunk attends to KV gathered from its blocks, its own
-included. Whatever differs between steps of one shape (engine/step_shape.py) is read on the GPU: all of it can be
-captured.
+included. Whatever differs between steps of one shape (`ops/step_shape.py`) is read on the GPU, so that all of it can
+be captured.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class CudaAttention:
         self._decode_kernel = decode_kernel
         self._scratch: dict[int, DecodeScratch] = {}
         self._plans: dict[tuple[int, int | None], torch.Tensor] = {}
-        # plans that this step has made
+        # The plans that were made in this step.
         self._made: set[tuple[int, int | None]] = set()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begins a step."""
         self._made.clear()
 
     def __call__(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
@@ -103,7 +103,7 @@ class CudaAttention:
             plain_attention(q, layer, step, spec.scale, window, out, scratch.tuning)
 
     def _chunks(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-        """Rows of other tokens are anything."""
+        """The rows of other tokens in the result are undefined."""
         if not has_flash_attention(q.device, q.dtype):
             return self._chunks_plainly(q, spec)
         step, shape = self._step, self._step.shape
@@ -140,7 +140,7 @@ class CudaAttention:
 
 
 def has_flash_attention(device: torch.device, dtype: torch.dtype) -> bool:
-    """Not in float32, and not in the interpreter."""
+    """It is available neither in float32 nor in the interpreter."""
     return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 
@@ -155,9 +155,10 @@ def flash_attention(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Causal, a sequence's queries being the last tokens of its context. Waits for nothing, so it can be captured.
+    """Causal attention in which a sequence's queries are the last tokens of its context. It waits for nothing, so it
+    can be captured.
 
-    `torch.nn.attention.varlen` calls the same operation, but has other arguments with every version of torch.
+    `torch.nn.attention.varlen` calls the same operation, but its arguments change with every version of torch.
     """
     out: torch.Tensor = torch.ops.aten._flash_attention_forward(
         q,

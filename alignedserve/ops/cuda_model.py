@@ -1,9 +1,9 @@
-"""A compiled model on a GPU: CUDA graphs for steps of a few shapes, all others launched as they come.
+"""A compiled model on a GPU: CUDA graphs for steps of a few shapes; all other steps are launched kernel by kernel.
 
 A graph holds a whole step: hidden states, logits, the likeliest token of each row, and the copy of those to the host.
-So a greedy step costs the host one launch, and reading the tokens is the only time that it waits. Of decodes the graph
-fetches the inputs too. Those of prompts are sent before it: the host may then write the next ones while it runs, since
-many chunks bring no token that somebody waits for.
+So a greedy step costs the host one launch, and it waits only to read the tokens. A graph of decodes fetches the inputs
+too. The inputs of prompts are sent before the graph: the host may then write the next ones while it runs, since many
+chunks yield no token to wait for.
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ class CudaModel(CompiledModel):
         self._step = step
         self._max_rows = max_rows
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
-        # hidden states and logits of the graph that ran last: all leave them here
+        # Hidden states and logits of the graph that ran last: all graphs write them here.
         self._captured: tuple[torch.Tensor, torch.Tensor] | None = None
         self._is_captured = False
-        # of the step that ran last
+        # Hidden states of the step that ran last.
         self._hidden: torch.Tensor | None = None
         is_cuda = step.token_ids.is_cuda
-        # after the graph that ran last
+        # It is recorded after the graph that ran last.
         self._done = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
         self._tokens = torch.empty(max_rows, dtype=torch.int32, pin_memory=is_cuda)
 
     @torch.inference_mode()
     def capture(self, shapes: Sequence[StepShape], use_tqdm: bool) -> None:
-        """Steps are filled up to these from now on. The largest first: the others then fit into its memory."""
+        """Captures these shapes, which steps are filled up to from now on. The largest goes first: the others then fit
+        into its memory."""
         largest_first = sorted(shapes, key=lambda shape: (shape.is_decode, shape.num_tokens), reverse=True)
         for shape in tqdm(largest_first, "CUDA graphs", disable=not use_tqdm):
             try:
@@ -67,7 +68,7 @@ class CudaModel(CompiledModel):
     def _captured_step(self, shape: StepShape) -> torch.cuda.CUDAGraph:
         self._step.commit_empty(shape)
         self._step.upload()
-        # kernels are compiled, and libraries set up, by a run that is not captured
+        # A run that is not captured compiles kernels and sets libraries up.
         hidden, logits = self._run_all()
         if self._captured is None:
             rows = self._max_rows
@@ -118,7 +119,7 @@ class CudaModel(CompiledModel):
             raise RuntimeError("logits come after a forward")
         if len(rows) > self._max_rows:
             raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
-        # ascending as they are, these are all of them
+        # Rows are ascending, so these are all of them.
         if len(rows) == len(self._hidden):
             if self._is_captured and self._captured is not None:
                 return self._captured[1][: len(rows)].float()

@@ -1,8 +1,8 @@
-"""Operations on an NVIDIA GPU: Triton kernels of ours around the linear layers of cuBLAS.
+"""Operations on an NVIDIA GPU: Triton kernels of our own around the linear layers of cuBLAS.
 
-Rows of a step of one token go through a kernel of our own that reads each weight once, with the norm before it and the
-residual after it in the same pass (kernels/triton/gemv.py). Therefore a norm is not computed where the model asks for
-it but by whoever needs it (`Normed`).
+In a step of one token, rows go through a kernel of our own that reads each weight once, with the norm before it and
+the residual after it in the same pass (kernels/triton/gemv.py). Therefore a norm is not computed where the model asks
+for it, but by the operation that needs it (`Normed`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from alignedserve.sampling_params import SamplingParams
 
 @dataclass
 class Normed:
-    """x, to be normed by RMS."""
+    """x, which is still to be normed by RMS."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -61,8 +61,8 @@ class CudaOps(TorchOps):
         graph_sizes: Sequence[int] = (),
         use_tqdm: bool = False,
     ) -> None:
-        """`graph_sizes`: batches of decodes that a CUDA graph is captured for; without any, kernels are launched
-        one by one."""
+        """`graph_sizes` are the batch sizes of decodes for which a CUDA graph is captured; without any, kernels are
+        launched one by one."""
         super().__init__(dtype, device)
         self._decode_kernel = decode_kernel
         self._graph_sizes = graph_sizes
@@ -108,14 +108,14 @@ class CudaOps(TorchOps):
     def draw(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], keys: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All rows in one pass, and nothing waits for the GPU."""
+        """Draws for all rows in one pass, and does not wait for the GPU."""
         temperature = self._upload([wanted.temperature for wanted in params])
         if any(wanted.truncates for wanted in params):
             top_k = self._upload([max(wanted.top_k, 0) for wanted in params], torch.int32)
             top_p = self._upload([wanted.top_p for wanted in params])
             min_p = self._upload([wanted.min_p for wanted in params])
             truncate(logits, temperature, top_k, top_p, min_p)
-            # that has divided by it
+            # `truncate` has divided by the temperature already.
             temperature = (temperature > 0).float()
         return sample(logits, self._send(keys), temperature)
 
@@ -123,7 +123,7 @@ class CudaOps(TorchOps):
         return self._send(torch.tensor(values, dtype=dtype))
 
     def _send(self, values: torch.Tensor) -> torch.Tensor:
-        """From pinned memory: a copy from other memory waits for all that was launched before."""
+        """Sends from pinned memory, because a copy from other memory waits for all that was launched before."""
         if self.device.type != "cuda":
             return values
         return values.pin_memory().to(self.device, non_blocking=True)
@@ -156,7 +156,7 @@ class CudaOps(TorchOps):
         assert self._cache is not None
         shapes = decode_shapes(self._graph_sizes, step)
         if self.device.type != "cuda":
-            # nothing to capture; steps are filled up all the same
+            # Nothing can be captured here, but steps are filled up all the same.
             step.ladder = Ladder(shapes + chunk_shapes(step, self._cache))
             return
         if has_flash_attention(self.device, self.dtype):
@@ -192,7 +192,7 @@ def _many_rows(x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | No
         tuning = skinny_tuning(len(x), num_in, num_out) if can_be_skinny(x) else None
         if tuning is not None:
             return skinny_linear(x, weight.weight, residual, tuning, weight.bias, residual)
-        # the residual stream is nobody else's: see Ops.linear
+        # No other operation needs the residual stream: see Ops.linear.
         residual.addmm_(x, weight.weight.t())
         return residual if weight.bias is None else residual.add_(weight.bias)
     if weight.activation is Activation.RELU and weight.bias is not None and x.is_cuda:

@@ -1,6 +1,6 @@
 """Which steps a GPU has graphs for: decodes in batches of given sizes, and steps with prompts of up to 2,048 tokens.
 
-Longer ones keep a GPU busy for longer than their kernels take to launch.
+Longer steps keep a GPU busy for longer than their kernels take to launch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import StepShape
 
 CHUNK_TOKENS = (16, *range(32, 256, 32), *range(256, 1024, 64), *range(1024, 2048 + 1, 128))
-# of one step. A chunk that isn't there costs FlashAttention a few programs that find nothing to do.
+# The most chunks in one step. A chunk that isn't there costs FlashAttention a few programs that find nothing to do.
 MAX_CHUNKS = 16
-# keys and values that a layer's chunks attend to; with more of them, too, launching is no longer what takes time
+# The most keys and values that a layer's chunks attend to; with more, launching is no longer what takes time.
 MAX_CONTEXT_BYTES = 128 << 20
 
 
@@ -24,7 +24,7 @@ def decode_shapes(sizes: Iterable[int], step: StepInputs) -> list[StepShape]:
 
 
 def chunk_shapes(step: StepInputs, cache: torch.Tensor) -> list[StepShape]:
-    """`cache`: as bound, [block, layer, k|v, kv_head, slot, head_dim]."""
+    """`cache` has the shape [block, layer, k|v, kv_head, slot, head_dim], as bound."""
     _, _, _, num_kv_heads, block_size, head_dim = cache.shape
     num_context = MAX_CONTEXT_BYTES // (2 * num_kv_heads * head_dim * cache.element_size())
     longest = min(step.max_blocks_per_seq * block_size, num_context)

@@ -1,9 +1,9 @@
 """The inputs of one forward call, in buffers that stay where they are for the life of an instance.
 
 A step is a flat run of tokens ("varlen"): sequence s owns tokens query_start[s] .. query_start[s+1], the last
-query_len tokens of its context. Prefill chunks and decodes are the same thing with different query_len.
-Of most tokens only the KV is wanted; hidden states go on only for the outputs, chosen beforehand.
-Buffers never move, so that compiled programs and CUDA graphs may hold on to their addresses.
+query_len tokens of its context. Prefill chunks and decodes are the same thing with different query_len. Most tokens
+are computed only for their KV; hidden states are computed to the end only for the outputs, which are chosen
+beforehand. Buffers never move, so that compiled programs and CUDA graphs may hold on to their addresses.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from alignedserve.ops.step_shape import Ladder, StepShape
 
 @dataclass(frozen=True)
 class HostStep:
-    """The same buffers as numpy arrays on the host."""
+    """The buffers of `StepInputs` as numpy arrays on the host."""
 
-    # what the engine fills in
+    # The engine fills these in.
     token_ids: np.ndarray
     positions: np.ndarray
     slots: np.ndarray
     outputs: np.ndarray
     query_start: np.ndarray
     context_len: np.ndarray
-    # what `commit` and `host_block_table` do
+    # `commit` and `host_block_table` fill these in.
     num_used: np.ndarray
     table_stride: np.ndarray
     first_chunk: np.ndarray
@@ -38,7 +38,8 @@ class HostStep:
 
 
 class StepInputs:
-    """On a GPU all of them are one buffer, filled in pinned memory and sent in one piece by `upload`."""
+    """The inputs of a step. On a GPU they are one buffer, filled in pinned memory and sent in one piece by
+    `upload`."""
 
     def __init__(
         self, max_tokens: int, max_seqs: int, max_blocks_per_seq: int, device: torch.device | str = "cpu"
@@ -50,7 +51,7 @@ class StepInputs:
         self.num_outputs = 0
         self.num_seqs = 0
         sizes = {
-            # numbers that there are to send
+            # How many numbers there are to send.
             "num_used": 1,
             "table_stride": 1,
             "query_start": max_seqs + 1,
@@ -80,46 +81,47 @@ class StepInputs:
             array: np.ndarray = self._host_buffer[offsets[name] : offsets[name] + sizes[name]].numpy()
             return array
 
-        # per token
+        # These have an entry per token.
         self.token_ids = view("token_ids")
         self.positions = view("positions")
-        # where its K and V go: block id * block size + offset within the block
+        # Where its K and V go: block id * block size + offset within the block.
         self.slots = view("slots")
-        # per output: which token. Ascending, and a run of each sequence's tokens (or none of them).
+        # Per output, the token it is of. They ascend, and are a run of each sequence's tokens (or none of them).
         self.outputs = view("outputs")
-        # per sequence
+        # These have an entry per sequence.
         self.query_start = view("query_start")
-        # tokens of the sequence whose KV exists after this step, its own queries included
+        # The number of the sequence's tokens whose KV exists after this step, its own queries included.
         self.context_len = view("context_len")
-        # per chunk, a sequence that computes more than one token; they are the last ones, from `first_chunk` on:
-        # where its tokens begin, and where its context begins among theirs
+        # These have an entry per chunk, a sequence that computes more than one token; chunks are the last sequences,
+        # from `first_chunk` on. They tell where the chunk's tokens begin, and where its context begins among those of
+        # the chunks.
         self.first_chunk = view("first_chunk")
         self.chunk_start = view("chunk_start")
         self.context_start = view("context_start")
-        # sequence s's blocks begin at s * table_stride: rows are as wide as this step needs
+        # Sequence s's blocks begin at s * table_stride: rows are as wide as this step needs.
         self.flat_block_table = view("block_table")
         self.table_stride = view("table_stride")
         self.host = HostStep(**{name: host_view(name) for name in sizes})
-        # how wide rows of the block table are
+        # The width of the block table's rows.
         self.num_columns = max_blocks_per_seq
-        # how the host's buffer comes to the device's: (host, device)
+        # It copies the host's buffer to the device's: (host, device).
         self.send: Callable[[torch.Tensor, torch.Tensor], object] = self._copy
         self._sent = None if is_on_host else torch.cuda.Event()  # type: ignore[no-untyped-call]
-        # what steps are filled up to
+        # The shapes that steps are filled up to.
         self.ladder = Ladder()
         self.shape = StepShape(0, 0, 0)
 
     def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
-        """[num_seqs, num_columns] to be filled in, whatever was there before."""
+        """Returns [num_seqs, num_columns] to be filled in, whatever was there before."""
         if self._device_buffer is self._host_buffer:
-            # native programs were told the width once
+            # Native programs were given the width once.
             return self.host.block_table.reshape(self.max_seqs, -1)[:num_seqs, :num_columns]
         self.num_columns = num_columns
         return self.host.block_table[: num_seqs * num_columns].reshape(num_seqs, num_columns)
 
     @property
     def block_table(self) -> torch.Tensor:
-        """[num_seqs, columns]"""
+        """The block table, [num_seqs, columns]."""
         rows = len(self.flat_block_table) // self.num_columns
         return self.flat_block_table[: rows * self.num_columns].view(rows, self.num_columns)
 
@@ -136,7 +138,7 @@ class StepInputs:
         self._fill_up(own, self.ladder.rung(own))
 
     def commit_empty(self, shape: StepShape) -> None:
-        """Nothing, filled up to this shape: for capturing it."""
+        """Declares an empty step, filled up to this shape, for capturing it."""
         self.num_tokens = self.num_seqs = self.num_outputs = 0
         self.host.table_stride[0] = self.num_columns = 1
         self.host.num_used[0] = self._table_offset
@@ -166,7 +168,7 @@ class StepInputs:
         )
 
     def _fill_up(self, own: StepShape, shape: StepShape) -> None:
-        """With tokens that write nothing, and sequences and chunks of no tokens."""
+        """Fills the step up with tokens that write nothing, and with sequences and chunks of no tokens."""
         self.shape = shape
         tokens = slice(own.num_tokens, shape.num_tokens)
         self.host.token_ids[tokens] = 0
@@ -180,17 +182,18 @@ class StepInputs:
         self.host.context_start[chunks] = own.num_context_tokens
 
     def upload(self) -> None:
-        """To the device, on the current stream. The host's buffers are to be left alone until `wait_until_sent`."""
+        """Sends the host's buffers to the device, on the current stream. They are to be left alone until
+        `wait_until_sent`."""
         if self._sent is not None:
             self.send(self._host_buffer, self._device_buffer)
 
     def mark_sent(self) -> None:
-        """What sends them has been launched."""
+        """Notes that the copy of the buffers has been launched."""
         if self._sent is not None:
             self._sent.record()
 
     def wait_until_sent(self) -> None:
-        """Before the host's buffers are filled again."""
+        """Waits until the host's buffers may be filled again."""
         if self._sent is not None:
             self._sent.synchronize()
 
@@ -200,7 +203,7 @@ class StepInputs:
 
 
 def _offsets(sizes: dict[str, int]) -> dict[str, int]:
-    """Each begins at a multiple of 16 bytes, which kernels are compiled for."""
+    """The offsets of the parts. Each begins at a multiple of 16 bytes, which kernels are compiled for."""
     offsets, end = {}, 0
     for name, size in sizes.items():
         offsets[name] = end

@@ -10,26 +10,26 @@ from operator import attrgetter
 
 @dataclass(frozen=True)
 class StepShape:
-    """What is launched for a step: its own numbers, or those of the shape that it is filled up to."""
+    """The sizes that are launched for a step: its own, or those of the shape that it is filled up to."""
 
     num_tokens: int
     num_outputs: int
-    # leading sequences that kernels for one token look at; a chunk among them is left alone
+    # The leading sequences which kernels for one token look at; a chunk among them is left alone.
     num_decodes: int
-    # the last sequences, which compute more than one token
+    # The last sequences, which compute more than one token.
     num_chunks: int = 0
-    # tokens of the longest chunk, of the longest context that one has, and of all their contexts
+    # The tokens of the longest chunk, of the longest context of a chunk, and of all chunks' contexts.
     max_chunk_len: int = 0
     max_context_len: int = 0
     num_context_tokens: int = 0
 
     @property
     def is_decode(self) -> bool:
-        """Rows of outputs are rows of tokens."""
+        """Whether the rows of outputs are the rows of tokens."""
         return self.num_chunks == 0 and self.num_tokens == self.num_outputs
 
     def holds(self, other: StepShape) -> bool:
-        """Whether such a step can be filled up to this."""
+        """Whether such a step can be filled up to this shape."""
         return (
             self.num_tokens >= other.num_tokens
             and self.num_outputs >= other.num_outputs
@@ -42,7 +42,7 @@ class StepShape:
 
 
 class Ladder:
-    """Of decodes, and of all other steps."""
+    """The shapes that steps are filled up to: those of decodes, and those of all other steps."""
 
     def __init__(self, shapes: Iterable[StepShape] = ()) -> None:
         ascending = sorted(shapes, key=attrgetter("num_tokens"))
@@ -52,7 +52,7 @@ class Ladder:
         }
 
     def rung(self, shape: StepShape) -> StepShape:
-        """The lowest that has its tokens, if it holds the step; otherwise the shape itself."""
+        """The smallest shape that has as many tokens, if it holds the step; otherwise the shape itself."""
         rungs = self._rungs[shape.is_decode]
         at = bisect_left(rungs, shape.num_tokens, key=attrgetter("num_tokens"))
         return rungs[at] if at < len(rungs) and rungs[at].holds(shape) else shape

@@ -39,7 +39,8 @@ def attend_sequence(
     spec: AttentionSpec,
     out: torch.Tensor,
 ) -> None:
-    """One sequence's tokens, over its blocks, which hold their k and v already. q, out [tokens, heads, dim]."""
+    """Attends for one sequence's tokens over its blocks, which hold their k and v already. q, out: [tokens, heads,
+    dim]."""
     start, end = step.host.query_start[seq : seq + 2].tolist()
     if start == end:
         return
@@ -62,7 +63,7 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
-    """Hugging Face's convention: the two halves of a head are the pairs' first and second parts."""
+    """Rotates by Hugging Face's convention: the two halves of a head are the pairs' first and second parts."""
     if rope is None:
         return x
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
@@ -73,7 +74,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor | None) 
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, spec: AttentionSpec
 ) -> torch.Tensor:
-    """q [queries, heads, dim] at `positions` over k and v [context, kv heads, dim] at 0, 1, ..."""
+    """Attends with q [queries, heads, dim] at `positions` over k and v [context, kv heads, dim] at 0, 1, ..."""
     group = spec.num_heads // spec.num_kv_heads
     k, v = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * spec.scale

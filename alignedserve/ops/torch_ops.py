@@ -1,4 +1,4 @@
-"""Operations in plain torch, one by one, on any device: what the other backends are compared with."""
+"""Operations in plain torch, one by one, on any device: the other backends are compared with them."""
 
 from __future__ import annotations
 

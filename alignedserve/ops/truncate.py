@@ -1,6 +1,6 @@
 """Temperature, top-k, top-p and min-p on one row of logits, in place.
 
-Cuts are by value: all tokens as likely as the last one kept are kept. A sort's order among equals, which differs
+Cuts are by value: all tokens as likely as the last one kept are kept. The order of equals in a sort, which differs
 between machines, decides nothing.
 """
 
