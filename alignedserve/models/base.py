@@ -1,4 +1,4 @@
-"""What a model is to the engine: two functions written in `Ops`."""
+"""The interface of a model to the engine: two functions written in `Ops`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Model(Protocol):
     config: ModelConfig
 
     def forward(self, step: StepInputs) -> Value:
-        """Hidden states of the step's outputs."""
+        """Returns the hidden states of the step's outputs."""
         ...
 
     def logits(self, hidden: Value) -> Value:
-        """Some rows of hidden states to logits over the vocabulary."""
+        """Turns some rows of hidden states into logits over the vocabulary."""
         ...
 
 
 class Layers:
-    """Takes tensors by their checkpoint names and turns them into what the ops work on."""
+    """Takes tensors by their checkpoint names and turns them into the weights that the ops work on."""
 
     def __init__(self, weights: WeightSource, ops: Ops) -> None:
         self._weights = weights
@@ -37,7 +37,7 @@ class Layers:
     def embedding_and_head(
         self, name: str, vocab_size: int, width: int, is_tied: bool
     ) -> tuple[torch.Tensor | Linear, Linear]:
-        """The table that tokens come in by and the layer they leave by; one and the same where they are tied."""
+        """Returns the table that tokens come in by and the layer they leave by; one and the same if they are tied."""
         if is_tied:
             head = self.linear([name], [vocab_size], width)
             return head, head
@@ -52,7 +52,7 @@ class Layers:
         bias: bool = False,
         activation: Activation = Activation.NONE,
     ) -> Linear:
-        """One layer out of several in the checkpoint, side by side."""
+        """Makes one layer out of several in the checkpoint, side by side."""
         parts = [
             self._weights.take(f"{name}.weight", (out, in_features))
             for name, out in zip(names, out_features, strict=True)

@@ -1,4 +1,4 @@
-"""What a model looks like, independent of where the description came from (a config.json or a preset)."""
+"""A model's configuration, independent of where the description came from (a config.json or a preset)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class RopeConfig:
     """Rotary embedding: base frequency and, for Llama 3, the piecewise rescaling of long wavelengths."""
 
     theta: float = 10000.0
-    # "default", "linear" or "llama3"
+    # The kind is "default", "linear" or "llama3".
     kind: str = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -20,7 +20,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    # one of alignedserve.models.registry's names: llama, mistral, qwen2, qwen3, opt
+    # One of alignedserve.models.registry's names: llama, mistral, qwen2, qwen3, opt.
     architecture: str
     vocab_size: int
     hidden_size: int
@@ -29,23 +29,23 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    # the longest sequence the model was made for
+    # The longest sequence that the model was made for.
     max_position: int
     norm_eps: float
-    # "silu" (gated), "relu", "gelu" (exact) or "gelu_tanh"
+    # The activation is "silu" (gated), "relu", "gelu" (exact) or "gelu_tanh".
     activation: str
-    # dtype of the checkpoint: "float32", "bfloat16" or "float16"
+    # The dtype of the checkpoint: "float32", "bfloat16" or "float16".
     dtype: str
     tie_word_embeddings: bool = False
     rope: RopeConfig | None = None
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
-    # RMS norm over each head of q and k (Qwen3)
+    # An RMS norm over each head of q and k (Qwen3).
     qk_norm: bool = False
-    # one entry per layer: how many of the latest tokens (itself included) a token attends to; None = all
+    # One entry per layer: how many of the latest tokens (itself included) a token attends to; None for all.
     sliding_windows: tuple[int | None, ...] = ()
-    # OPT only: False for the post-norm 350m, and its narrower embedding
+    # These are for OPT only: norm_before is False for the post-norm 350m, which has a narrower embedding as well.
     norm_before: bool = True
     final_norm: bool = True
     norm_affine: bool = True

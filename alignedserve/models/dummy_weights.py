@@ -7,8 +7,8 @@ import hashlib
 import torch
 
 STANDARD_DEVIATION = 0.02
-# Eight billion normal numbers take minutes, so a tensor repeats a block of a million. The length is prime:
-# were it a multiple of a row's length, rows would be equal, and with them the logits of tokens.
+# Eight billion normal numbers take minutes, so a tensor repeats a block of a million. The length is prime: if it were
+# a multiple of a row's length, rows would be equal, and so would the logits of tokens.
 BLOCK_LENGTH = 1_048_573
 
 
@@ -30,10 +30,10 @@ class DummySource:
         return tensor
 
     def finish(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there is nothing to close."""
 
     def _fill(self, flat: torch.Tensor, name: str) -> None:
-        # on the CPU in float32 whatever the target, so that every device gets the same numbers
+        # It is made on the CPU in float32 whatever the target, so that every device gets the same numbers.
         block = (
             torch.randn(min(len(flat), BLOCK_LENGTH), generator=self._generator(name), dtype=torch.float32)
             * STANDARD_DEVIATION

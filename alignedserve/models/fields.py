@@ -1,4 +1,4 @@
-"""Checked reading of a JSON object: a complaint names the file, the key, its value and what is allowed."""
+"""Checked reading of a JSON object: an error names the file, the key, its value and what is allowed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_SIZE = 2**31 - 1
 class Fields:
     """A JSON object with typed getters. A key that is null reads like one that is absent.
 
-    A getter without a default demands the key.
+    A getter without a default requires the key.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -60,7 +60,7 @@ class Fields:
         return value
 
     def choice(self, key: str, names: Mapping[str, str], default: str) -> str:
-        """What `names` maps the value to."""
+        """Returns what `names` maps the value to."""
         value = self._or_default(key, default)
         if not isinstance(value, str) or value not in names:
             raise self.error(key, "one of " + ", ".join(names))
@@ -79,7 +79,7 @@ class Fields:
         return ids[0] if ids else None
 
     def token_ids(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """One id or a list of ids. -1 is an old way to write "none"; null means none as well."""
+        """Returns one id or a list of ids. -1 is an old way to write "none"; null means none as well."""
         value = self.values.get(key, list(default))
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(type(token) is not int or token < -1 for token in ids):

@@ -1,4 +1,4 @@
-"""Giving the C heap's free pages back to the system."""
+"""Returns the C heap's free pages to the system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 
 
 def return_free_pages() -> None:
-    """Only glibc needs it, and only there does it do anything.
+    """Trims the heap where the C library is glibc, which alone needs it; does nothing elsewhere.
 
     Copying and packing weights frees blocks of megabytes between blocks that stay. glibc keeps such holes,
     and the next aligned block rarely fits one: a model of 1 GB, each tensor converted, then copied, took 1.9.

@@ -24,7 +24,7 @@ def load_model_config(directory: Path) -> ModelConfig:
 def model_config_from_dict(
     config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None, where: str = "config.json"
 ) -> ModelConfig:
-    """`where` names the source in error messages. End tokens are those of both files together."""
+    """`where` names the source in error messages. The end tokens are those of both files together."""
     fields = Fields(config, where)
     if fields.get("quantization_config") is not None:
         raise fields.error("quantization_config", "absent: only unquantized checkpoints are supported")
@@ -37,7 +37,7 @@ def model_config_from_dict(
 def _family(fields: Fields) -> Family:
     names = fields.get("architectures")
     if not names:
-        # files written by hand often carry the model type alone
+        # Files written by hand often have the model type alone.
         by_model_type = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
         names = [by_model_type.get(str(fields.get("model_type")), str(fields.get("model_type")))]
     known = [name for name in names if str(name) in FAMILIES] if isinstance(names, list) else []

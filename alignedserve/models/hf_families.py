@@ -1,7 +1,7 @@
 """What each model family's config.json means.
 
-Sizes must be there; everything else has the default that transformers gives it, because a config.json may
-leave out what equals the default.
+Sizes must be there; everything else has the default that transformers gives it, because a config.json may leave out
+what equals the default.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from alignedserve.models.fields import Fields
 from alignedserve.models.hf_rope import read_rope
 
-# returns the arguments of ModelConfig
+# A family returns the arguments of ModelConfig.
 Family = Callable[[Fields], dict[str, Any]]
 
 _DTYPES = {prefix + name: name for prefix in ("", "torch.") for name in ("float32", "bfloat16", "float16")}
-# torch's name for the same function: gelu_new and gelu_fast are two spellings of the tanh approximation
+# Maps to torch's name of the function: gelu_new and gelu_fast are two spellings of the tanh approximation.
 _OPT_ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -24,7 +24,7 @@ _OPT_ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-# far beyond any model, and far below what memory is made for
+# This is far beyond any model, and far below what memory could hold.
 MAX_LAYERS = 10_000
 _GATED_ACTIVATIONS = {"silu": "silu", "swish": "silu"}
 
@@ -50,9 +50,9 @@ def _token_ids(fields: Fields, bos: int | None, eos: int | None, pad: int | None
 
 
 def _gated(fields: Fields, max_position: int, num_kv_heads: int | None) -> dict[str, Any]:
-    """What Llama and its relatives share; the arguments are the family's defaults for absent keys."""
+    """Reads what Llama and its relatives share; the arguments are the family's defaults for absent keys."""
     model = _common(fields, tie_word_embeddings=False)
-    # absent and null differ here: null asks for as many as there are query heads
+    # Absent and null differ here: null asks for as many as there are query heads.
     default_kv_heads = model["num_heads"] if "num_key_value_heads" in fields.values else num_kv_heads
     model["num_kv_heads"] = fields.size("num_key_value_heads", default_kv_heads or model["num_heads"])
     if model["num_heads"] % model["num_kv_heads"]:
@@ -82,13 +82,13 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
 
 
 def _window(fields: Fields) -> int | None:
-    # null turns the window off, an absent key does not
+    # Null turns the window off, an absent key does not.
     is_null = "sliding_window" in fields.values and fields.get("sliding_window") is None
     return None if is_null else fields.size("sliding_window", 4096)
 
 
 def _qwen_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Windows only if use_sliding_window: in the layers listed, or from layer max_window_layers on."""
+    """Windows apply only if use_sliding_window is set: in the layers listed, or from layer max_window_layers on."""
     window = _window(fields) if fields.flag("use_sliding_window", False) else None
     types = fields.get("layer_types")
     if types is None:
@@ -140,7 +140,7 @@ def _qwen2(fields: Fields) -> dict[str, Any]:
 
 
 def _qwen3(fields: Fields) -> dict[str, Any]:
-    # Qwen3 alone does not derive an absent head_dim from hidden_size: it is 128
+    # Qwen3 alone does not derive an absent head_dim from hidden_size: it is 128.
     sized = Fields({**fields.values, "head_dim": fields.size("head_dim", 128)}, fields.where)
     attention_bias = fields.flag("attention_bias", False)
     return _qwen2(sized) | {

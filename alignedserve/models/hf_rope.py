@@ -14,7 +14,7 @@ DEFAULT_THETA = 10000.0
 
 
 def read_rope(config: Fields, max_position: int) -> RopeConfig:
-    # an empty object counts as absent
+    # An empty object counts as absent.
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.nested(key) or Fields({}, f"{config.where}: {key}")
     theta = rope.positive("rope_theta", config.positive("rope_theta", DEFAULT_THETA))
@@ -45,6 +45,6 @@ def _llama3(config: Fields, rope: Fields, theta: float, max_position: int) -> Ro
         factor=rope.positive("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        # a value at the top level has priority
+        # A value at the top level has priority.
         original_max_position=config.size("original_max_position_embeddings", original),
     )

@@ -1,4 +1,4 @@
-"""What a model would take, without reading or making any of it."""
+"""Lists what a model would take, without reading or making any of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
 
 class ListedSource:
-    """A WeightSource of shapes. With a checkpoint, it checks that this has them, and nothing else."""
+    """A WeightSource of shapes. With a checkpoint, it only checks that the checkpoint has the tensors."""
 
     def __init__(self, dtype: torch.dtype, checkpoint: SafetensorsSource | None) -> None:
         self.num_values = 0
@@ -26,7 +26,7 @@ class ListedSource:
         if self._checkpoint is not None:
             self._checkpoint.expect(name, shape)
         self.num_values += math.prod(shape)
-        # of one value's memory, whatever its shape
+        # This takes one value's memory, whatever its shape.
         return torch.empty(1, dtype=self._dtype).expand(shape)
 
     def finish(self) -> None:
@@ -35,7 +35,7 @@ class ListedSource:
 
 
 class ListingOps(TorchOps):
-    """Keeps nothing of what it is given."""
+    """Ops which keep nothing of what they are given."""
 
     def linear_weight(
         self,
@@ -50,9 +50,9 @@ class ListingOps(TorchOps):
 
 
 def num_weights(config: ModelConfig, dtype: torch.dtype, checkpoint: SafetensorsSource | None) -> int:
-    """Values in all of the model's tensors. Raises ValueError when the checkpoint is not the model's."""
+    """The number of values in all of the model's tensors. Raises ValueError when the checkpoint is not the model's."""
     listed = ListedSource(dtype, checkpoint)
-    # how long sequences may be makes no difference to the weights
+    # The length of sequences makes no difference to the weights.
     build_model(config, listed, ListingOps(dtype), max_model_len=1)
     listed.finish()
     return listed.num_values

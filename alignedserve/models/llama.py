@@ -1,4 +1,4 @@
-"""Llama and what differs from it by a switch: Mistral (windows), Qwen2 (qkv bias), Qwen3 (norm of q and k)."""
+"""Llama and its variants, which differ by a switch: Mistral (windows), Qwen2 (qkv bias), Qwen3 (norm of q and k)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Llama:
         self._ops = ops
         layers = Layers(weights, ops)
         rope = rope_table(config.rope or RopeConfig(), config.head_dim, max_model_len).to(ops.device)
-        # The largest tensors first, while there is most room for the copy that is being made.
+        # The largest tensors are taken first, while there is most memory for the copy that is being made.
         self._embedding, self._lm_head = layers.embedding_and_head(
             "model.embed_tokens", config.vocab_size, config.hidden_size, config.tie_word_embeddings
         )

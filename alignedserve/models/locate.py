@@ -1,4 +1,5 @@
-"""What a model's name stands for: a directory, a preset, or a repository on the Hugging Face hub. No torch in here."""
+"""Finds what a model's name stands for: a directory, a preset, or a repository on the Hugging Face hub. Needs no
+torch."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from alignedserve.models.config import ModelConfig
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.presets import PRESETS
 
-# "auto" and "safetensors" mean the same; vLLM's scripts use either
+# "auto" and "safetensors" mean the same; vLLM's scripts use either.
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SMALL_FILES = ("*.json", "*.jinja", "merges.txt")
-# never *.bin or *.pt: unpickling runs code
+# Never *.bin or *.pt, because unpickling runs code.
 WEIGHT_FILES = ("*.safetensors",)
-# the same weights once more in another layout, as Meta's and Mistral's repositories have them
+# These are the same weights once more in another layout, as Meta's and Mistral's repositories have them.
 OTHER_LAYOUTS = ("consolidated*", "original/*", "*/*.safetensors")
 
 
@@ -31,24 +32,24 @@ OTHER_LAYOUTS = ("consolidated*", "original/*", "*/*.safetensors")
 class Location:
     name: str
     config: ModelConfig
-    # None for a preset, which has no files and so no tokenizer
+    # It is None for a preset, which has no files and so no tokenizer.
     directory: Path | None
     is_dummy: bool
-    # a copy in the hub's cache, which may lack files
+    # It is a copy in the hub's cache, which may lack files.
     is_cached: bool = False
 
 
 class NotInCache(ValueError):
-    """It may be on the hub; it is not here."""
+    """The model may be on the hub, but it is not in the cache."""
 
 
 def locate_model(
     model: str | Path, load_format: str = "auto", revision: str | None = None, may_download: bool = True
 ) -> Location:
-    """A directory goes before a preset, and a preset before the hub.
+    """Finds a directory before a preset, and a preset before a repository on the hub.
 
-    Downloads what is not in the hub's cache; with load_format "dummy" no weights. Raises ValueError when
-    `model` is none of the three, or is not a model that is supported; NotInCache where it may not download.
+    It downloads what is not in the hub's cache; with load_format "dummy" no weights. Raises ValueError when `model` is
+    none of the three, or is not a supported model; NotInCache if it may not download.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format is {load_format!r}; must be one of {', '.join(LOAD_FORMATS)}")
@@ -97,7 +98,7 @@ def _fetch(name: str, revision: str | None, with_weights: bool, may_download: bo
     except Exception as error:
         if not may_download and isinstance(error, LocalEntryNotFoundError):
             raise NotInCache(f"model is {name!r}, which is not in the hub's cache here") from error
-        # the hub's client lets through what its HTTP library of the day raises
+        # The hub's client lets exceptions of its HTTP library through, whichever that is.
         raise ValueError(
             f"model is {name!r}, which is no directory here and cannot be fetched from the hub: {error}"
         ) from error

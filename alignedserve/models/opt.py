@@ -14,7 +14,7 @@ from alignedserve.ops.step import StepInputs
 
 # OPT's position table begins with two rows that were meant for padding.
 POSITION_OFFSET = 2
-# torch.nn.LayerNorm's, which the checkpoints were trained with; config.json doesn't carry it
+# This is torch.nn.LayerNorm's, which the checkpoints were trained with; config.json does not have it.
 NORM_EPS = 1e-5
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]

@@ -1,6 +1,6 @@
 """The published shapes of some models, for measuring with random weights and no download.
 
-Written as the config.json files that their authors published, so that they go the same way as a real one.
+They are written as the config.json files that their authors published, and so are read like a real one.
 """
 
 from __future__ import annotations

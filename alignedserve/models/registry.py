@@ -1,4 +1,4 @@
-"""Architecture name to model class."""
+"""The model class of each architecture, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary embedding tables, as `AttentionSpec.rope` wants them."""
+"""Rotary embedding tables, as `AttentionSpec.rope` needs them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alignedserve.models.config import RopeConfig
 
 
 def rope_table(rope: RopeConfig, head_dim: int, max_len: int) -> torch.Tensor:
-    """[max_len, head_dim] float32: the cosines of head_dim/2 angles, then their sines."""
+    """Returns a table [max_len, head_dim] in float32: the cosines of head_dim/2 angles, then their sines."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = _scaled(1.0 / rope.theta**exponents, rope)
     angles = torch.outer(torch.arange(max_len).float(), frequencies)
@@ -28,7 +28,7 @@ def _scaled(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Short wavelengths stay, long ones are stretched by `factor`, those between are blended."""
+    """Short wavelengths stay, long ones are stretched by `factor`, and those between are blended."""
     wavelengths = 2 * math.pi / frequencies
     low, high = rope.low_freq_factor, rope.high_freq_factor
     smooth = (rope.original_max_position / wavelengths - low) / (high - low)

@@ -2,8 +2,8 @@
 
 A file is: header length (8 bytes, little-endian), header (JSON: name → dtype, shape, data_offsets), data.
 
-This is our own reader and not the safetensors library because of `drop`: the library maps the file too, but
-gives no way to hand pages back before it is closed: a loaded model and its file would be resident together.
+We read it ourselves instead of with the safetensors library because of `drop`: the library maps the file too, but
+gives no way to hand pages back before it is closed, so that a loaded model and its file would be resident together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 LENGTH_BYTES = 8
-# the limit of the safetensors library
+# This is the limit of the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -28,7 +28,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
-    # bytes, counted from the start of the file
+    # The first byte and the end, counted from the start of the file.
     begin: int
     end: int
 
@@ -50,24 +50,24 @@ class SafetensorsFile:
         self.entries = self._read_header(size)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A view of the mapped file. Do not write to it."""
+        """Returns a view of the mapped file, which must not be written to."""
         entry, dtype = self.entries[name], self.dtype_of(name)
         if entry.begin == entry.end:
             return torch.empty(entry.shape, dtype=dtype)
         self._advise(entry.begin, entry.end, "MADV_WILLNEED")
         with warnings.catch_warnings():
-            # torch warns that the map is read-only
+            # torch warns that the map is read-only.
             warnings.simplefilter("ignore", UserWarning)
             raw = torch.frombuffer(
                 self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=entry.begin
             )
         if entry.begin % dtype.itemsize:
-            # the format does not promise alignment, torch's kernels expect it
+            # The format does not promise alignment, but torch's kernels expect it.
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Raises ValueError for one that no model has."""
+        """Raises ValueError for a dtype that no model has."""
         found = self.entries[name].dtype
         if found not in DTYPES:
             raise ValueError(f"{self.path}: {name} has dtype {found}; must be one of {', '.join(DTYPES)}")
@@ -78,7 +78,7 @@ class SafetensorsFile:
         self._advise(begin, len(self._map) if end is None else end, "MADV_DONTNEED")
 
     def _advise(self, begin: int, end: int, advice: str) -> None:
-        # not every platform has it
+        # Not every platform has it.
         if hasattr(mmap, advice):
             start = begin // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(getattr(mmap, advice), start, end - start)

@@ -18,33 +18,33 @@ __all__ = ["DummySource", "SafetensorsSource", "WeightSource"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Bytes of the file converted at a time. Small beside any model, large beside a page.
+# How many bytes of the file are converted at a time. This is small beside any model, and large beside a page.
 CONVERT_BYTES = 16 << 20
-# Bytes taken between two cleanings of the heap, which walk through it
+# How many bytes are taken between two trims of the heap, which walk through it.
 TRIM_BYTES = 16 << 20
-# What checkpoints carry and no model takes: tables that are computed, an output layer tied to the input.
+# Checkpoints have these and no model takes them: tables that are computed, an output layer tied to the input.
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "lm_head.weight", "decoder.version")
 
 
 class WeightSource(Protocol):
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name`, in the dtype and on the device the source was made for.
+        """Returns the tensor `name`, in the dtype and on the device that the source was made for.
 
-        Raises ValueError naming the tensor when it is missing or has another shape. The tensor may be a view
-        of a mapped file; it stays valid, but to read it after a later `take` is to read the file again.
+        Raises ValueError with the tensor's name when it is missing or has another shape. The tensor may be a view of a
+        mapped file; it stays valid, but to read it after a later `take` is to read the file again.
         """
         ...
 
     def finish(self) -> None:
-        """Closes files. Raises ValueError when the checkpoint holds tensors that no one took."""
+        """Closes files. Raises ValueError when the checkpoint holds tensors that were not taken."""
         ...
 
 
 class SafetensorsSource:
     """The safetensors of a model directory, one file or several with an index.
 
-    What is resident beside the model is what it read of the files since the last `take`. A tensor taken
-    earlier stays valid: reading it again fetches it from the file.
+    What is resident beside the model is what it read of the files since the last `take`. A tensor taken earlier stays
+    valid: reading it again fetches it from the file.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SafetensorsSource:
         return self._convert(file, stored_name, tensor)
 
     def expect(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, str]:
-        """Where the tensor is and what it is called there, unread; it counts as taken. Raises what `take` raises."""
+        """Returns where the tensor is and its name there, unread; it counts as taken. Raises what `take` raises."""
         stored_name = self._stored_name(name)
         file = self._file_of[stored_name]
         stored_shape = file.entries[stored_name].shape
@@ -87,7 +87,7 @@ class SafetensorsSource:
         unused = [
             name for name in self._file_of if name not in self._taken and not name.endswith(HARMLESS_SUFFIXES)
         ]
-        # with the last reference to a file its map ends
+        # A file's map ends with the last reference to it.
         self._file_of, self._files = {}, []
         if unused:
             raise ValueError(
@@ -95,7 +95,7 @@ class SafetensorsSource:
             )
 
     def _stored_name(self, name: str) -> str:
-        # checkpoints of the bare decoder lack the prefix
+        # Checkpoints of the bare decoder lack the prefix.
         for candidate in (name, name.removeprefix("model."), f"model.{name}"):
             if candidate in self._file_of:
                 return candidate
@@ -105,7 +105,7 @@ class SafetensorsSource:
         )
 
     def _convert(self, file: SafetensorsFile, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """In pieces whose pages are dropped at once: a tensor whole in both dtypes would raise the peak."""
+        """Converts in pieces whose pages are dropped at once: a whole tensor in both dtypes would raise the peak."""
         converted = torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
         source, target = tensor.reshape(-1), converted.view(-1)
         step = CONVERT_BYTES // tensor.element_size()
@@ -118,7 +118,7 @@ class SafetensorsSource:
         return converted
 
     def _drop_read(self) -> None:
-        """The pages of every file, as the model may have read an earlier tensor late, and what it freed."""
+        """Drops the pages of every file, as the model may have read an earlier tensor late, and trims the heap."""
         for file in self._files:
             file.drop()
         if self._bytes_since_trim >= TRIM_BYTES:
@@ -131,7 +131,7 @@ class SafetensorsSource:
 
 
 def _open_files(directory: Path) -> dict[str, SafetensorsFile]:
-    """Which file each tensor is in."""
+    """Returns the file of each tensor."""
     if (directory / SINGLE_FILE).is_file():
         single = SafetensorsFile(directory / SINGLE_FILE)
         return dict.fromkeys(single.entries, single)
@@ -146,7 +146,7 @@ def _open_files(directory: Path) -> dict[str, SafetensorsFile]:
     if not isinstance(weight_map, dict):
         raise index.error("weight_map", "an object from tensor names to file names")
     for shard in weight_map.values():
-        # an index comes from the network: it must not lead out of its directory
+        # An index comes from the network: it must not lead out of its directory.
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise ValueError(f"{index_path}: weight_map names the file {shard!r}; must be a plain file name")
     shards = {shard: _open_shard(index_path, shard) for shard in dict.fromkeys(weight_map.values())}
