@@ -95,9 +95,11 @@ class BlockTable:
         return request is not None
 
     @property
-    def beginning(self) -> list[ScheduledRequest]:
+    def computing(self) -> list[ScheduledRequest]:
         """The running prompts which still compute some of the blocks that others may share."""
-        return [request for request in self._running.values() if request.names and request.num_pending > 1]
+        return [
+            request for request in self._running.values() if request.block_hashes and request.num_pending > 1
+        ]
 
     # ---- blocks and slots -------------------------------------------------------------------------------------------
 

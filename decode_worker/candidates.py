@@ -31,9 +31,9 @@ class Candidates:
 
     def add(self, work: Work, is_batch: bool, source: InstanceId | None) -> None:
         into = self._batch if is_batch else self._requests
-        names = () if work.num_cached else self._lookup.names(work)
+        block_hashes = () if work.num_cached else self._lookup.block_hashes(work)
         into[work.request.key] = scheduled_request(
-            work, source, self._num_batches, self._max_model_len, names
+            work, source, self._num_batches, self._max_model_len, block_hashes
         )
 
     def take(self, scheduled: ScheduledRequest) -> None:

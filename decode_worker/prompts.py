@@ -13,7 +13,7 @@ from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request
 from alignedserve.instance.compiling import Compiling
 from alignedserve.instance.executor import Executor
-from alignedserve.instance.prefix_cache import Beginning, PrefixCache
+from alignedserve.instance.prefix_cache import HashedPrefix, PrefixCache
 from alignedserve.instance.preparation import Preparation
 from alignedserve.instance.requests import adopt, key_of, plain
 from alignedserve.protocol.messages import NewTokens, Work
@@ -25,15 +25,15 @@ class Prompts:
     def __init__(self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool) -> None:
         self._engine = engine
         self.preparation = Preparation(engine, compiling)
-        self.sharing = PrefixCache(engine, enable_prefix_caching)
+        self.prefix_cache = PrefixCache(engine, enable_prefix_caching)
         # The block hashes and counts of prompts that have started, until they leave.
-        self._beginnings: dict[RequestKey, Beginning] = {}
+        self._prefixes: dict[RequestKey, HashedPrefix] = {}
         self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
         # The prompts that have started and have not yielded a token here yet.
         self._computing: set[RequestKey] = set()
 
     def __len__(self) -> int:
-        return len(self.preparation) + len(self._beginnings)
+        return len(self.preparation) + len(self._prefixes)
 
     @property
     def are_computed(self) -> bool:
@@ -42,19 +42,19 @@ class Prompts:
     def forget(self, key: RequestKey) -> None:
         """Forgets a request which will not start; safe to call again."""
         self.preparation.forget(key)
-        self.sharing.forget(key)
+        self.prefix_cache.forget(key)
 
     def forget_waiting(self) -> None:
         for key in self.preparation.keys:
             self.forget(key)
-        self.sharing.forget_waiting()
+        self.prefix_cache.forget_waiting()
 
     # ---- prompts that have started -----------------------------------------------------------------------------------
 
     def start(self, work: Work) -> Request:
         key = work.request.key
-        beginning = self._beginnings[key] = self.sharing.start(work)
-        request = adopt(self._engine, work, self.preparation.take(key), beginning.num_found)
+        prefix = self._prefixes[key] = self.prefix_cache.start(work)
+        request = adopt(self._engine, work, self.preparation.take(key), prefix.num_found)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs[key] = []
@@ -63,37 +63,37 @@ class Prompts:
     def computed(self, requests: Iterable[Request]) -> None:
         """More of each request is computed than before, and others may share it."""
         for request in requests:
-            if beginning := self._beginnings.get(key_of(request.request_id)):
-                self.sharing.computed(request, beginning)
+            if prefix := self._prefixes.get(key_of(request.request_id)):
+                self.prefix_cache.computed(request, prefix)
 
     def take_output(self, output: TokenOutput, news: NewTokens | None) -> None:
         """Takes a request's output of one iteration, with the report of the token if it yielded one."""
         key = key_of(output.request_id)
         if output.prompt_logprobs and key in self._logprobs:
             self._logprobs[key] += output.prompt_logprobs
-        beginning = self._beginnings.get(key)
-        if beginning and isinstance(output.error, BrokenLogits):
-            self.sharing.spoilt(beginning)
+        prefix = self._prefixes.get(key)
+        if prefix and isinstance(output.error, BrokenLogits):
+            self.prefix_cache.spoilt(prefix)
         if news is not None:
             self._computing.discard(key)
-        if news is not None and beginning and not news.first:
-            news.num_reused = beginning.num_found
+        if news is not None and prefix and not news.first:
+            news.num_reused = prefix.num_found
             if (logprobs := self._logprobs.pop(key, None)) is not None:
                 news.prompt_logprobs = pack([*map(plain, logprobs)])
 
     def resumed(self, work: Work, request: Request) -> None:
         """The request's KV was pulled back from the pool."""
-        if self.sharing.is_enabled:
-            beginning = self._beginnings[work.request.key] = self.sharing.start(work)
-            self.sharing.computed(request, beginning)
+        if self.prefix_cache.is_enabled:
+            prefix = self._prefixes[work.request.key] = self.prefix_cache.start(work)
+            self.prefix_cache.computed(request, prefix)
 
     def ended(self, request: Request) -> None:
         """The request ended because it was done, so others may share its KV."""
-        if beginning := self._beginnings.get(key_of(request.request_id)):
-            self.sharing.ended(request, beginning)
+        if prefix := self._prefixes.get(key_of(request.request_id)):
+            self.prefix_cache.ended(request, prefix)
 
     def left(self, key: RequestKey) -> None:
         """Forgets a request which holds no blocks any more; safe to call again."""
         self._computing.discard(key)
-        self._beginnings.pop(key, None)
+        self._prefixes.pop(key, None)
         self._logprobs.pop(key, None)

@@ -49,7 +49,7 @@ class DecodeSchedule:
         at = self._boundary
         at.begin(now)
         if self.limits.enable_prefix_caching:
-            self._dedup.look(self._policy.in_order(self._block_table.beginning, now), now)
+            self._dedup.look(self._policy.in_order(self._block_table.computing, now), now)
         self._policy.plan(at)
         if self._estimate and at.plan.goes_on:
             self._predicted_s = self._estimate.iteration(at.chunks, at.lengths)

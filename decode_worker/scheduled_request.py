@@ -30,7 +30,7 @@ class ScheduledRequest:
     # The number of the last iteration for which it was planned.
     last_run: int = 0
     # The hashes of its first blocks, those that it may share with prompts which have the same prefix.
-    names: Sequence[bytes] = ()
+    block_hashes: Sequence[bytes] = ()
     # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
     # The policy keeps what it likes here.
@@ -80,7 +80,7 @@ ScheduledRequests = dict[RequestKey, ScheduledRequest]
 
 
 def scheduled_request(
-    work: Work, source: InstanceId | None, batch: int, max_model_len: int, names: Sequence[bytes] = ()
+    work: Work, source: InstanceId | None, batch: int, max_model_len: int, block_hashes: Sequence[bytes] = ()
 ) -> ScheduledRequest:
     key, request = work.request.key, work.request
     num_tokens = len(request.prompt) + len(work.output)
@@ -92,5 +92,12 @@ def scheduled_request(
             "must ascend"
         )
     return ScheduledRequest(
-        work, source, batch, num_tokens, work.num_cached, max_cached, work.deadlines.is_rt, names=names
+        work,
+        source,
+        batch,
+        num_tokens,
+        work.num_cached,
+        max_cached,
+        work.deadlines.is_rt,
+        block_hashes=block_hashes,
     )

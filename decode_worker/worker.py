@@ -83,7 +83,7 @@ class DecodeWorker(Worker[DecodeStep]):
         limits = limits_of(engine)
         part = self._part(policy or make_policy(SchedulingConfig()), limits, estimate)
         self._prompts = Prompts(engine, self._compiling, enable_prefix_caching)
-        lookup = self._prompts.sharing if enable_prefix_caching else None
+        lookup = self._prompts.prefix_cache if enable_prefix_caching else None
         self.schedule = DecodeSchedule(limits, part, estimate, lookup)
         # The addresses of prefill instances that stage KV for this one.
         self._addresses: dict[InstanceId, str] = {}
@@ -346,7 +346,7 @@ class DecodeWorker(Worker[DecodeStep]):
     ) -> DecodeReport:
         schedule, changes, lengths = self.schedule, self._changes, self.schedule.lengths()
         num_be_running, num_be_blocks = schedule.best_effort()
-        changes.num_asked, changes.num_found = self._prompts.sharing.take_counts()
+        changes.num_asked, changes.num_found = self._prompts.prefix_cache.take_counts()
         return DecodeReport(
             news=news + changes.refused,
             admitted=changes.admitted,

@@ -50,7 +50,7 @@ class Prompts:
 
     def add(self, work: Work) -> None:
         num_pending = num_tokens(work) - work.num_cached
-        request = ScheduledRequest(work, num_pending, names=self._lookup.names(work))
+        request = ScheduledRequest(work, num_pending, block_hashes=self._lookup.block_hashes(work))
         self._waiting[request.key] = request
         self._new.append(request)
 

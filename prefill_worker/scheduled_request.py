@@ -38,7 +38,7 @@ class ScheduledRequest:
     # When a plan first saw it, in seconds on the instance's clock.
     since_s: float = math.inf
     # The hashes of its first blocks, those that it may share.
-    names: Sequence[bytes] = ()
+    block_hashes: Sequence[bytes] = ()
     # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
 
@@ -81,7 +81,7 @@ class ScheduledRequest:
     def preempt(self) -> None:
         """The prompt lost its blocks and waits again, with what was computed in the pool."""
         self.work = replace(self.work, num_cached=self.num_computed)
-        self.state, self.num_blocks, self.names = PromptState.WAITING, 0, ()
+        self.state, self.num_blocks, self.block_hashes = PromptState.WAITING, 0, ()
 
 
 ScheduledRequests = dict[RequestKey, ScheduledRequest]

@@ -16,7 +16,7 @@ from functools import partial
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request, Status
 from alignedserve.instance.executor import Executor, Iteration, Transfers
-from alignedserve.instance.prefix_cache import Beginning, PrefixCache
+from alignedserve.instance.prefix_cache import HashedPrefix, PrefixCache
 from alignedserve.instance.preparation import Preparation
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.worker import DRAIN_STEP_S, Worker
@@ -47,7 +47,7 @@ from alignedserve.types import BlockId, PoolBlockId, RequestKey
 class Prompt:
     work: Work
     request: Request
-    beginning: Beginning
+    prefix: HashedPrefix
     # The number of blocks whose KV is in the pool, or on its way there.
     num_saved_blocks: int
     # Nothing of it will be computed or saved any more; it leaves when no copy is under way.
@@ -191,7 +191,7 @@ class PrefillWorker(Worker[PrefillStep]):
         self.transfers.completions.run()
         plan = self.schedule.plan(begun_s)
         for key in plan.preempted:
-            self._give_up(self._prompts[key])
+            self._preempt(self._prompts[key])
         for work in plan.new_prompts:
             self._start(work)
         for work in plan.loads:
@@ -209,16 +209,16 @@ class PrefillWorker(Worker[PrefillStep]):
         return self._take_messages(self._clock() - step.begun_s), step.plan.goes_on
 
     def _start(self, work: Work) -> None:
-        key, beginning = work.request.key, self._prefix_cache.start(work)
-        request = adopt(self.engine, work, self._preparation.take(key), beginning.num_found)
+        key, prefix = work.request.key, self._prefix_cache.start(work)
+        request = adopt(self.engine, work, self._preparation.take(key), prefix.num_found)
         num_saved_blocks = work.num_cached // self.engine.format.block_size
         wants_logprobs = request.params.prompt_logprobs is not None
         logprobs = self._partial_logprobs.pop(key, []) if wants_logprobs else None
-        self._prompts[key] = Prompt(work, request, beginning, num_saved_blocks, logprobs=logprobs)
+        self._prompts[key] = Prompt(work, request, prefix, num_saved_blocks, logprobs=logprobs)
         if not work.num_cached:
             self.engine.join(request)
-        if beginning.num_found:
-            self._changes.progress.append((key, beginning.num_found))
+        if prefix.num_found:
+            self._changes.progress.append((key, prefix.num_found))
 
     def _launch(self, plan: PrefillPlan) -> Iteration | None:
         if not plan.chunks:
@@ -243,16 +243,16 @@ class PrefillWorker(Worker[PrefillStep]):
         if prompt.logprobs is not None:
             prompt.logprobs += output.prompt_logprobs or ()
         if isinstance(output.error, BrokenLogits):
-            self._prefix_cache.spoilt(prompt.beginning)
+            self._prefix_cache.spoilt(prompt.prefix)
         if says_something(output):
             news = news_of(output, prompt.request, prompt.logprobs)
             # Reported with the first token of all only: KV that a restarted prompt finds is mostly its own.
-            news.num_reused = 0 if prompt.work.output else prompt.beginning.num_found
+            news.num_reused = 0 if prompt.work.output else prompt.prefix.num_found
             self._changes.news.append(news)
 
     def _after_chunk(self, prompt: Prompt) -> None:
         request = prompt.request
-        self._prefix_cache.computed(request, prompt.beginning)
+        self._prefix_cache.computed(request, prompt.prefix)
         if request.status is Status.HELD:
             self._drop(prompt, None)  # The request ended with its first token
         elif prompt.is_computed:
@@ -297,13 +297,13 @@ class PrefillWorker(Worker[PrefillStep]):
         else:
             self._leave_if_done(prompt)
 
-    def _give_up(self, prompt: Prompt) -> None:
+    def _preempt(self, prompt: Prompt) -> None:
         prompt.is_preempted = True
         self.engine.part(prompt.request)
         self._save_blocks(prompt, self.engine.format.num_blocks(prompt.request.num_computed))
         self._leave_if_done(prompt)
 
-    def _gave_up(self, prompt: Prompt) -> None:
+    def _preempted(self, prompt: Prompt) -> None:
         self.schedule.preempted(prompt.key)
         self.engine.release(prompt.request)
         del self._prompts[prompt.key]
@@ -349,7 +349,7 @@ class PrefillWorker(Worker[PrefillStep]):
         if prompt.is_dropped:
             self._outbox += [prompt.last_message] if prompt.last_message else []
         elif prompt.is_preempted:
-            self._gave_up(prompt)
+            self._preempted(prompt)
             return
         elif prompt.is_computed:
             self._changes.saved.append((prompt.key, prompt.request.num_computed))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from alignedserve.types import BlockId, RequestId
 
@@ -27,8 +27,8 @@ class BlockManager:
         # It is a stack: the block freed last is used next, while it is still in a processor cache.
         self._free = [BlockId(block) for block in reversed(range(self.num_blocks))]
         self._held: dict[RequestId, list[BlockId]] = {}
-        self._named: dict[bytes, BlockId] = {}
-        self._names: dict[BlockId, bytes] = {}
+        self._published: dict[bytes, BlockId] = {}
+        self._hashes: dict[BlockId, bytes] = {}
         # These blocks have hashes and no owner; the one that lost its owner first is taken first.
         self._kept: dict[BlockId, None] = {}
         # The number of owners of each block beyond the first.
@@ -62,14 +62,14 @@ class BlockManager:
     def free(self, owner: RequestId) -> None:
         """Frees all blocks that `owner` holds; safe to repeat."""
         blocks = self._held.pop(owner, [])
-        if self._names or self._others:
+        if self._hashes or self._others:
             self._leave(blocks)
         else:
             self._free.extend(reversed(blocks))
 
     # ---- blocks with hashes -----------------------------------------------------------------------------------------
 
-    def share(self, owner: RequestId, names: Sequence[bytes]) -> int:
+    def share(self, owner: RequestId, block_hashes: Sequence[bytes]) -> int:
         """Lets `owner`, which holds no blocks yet, hold the blocks of the first of these hashes, as far as they are
         known. Returns how many.
 
@@ -78,10 +78,10 @@ class BlockManager:
         if owner in self._held:
             raise RuntimeError(f"{owner}: holds {len(self._held[owner])} blocks before it shares any")
         blocks: list[BlockId] = []
-        for name in names[: self.num_free]:
-            if name not in self._named:
+        for block_hash in block_hashes[: self.num_free]:
+            if block_hash not in self._published:
                 break
-            blocks.append(self._named[name])
+            blocks.append(self._published[block_hash])
         for block in blocks:
             if block in self._kept:
                 del self._kept[block]
@@ -92,22 +92,22 @@ class BlockManager:
             self._held[owner] = blocks
         return len(blocks)
 
-    def num_known(self, names: Sequence[bytes]) -> int:
+    def num_known(self, block_hashes: Sequence[bytes]) -> int:
         """The number of leading hashes for which there are blocks."""
-        return next((count for count, name in enumerate(names) if name not in self._named), len(names))
+        return sum(1 for _ in takewhile(self._published.__contains__, block_hashes))
 
-    def name(self, owner: RequestId, first: int, names: Sequence[bytes]) -> None:
+    def publish(self, owner: RequestId, first: int, block_hashes: Sequence[bytes]) -> None:
         """Publishes the owner's blocks from its `first` on under these hashes: their KV is there. A hash which another
         block has already is skipped."""
-        for block, name in zip(islice(self.held(owner), first, None), names, strict=False):
-            if name not in self._named:
-                self._named[name], self._names[block] = block, name
+        for block, block_hash in zip(islice(self.held(owner), first, None), block_hashes, strict=False):
+            if block_hash not in self._published:
+                self._published[block_hash], self._hashes[block] = block, block_hash
 
-    def forget(self, names: Iterable[bytes]) -> None:
+    def forget(self, block_hashes: Iterable[bytes]) -> None:
         """From here on no other owner can hold the blocks of these hashes."""
-        for name in names:
-            if name in self._named:
-                block = self._named[name]
+        for block_hash in block_hashes:
+            if block_hash in self._published:
+                block = self._published[block_hash]
                 self._forget(block)
                 if block in self._kept:
                     del self._kept[block]
@@ -121,7 +121,7 @@ class BlockManager:
                 self._num_others -= 1
                 if not self._others[block]:
                     del self._others[block]
-            elif block in self._names:
+            elif block in self._hashes:
                 self._kept[block] = None
             else:
                 self._free.append(block)
@@ -133,8 +133,8 @@ class BlockManager:
             self._free.append(block)
 
     def _forget(self, block: BlockId) -> None:
-        if block in self._names:
-            del self._named[self._names.pop(block)]
+        if block in self._hashes:
+            del self._published[self._hashes.pop(block)]
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 

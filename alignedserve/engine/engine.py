@@ -97,23 +97,23 @@ class Engine:
         self._blocks.allocate(request_id, num_blocks)
         return request
 
-    def num_known(self, names: Sequence[bytes]) -> int:
+    def num_known(self, block_hashes: Sequence[bytes]) -> int:
         """The number of tokens, those of the first of these block hashes, whose KV is there."""
-        return self._blocks.num_known(names) * self.cache.format.block_size
+        return self._blocks.num_known(block_hashes) * self.cache.format.block_size
 
-    def share(self, request_id: RequestId, names: Sequence[bytes]) -> int:
+    def share(self, request_id: RequestId, block_hashes: Sequence[bytes]) -> int:
         """Lets a request that will be adopted share the blocks with these hashes (`scheduling/block_hashes.py`), as
         far as they are known. Returns the number of tokens whose KV is there."""
-        return self._blocks.share(request_id, names) * self.cache.format.block_size
+        return self._blocks.share(request_id, block_hashes) * self.cache.format.block_size
 
-    def publish_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:
+    def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
         """Publishes the request's blocks from `first` on, whose KV is there, for others to share."""
-        self._blocks.name(request.request_id, first, names)
+        self._blocks.publish(request.request_id, first, block_hashes)
 
-    def forget_hashes(self, names: Sequence[bytes]) -> None:
+    def forget_hashes(self, block_hashes: Sequence[bytes]) -> None:
         """From here on no other request can share the blocks with these hashes; those which share them already go
         on."""
-        self._blocks.forget(names)
+        self._blocks.forget(block_hashes)
 
     def blocks_of(self, request: Request) -> list[BlockId]:
         return list(self._blocks.held(request.request_id))

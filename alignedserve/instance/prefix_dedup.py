@@ -28,7 +28,7 @@ class Member(Protocol):
     def is_rt(self) -> bool: ...
 
     @property
-    def names(self) -> Sequence[bytes]:
+    def block_hashes(self) -> Sequence[bytes]:
         """The hashes of its first blocks, those that it may share."""
 
     @property
@@ -44,9 +44,9 @@ IsAhead = Callable[[Any, Any, float], bool]
 
 
 class PrefixDedup:
-    def __init__(self, block_size: int, shares: PrefixLookup, is_ahead: IsAhead) -> None:
+    def __init__(self, block_size: int, lookup: PrefixLookup, is_ahead: IsAhead) -> None:
         self._block_size = block_size
-        self._shares = shares
+        self._lookup = lookup
         self._is_ahead = is_ahead
         self._now = 0.0
         # The blocks that are still to be computed, by hash, with the request that computes each.
@@ -60,7 +60,7 @@ class PrefixDedup:
             self.started(request)
 
     def started(self, request: Member) -> None:
-        for name in request.names[request.num_computed // self._block_size :]:
+        for name in request.block_hashes[request.num_computed // self._block_size :]:
             other = self._coming.setdefault(name, request)
             if request.is_rt and not other.is_rt:
                 # Real time does not wait for best effort, and other requests of real time follow the real-time one.
@@ -69,10 +69,10 @@ class PrefixDedup:
     def had_better_wait(self, request: Member) -> bool:
         """Whether a prompt under way will have computed enough of what the request needs, or is still computing what
         the request began to wait for."""
-        if not (self._coming and request.names):
+        if not (self._coming and request.block_hashes):
             return False
-        num_found = self._shares.num_found(request.names)
-        num_coming = self._num_coming(request, request.names[num_found // self._block_size :])
+        num_found = self._lookup.num_found(request.block_hashes)
+        num_coming = self._num_coming(request, request.block_hashes[num_found // self._block_size :])
         pays = pays_to_wait(num_coming, request.num_tokens - num_found)
         request.is_following = pays or (request.is_following and num_coming > 0)
         return request.is_following

@@ -11,10 +11,10 @@ from alignedserve.protocol.messages import Work
 class PrefixLookup(Protocol):
     """The KV of prompts which an instance keeps, for others with the same prefix."""
 
-    def names(self, work: Work) -> Sequence[bytes]:
+    def block_hashes(self, work: Work) -> Sequence[bytes]:
         """Returns the hashes of the prompt's first blocks, those that it may share."""
 
-    def num_found(self, names: Sequence[bytes]) -> int:
+    def num_found(self, block_hashes: Sequence[bytes]) -> int:
         """Returns the number of tokens which the instance has KV of, right now."""
 
     def take(self, work: Work) -> int:
@@ -22,10 +22,10 @@ class PrefixLookup(Protocol):
 
 
 class NoPrefixCache:
-    def names(self, work: Work) -> Sequence[bytes]:
+    def block_hashes(self, work: Work) -> Sequence[bytes]:
         return ()
 
-    def num_found(self, names: Sequence[bytes]) -> int:
+    def num_found(self, block_hashes: Sequence[bytes]) -> int:
         return 0
 
     def take(self, work: Work) -> int:

@@ -147,18 +147,18 @@ class SimEngine:
 
     # ---- prefixes ---------------------------------------------------------------------------------------------------
 
-    def num_known(self, names: Sequence[bytes]) -> int:
-        return self._blocks.num_known(names) * self.format.block_size
+    def num_known(self, block_hashes: Sequence[bytes]) -> int:
+        return self._blocks.num_known(block_hashes) * self.format.block_size
 
-    def share(self, request_id: RequestId, names: Sequence[bytes]) -> int:
-        self._num_shared[request_id] = self._blocks.share(request_id, names)
+    def share(self, request_id: RequestId, block_hashes: Sequence[bytes]) -> int:
+        self._num_shared[request_id] = self._blocks.share(request_id, block_hashes)
         return self._num_shared[request_id] * self.format.block_size
 
-    def publish_blocks(self, request: Request, first: int, names: Sequence[bytes]) -> None:
-        self._blocks.name(request.request_id, first, names)
+    def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
+        self._blocks.publish(request.request_id, first, block_hashes)
 
-    def forget_hashes(self, names: Sequence[bytes]) -> None:
-        self._blocks.forget(names)
+    def forget_hashes(self, block_hashes: Sequence[bytes]) -> None:
+        self._blocks.forget(block_hashes)
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 

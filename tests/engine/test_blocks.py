@@ -32,7 +32,7 @@ def test_no_sequence_of_calls_loses_or_doubles_a_block(calls: list[tuple[str, in
 
 
 OWNERS = "abcd"
-# a name stands for all blocks up to its own: prompts are numbers of names, of two kinds
+# A hash stands for all blocks up to its own: prompts are numbers of hashes, of two kinds.
 CALLS = st.tuples(
     st.sampled_from(["allocate", "share", "name", "forget", "free"]),
     st.sampled_from(OWNERS),
@@ -62,7 +62,7 @@ def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(
                 assert [content[block] for block in blocks.held(owner)] == prompt[:num_shared]
                 assert blocks.num_free == before - num_shared
         elif call == "name":
-            blocks.name(owner, 0, prompt[: min(count, num_held)])
+            blocks.publish(owner, 0, prompt[: min(count, num_held)])
         elif call == "forget":
             blocks.forget(prompt[:count])
             assert blocks.num_known(prompt) == (0 if count else blocks.num_known(prompt))
@@ -85,14 +85,14 @@ def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(
 
 def test_what_was_kept_is_taken_last_and_its_end_before_its_beginning() -> None:
     blocks = BlockManager(6)
-    names = [b"1", b"12", b"123"]
+    block_hashes = [b"1", b"12", b"123"]
     blocks.allocate(A, 3)
-    blocks.name(A, 0, names)
+    blocks.publish(A, 0, block_hashes)
     blocks.free(A)
     assert (blocks.num_free, blocks.num_kept) == (6, 3)
     blocks.allocate(B, 4)
     assert (blocks.num_free, blocks.num_kept) == (2, 2)
-    assert blocks.share(A, names) == 2
+    assert blocks.share(A, block_hashes) == 2
     assert (blocks.num_free, blocks.num_kept) == (0, 0)
     blocks.check()
 
@@ -100,7 +100,7 @@ def test_what_was_kept_is_taken_last_and_its_end_before_its_beginning() -> None:
 def test_a_shared_block_counts_for_each_owner() -> None:
     blocks = BlockManager(6)
     blocks.allocate(A, 2)
-    blocks.name(A, 0, [b"1", b"12"])
+    blocks.publish(A, 0, [b"1", b"12"])
     assert blocks.share(B, [b"1", b"12", b"123"]) == 2
     assert blocks.num_free == 2 and blocks.allocate(B, 3) is None
     blocks.free(A)
@@ -114,7 +114,7 @@ def test_a_name_is_one_blocks() -> None:
     blocks = BlockManager(4)
     for owner in (A, B):
         blocks.allocate(owner, 1)
-        blocks.name(owner, 0, [b"1"])
+        blocks.publish(owner, 0, [b"1"])
     blocks.free(A)
     blocks.free(B)
     assert (blocks.num_free, blocks.num_kept) == (4, 1)

@@ -37,21 +37,21 @@ class Kept:
     """Blocks that were computed; nobody ever needs their room."""
 
     def __init__(self) -> None:
-        self.names_kept: set[bytes] = set()
+        self.hashes_kept: set[bytes] = set()
 
-    def names(self, work: Work) -> Sequence[bytes]:
+    def block_hashes(self, work: Work) -> Sequence[bytes]:
         if work.num_cached or work.request.params.prompt_logprobs is not None:
             return ()
         return block_hashes_of(tokens_of(work)[:-1], BLOCK, work.request.cache_salt)
 
-    def num_found(self, names: Sequence[bytes]) -> int:
-        return BLOCK * len([*takewhile(self.names_kept.__contains__, names)])
+    def num_found(self, block_hashes: Sequence[bytes]) -> int:
+        return BLOCK * len([*takewhile(self.hashes_kept.__contains__, block_hashes)])
 
     def take(self, work: Work) -> int:
-        return self.num_found(self.names(work))
+        return self.num_found(self.block_hashes(work))
 
     def computed(self, work: Work, count: int) -> None:
-        self.names_kept.update(block_hashes_of(tokens_of(work)[:count], BLOCK, work.request.cache_salt))
+        self.hashes_kept.update(block_hashes_of(tokens_of(work)[:count], BLOCK, work.request.cache_salt))
 
 
 class Run:

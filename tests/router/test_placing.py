@@ -11,7 +11,7 @@ from alignedserve.protocol.messages import Abort, Prefill, Rejected, Reserve, Su
 from alignedserve.router.fleet import PrefillView
 from alignedserve.scheduling.policies.aligned.router.placing import for_best_effort, for_real_time
 from alignedserve.scheduling.policies.aligned.router.prompts import STOCK
-from alignedserve.scheduling.policies.aligned.sliding_minimum import MEMORY_S
+from alignedserve.scheduling.policies.aligned.sliding_window import MEMORY_S
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import GATEWAY, PREFILL, Script, hello, request
 

@@ -15,7 +15,7 @@ from alignedserve.scheduling.policies.aligned.decode.limit import Limit
 from alignedserve.scheduling.policies.aligned.enough import num_enough
 from alignedserve.scheduling.policies.aligned.headroom import headroom_blocks, headroom_slots
 from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredit
-from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
+from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMaximum, SlidingMinimum
 from alignedserve.timing.estimate import Estimate
 
 # This share of the time that an iteration may take is planned with: the rest is for what predictions miss, and for a
@@ -52,8 +52,8 @@ class Mixing:
         # When the running requests were last looked at.
         self._looked_s = -math.inf
         self._limit = Limit(limits.max_num_seqs)
-        # The objectives of recent RT in seconds, and its lengths in tokens, negated: their minimum is the longest.
-        self._objectives, self._lengths = SlidingMinimum(), SlidingMinimum()
+        # The objectives of recent RT in seconds, and its lengths in tokens.
+        self._objectives, self._lengths = SlidingMinimum(), SlidingMaximum()
         # The bound in seconds and the number of BE requests of the iteration that was planned last.
         self._bound_s = math.inf
         self._num_be = 0
@@ -86,12 +86,12 @@ class Mixing:
             if request.is_rt:
                 if request.deadlines.tbt_s < math.inf:
                     self._objectives.add(request.deadlines.tbt_s, now)
-                self._lengths.add(-request.num_tokens, now)
+                self._lengths.add(request.num_tokens, now)
         if is_time:
             self._looked_s = now
         self._most_owed_s = MAX_OWED * min(self._tightest_s(now), DEFAULT_TBT_S)
         self._credit.pass_time(now, is_be_there, self._most_owed_s)
-        longest = -self._lengths.value(0, now)
+        longest = self._lengths.value(0, now)
         self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
 
     # ---- headroom ---------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Mixing:
     def least_headroom(self) -> tuple[int, int]:
         """The blocks and slots to which headroom is restored at the cost of BE, where RT was seen lately: enough for
         one request like those."""
-        longest = -self._lengths.value(0, self._now_s)
+        longest = self._lengths.value(0, self._now_s)
         if not longest or not self.num_headroom_slots:
             return 0, 0
         return min(-(-int(longest) // self._limits.block_size), self.num_headroom_blocks), 1

@@ -13,7 +13,7 @@ from alignedserve.scheduling.policies.aligned.enough import num_enough
 from alignedserve.scheduling.policies.aligned.headroom import headroom_blocks
 from alignedserve.scheduling.policies.aligned.prefill.chunks import Cut
 from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredit
-from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
+from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMaximum, SlidingMinimum
 from alignedserve.timing.deadlines import UNSTATED_TTFT_S
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
@@ -39,8 +39,8 @@ class Mixing:
         # computed.
         self._num_least, self._num_enough, self._chosen_s = 0, 0, -math.inf
         self._credit = ServiceCredit(config.be_share)
-        # The objectives of recent RT in seconds, and its lengths in tokens, negated: their minimum is the longest.
-        self._objectives, self._lengths = SlidingMinimum(), SlidingMinimum()
+        # The objectives of recent RT in seconds, and its lengths in tokens.
+        self._objectives, self._lengths = SlidingMinimum(), SlidingMaximum()
         # The seconds that chunks of RT and of BE may take; whether RT was seen lately; and the number of blocks that
         # BE leaves free.
         self._tightest_s = 0.0
@@ -58,7 +58,7 @@ class Mixing:
             if request.is_rt and request.num_pending:
                 ttft_s = request.ttft_s
                 self._objectives.add(UNSTATED_TTFT_S if ttft_s is None else ttft_s, now)
-                self._lengths.add(-request.num_tokens, now)
+                self._lengths.add(request.num_tokens, now)
         self._tightest_s = self._objectives.value(UNSTATED_TTFT_S, now)
         self._bound_s = self._config.chunk_share * self._tightest_s
         self._is_rt_known = self._objectives.value(math.inf, now) < math.inf
@@ -66,7 +66,7 @@ class Mixing:
             self._num_least, self._num_enough = self._nums_for_pace()
             self._chosen_s = now
         self._credit.pass_time(now, is_be_there, self._max_credit_s)
-        longest = -self._lengths.value(0, now)
+        longest = self._lengths.value(0, now)
         self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
 
     def _alone_s(self) -> float:

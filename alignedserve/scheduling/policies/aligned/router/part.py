@@ -19,7 +19,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.aligned.router import batches, express, placing, prompts
 from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of
-from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
+from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMinimum
 from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
 

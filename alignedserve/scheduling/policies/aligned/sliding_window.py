@@ -1,4 +1,4 @@
-"""The smallest of the numbers that were seen within the last minute. Pure."""
+"""The smallest, and the largest, of the numbers that were seen within the last minute. Pure."""
 
 from __future__ import annotations
 
@@ -21,3 +21,15 @@ class SlidingMinimum:
         while self._seen and self._seen[0][0] < now - MEMORY_S:
             self._seen.popleft()
         return self._seen[0][1] if self._seen else default
+
+
+class SlidingMaximum:
+    def __init__(self) -> None:
+        # The negated numbers: the smallest of them is the largest of the numbers.
+        self._negated = SlidingMinimum()
+
+    def add(self, number: float, now: float) -> None:
+        self._negated.add(-number, now)
+
+    def value(self, default: float, now: float) -> float:
+        return -self._negated.value(-default, now)
