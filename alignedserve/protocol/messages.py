@@ -147,7 +147,7 @@ class Submit(Message):
 
 
 class Abort(Message):
-    """From a gateway: nobody waits for this request any more. From the router: drop the request, whatever its state."""
+    """From a gateway: no client waits for this request any more. From the router: drop it, whatever its state."""
 
     key: RequestKey
 
