@@ -2,10 +2,9 @@
 
 Keys, all under one prefix: `file:ID` a record, `data:ID` a hash of its chunks by number, `uses:ID` the open jobs that
 read it; `uploads` the files that are not committed by when they lapse, `uploaders` a hash of their owners; `job:ID` a
-record, `holder:ID` the token of the one who took it last, `lease:ID` the same until it lapses, `running:ID` its lines
-that have begun and have no result, `falls:ID` a hash of counts by line number, `results:ID` a hash by line number,
-`tally:ID` a hash of counts; `bytes` and `bytes@OWNER` what is stored; `state:NAME` bytes; `format` which of all this
-there is.
+record, `holder:ID` the token of its last holder, `lease:ID` the same until it lapses, `running:ID` its lines that have
+begun and have no result, `falls:ID` a hash of counts by line number, `results:ID` a hash by line number, `tally:ID` a
+hash of counts; `bytes` and `bytes@OWNER` what is stored; `state:NAME` bytes; `format` the version of all this.
 
 Listings are sorted sets of ids: `files`, `files:PURPOSE` and `jobs` by age, `open` by deadline, and of each one an
 owner's part with `@OWNER` at its end; `open:STATUS` and `expiring` by deadline.
