@@ -1,6 +1,6 @@
 """Ray for one system: its own on this machine, on loopback and behind a token, or an existing cluster that it joins.
 
-What Ray 2.60 was seen to do, and how it is configured otherwise:
+What Ray 2.60 was seen to do, and to which its configuration here is the answer:
 - it listens on all interfaces, `_node_ip_address="127.0.0.1"` notwithstanding, unless clusters are off: the variable
   is named after the systems where they are off by default;
 - RAY_AUTH_TOKEN keeps it from writing a token to the home directory;
