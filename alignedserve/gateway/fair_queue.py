@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 # What an owner has used counts half after so many seconds.
 HALF_LIFE_S = 30.0
-# It is forgotten when it is less than this.
+# It is forgotten when it is less than so many seconds.
 FORGOTTEN_S = 0.001
 
 

@@ -1,1 +1,1 @@
-"""HTTP, for any API: connections, bodies, who may send requests and how much, errors, JSON written in steps."""
+"""HTTP, for any API: connections, bodies, authorisation and limits, errors, JSON written in steps."""

@@ -101,7 +101,7 @@ def callers_of(
 
 
 def plain(host: str) -> str:
-    """The form in which hosts are compared."""
+    """Returns the form in which hosts are compared."""
     name = host.lower().removeprefix("[").removesuffix("]").removesuffix(".")
     return str(_address(name) or name)
 
@@ -114,5 +114,5 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 
 def _is_of(origin: str, host: str | None) -> bool:
-    """Whether the page comes from this host. A proxy in front may speak TLS or not."""
+    """Returns whether the page comes from this host. A proxy in front may speak TLS or not."""
     return host is not None and origin.lower().partition("://")[2] == host.lower()

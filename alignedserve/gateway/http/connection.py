@@ -44,9 +44,9 @@ class _Transport:
         self._transport = transport
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
-        # uvicorn has more of a body than it wants for now.
+        # Whether uvicorn has paused reading, since it has enough of a body for now.
         self._is_paused = False
-        # Other connections are read first.
+        # Whether the connection waits for others to be read first.
         self._awaits_turn = False
 
     @property
@@ -274,7 +274,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
 
 def _written(error: ApiError) -> bytes:
-    """The error as an answer, after which the connection is closed."""
+    """Returns the error as an answer, after which the connection is closed."""
     body = msgspec.json.encode(error.body)
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]

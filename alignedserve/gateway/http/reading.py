@@ -14,9 +14,9 @@ from starlette.types import Message, Receive, Send
 
 from alignedserve.gateway.http.errors import ApiError, BodyError, unavailable
 
-# The seconds for which a body is waited without a byte of it,
+# The seconds for which the server waits for the next byte of a body.
 IDLE_S = 10.0
-# and the seconds for which it is waited in all, with one more for each so many bytes of it: 8 MiB in 9 minutes.
+# The seconds that a whole body may take, with one more for each MIN_BYTES_PER_S bytes of it: 8 MiB in 9 minutes.
 GRACE_S = 30.0
 MIN_BYTES_PER_S = 16 << 10
 # So many bytes of each body are accepted however much the others have.
