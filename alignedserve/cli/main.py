@@ -7,7 +7,7 @@ import click
 
 import alignedserve
 
-# The module of each command, and a line of help.
+# The module of each command, and its line of help.
 _COMMANDS = {
     "generate": "alignedserve.cli.generate",
     "batch": "alignedserve.cli.batch",

@@ -84,7 +84,7 @@ class Case:
 
     @property
     def max_model_len(self) -> int:
-        """Raises ValueError."""
+        """The most tokens of a request. Raises ValueError."""
         return choose_max_model_len(self.engine, self.model.config)
 
     @cached_property
