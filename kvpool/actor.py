@@ -1,4 +1,4 @@
-"""The Ray shell of the pool. Its module is imported where it runs: the launcher needs none of it."""
+"""The Ray shell of the pool. Its module is imported where the actor runs: the launcher needs none of it."""
 
 from __future__ import annotations
 

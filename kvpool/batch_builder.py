@@ -11,10 +11,10 @@ from alignedserve.types import RequestKey
 
 @dataclass(frozen=True)
 class BatchLimits:
-    # the most blocks of KV that the batch may have in all
+    # The most blocks of KV that the batch may have in all.
     max_blocks: int
     max_requests: int
-    # a batch has fewer requests only if no other one fits
+    # A batch has fewer requests than this only if no other request fits.
     min_requests: int = 0
 
 
@@ -48,7 +48,8 @@ class BatchBuilder:
         keys = self._tree.at_length(length)
         at_most = min(at_most, self.slots_left)
         if length == MAX_LENGTH:
-            # longer requests count as this length, and have more blocks
+            # Requests beyond the maximum length count as this length and may have more blocks, so each is tried by
+            # itself.
             return all(self.add(key) for key in islice(keys, at_most)) and at_most >= len(keys)
         num_blocks = self._tree.blocks_for(length)
         count = min(len(keys), at_most, self.blocks_left // num_blocks)

@@ -1,8 +1,9 @@
 """Requests from the neighbourhood of a range, for a batch that has too few: always the nearest length next.
 
-First among the siblings of the range's node, then among its parent's siblings, and so on up. Nearest is what makes the
-batch's range of lengths grow least; of two equally near, the shorter. The batch is full when the nearest does not fit.
-Only if it still has too few requests then, those that don't fit are passed over until it has enough.
+They are looked for among the siblings of the range's node first, then among its parent's siblings, and so on up. It is
+the nearest since that makes the batch's range of lengths grow least; of two equally near, the shorter is taken. The
+batch is full when the nearest does not fit. Only if it still has too few requests then, those that don't fit are
+passed over until it has enough.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class BatchExpansion:
         self._node = node
         self._max_length = (last_leaf + 1) * LEAF_WIDTH
         low, high = node.length_range
-        # the indices of the next length on either side, and the range of lengths that the batch has so far
+        # The indices of the next length on either side, and the range of lengths that the batch has so far.
         self._left = bisect_left(self._lengths, low) - 1
         self._right = bisect_right(self._lengths, min(high, self._max_length))
         self._low, self._high = self._lengths[self._left + 1], self._lengths[self._right - 1]
-        # a request did not fit
+        # Whether a request did not fit.
         self._is_full = False
 
     def run(self) -> None:
@@ -74,6 +75,6 @@ class BatchExpansion:
             self._high = length
             self._right += 1
         else:
-            # what is longer does not fit either
+            # Longer requests do not fit either.
             self._is_full = True
             self._right = len(self._lengths)

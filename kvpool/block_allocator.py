@@ -17,9 +17,9 @@ from alignedserve.types import PoolBlockId, RequestKey
 
 @dataclass(frozen=True)
 class Grant:
-    # all blocks that the request has now
+    # All blocks that the request has now.
     blocks: list[PoolBlockId]
-    # the requests whose spares were dropped for it
+    # The requests whose spares were dropped for it.
     dropped: list[RequestKey]
 
 
@@ -31,7 +31,7 @@ class BlockAllocator:
         self._table = table
         self._block_size = block_size
         self._allocations: dict[RequestKey, Allocation] = {}
-        # the allocations in each state are in the order in which they came into it
+        # The allocations in each state are in the order in which they came into it.
         self._in_state: dict[AllocationState, dict[RequestKey, Allocation]] = {
             state: {} for state in AllocationState
         }
@@ -65,8 +65,8 @@ class BlockAllocator:
         return -(-num_tokens // self._block_size)
 
     def reserve(self, key: RequestKey, num_tokens: int, deadline_s: float) -> Grant | None:
-        """Gives the request blocks for so many tokens in all. None means that there is no room, and nothing has
-        changed. Safe to repeat."""
+        """Gives the request blocks for so many tokens in all. Returns None when there is no room; nothing has changed
+        then. Safe to repeat."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation = self._allocations.get(key)
@@ -85,8 +85,9 @@ class BlockAllocator:
         return Grant(list(allocation.blocks), [victim.key for victim in victims])
 
     def commit(self, key: RequestKey, num_tokens: int) -> bool:
-        """The KV of the first `num_tokens` is there, and this is the copy that counts. False means that the request
-        does not have the blocks for it, since its reservation has lapsed, and nothing has changed."""
+        """Makes this copy the authoritative one: the KV of the first `num_tokens` tokens is in its blocks. Returns
+        False when the request does not have the blocks for that, since its reservation has lapsed; nothing has changed
+        then."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation = self._allocations.get(key)
@@ -108,7 +109,7 @@ class BlockAllocator:
             allocation.deadline_s = deadline_s
 
     def lapse(self, now: float) -> list[RequestKey]:
-        """Lets reservations that are too late fall back; returns the requests that have nothing left."""
+        """Lets reservations whose deadline has passed fall back; returns the requests that have nothing left."""
         late = [each for each in self._in_state[AllocationState.RESERVED].values() if each.deadline_s <= now]
         for allocation in late:
             self._fall_back(allocation)
@@ -120,7 +121,7 @@ class BlockAllocator:
             self._remove(allocation)
 
     def check(self) -> None:
-        """Raises unless every block is held once or free, and the table says the same."""
+        """Raises unless every block is held once or free, and the table agrees."""
         held = [block for allocation in self._allocations.values() for block in allocation.blocks]
         if len(held) + len(self._free) != self.num_blocks:
             raise RuntimeError(

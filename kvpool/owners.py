@@ -1,10 +1,11 @@
-"""Which request owns which block, written down in the segment: a pool that starts again finds what there was.
+"""Which request owns which block, written in the segment, so that a pool that starts again finds what there was.
 
-A row per block: the request's key (0: nobody's), and which of the request's blocks it is. What concerns the request as
-a whole stands in the row of its first block. There `num_blocks` decides: blocks whose position is below it are the
-request's, others are not. It is one aligned word, written last when blocks come and first when they go. So a process
-killed between any two writes leaves every request whole, as it was before or as it is after, and rows that belong to
-nothing, which `recover` clears. Nothing is answered before it stands here: blocks of such rows are in nobody's use.
+Each block has a row: its request's key (0: no request's), and which of the request's blocks it is. What concerns the
+request as a whole stands in the row of its first block. There `num_blocks` decides: blocks whose position is below it
+are the request's, others are not. It is one aligned word, written last when blocks come and first when they go. So a
+process killed between any two writes leaves every request whole, as it was before or as it is after, and rows that
+belong to nothing, which `recover` clears. Nothing is answered before it stands here: no process uses the blocks of
+such rows.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from alignedserve.types import PoolBlockId, RequestKey
 
 
 class AllocationState(IntEnum):
-    # Some blocks are to be filled. It is never dropped, and lapses at a deadline.
+    # The blocks are waiting to be filled. This state is never dropped, and it lapses at a deadline.
     RESERVED = 1
     # This is the authoritative copy. It is never dropped.
     HELD = 2
-    # This is a copy of what lives elsewhere. It is dropped when room is needed.
+    # This is a copy of KV that lives elsewhere. It is dropped when room is needed.
     SPARE = 3
 
 
@@ -34,10 +35,10 @@ class Allocation:
 
     key: RequestKey
     blocks: list[PoolBlockId]
-    # the number of committed tokens, whose KV is in the first blocks
+    # The number of committed tokens, whose KV is in the first blocks.
     num_tokens: int
     state: AllocationState
-    # the time at which a reservation lapses
+    # The time at which a reservation lapses, in seconds of the pool's clock.
     deadline_s: float = 0.0
 
 

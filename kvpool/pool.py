@@ -1,7 +1,8 @@
-"""The pool's decisions: messages of the router in, answers out. No I/O, no clock; the bytes are others' business.
+"""The pool's decisions: it takes the router's messages and returns the answers. It does no I/O, has no clock, and does
+not touch the bytes of blocks.
 
-Made over an owner table: the segment's, or a plain one. What the table says is in the pool from the start; call
-`inventory` for every Hello, since a router that hears of requests anew says anew which of them are candidates.
+A pool is made over an owner table, the segment's or a plain one. What the table says is in the pool from the start;
+`inventory` is called for every Hello, since a new router commits again those requests that are candidates.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from alignedserve.types import RequestKey
 
 @dataclass(frozen=True)
 class PoolConfig:
-    # A reservation lapses when there has been no router for so long. One that is there ends each itself, however long a
-    # prompt takes to get its turn and to compute, and knows until when its blocks may be written to.
+    # A reservation lapses when there has been no router for so many seconds. A router that is there ends each
+    # reservation itself, however long a prompt waits and computes, and knows until when its blocks may be written to.
     lapse_s: float = 300.0
-    # A request that is due within so many seconds decides where the next batch is looked for.
+    # If a request is due within so many seconds, the search for the next batch starts at it.
     horizon_s: float = 0.5
 
 
@@ -76,7 +77,8 @@ class Pool:
         return [gone(key) for key in self._allocator.lapse(now)]
 
     def inventory(self) -> list[Stored]:
-        """Lists all that is in the pool, reservations too. Nothing is a candidate until it is committed again."""
+        """Lists all that is in the pool, reservations included, and empties the tree: nothing is a candidate until it
+        is committed again."""
         self._tree = QuadTree(self._tree.block_size)
         return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
 
@@ -146,5 +148,5 @@ class Pool:
 
 
 def gone(key: RequestKey) -> Reserved:
-    """The message that says, unasked, that nothing of a request is in the pool any more."""
+    """Returns the message which tells the router, unasked, that nothing of a request is in the pool any more."""
     return Reserved(key, None, dropped=[key])

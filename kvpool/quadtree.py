@@ -30,7 +30,7 @@ NUM_LEAVES = MAX_LENGTH // LEAF_WIDTH
 
 class Node(NamedTuple):
     depth: int
-    # the node's index among those of its depth
+    # The node's index among the nodes of its depth.
     number: int
 
     @property
@@ -71,7 +71,7 @@ class Level:
     num_requests: list[int]
     num_blocks: list[int]
     earliest_due_s: list[float]
-    # the time at which the node last yielded a batch, or got its first request after it was empty
+    # The time at which the node last yielded a batch, or got its first request after it was empty.
     waiting_since_s: list[float]
 
     @classmethod
@@ -95,7 +95,7 @@ class QuadTree:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.levels = [Level.empty(depth) for depth in range(NUM_LEVELS)]
-        # the lengths that occur, sorted
+        # The lengths that occur, sorted.
         self.lengths: list[int] = []
         self._entries: dict[RequestKey, Entry] = {}
         self._at_length: dict[int, dict[RequestKey, None]] = {}

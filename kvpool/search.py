@@ -33,8 +33,8 @@ def form_batch(
     urgent_before_s: float = -math.inf,
     starved_before_s: float = -math.inf,
 ) -> list[RequestKey]:
-    """Returns the requests of the next batch, none if nothing fits, and changes nothing. A request is urgent that is
-    due by `urgent_before_s`; a node is starved that has had no batch since before `starved_before_s`."""
+    """Returns the requests of the next batch, none if nothing fits, and changes nothing. A request is urgent if it is
+    due by `urgent_before_s`; a node is starved if it has had no batch since before `starved_before_s`."""
     if not tree.lengths or limits.max_requests < 1:
         return []
     longest_leaf, last_leaf = leaf_of(tree.lengths[-1]), leaf_of(limits.max_blocks * tree.block_size)
@@ -45,7 +45,7 @@ def form_batch(
             return []
         if batch := search.run(urgent_before_s, starved_before_s):
             return batch
-        # the search ended in the last leaf, where all requests are a little too long
+        # The search ended in the last leaf, where all requests are a little too long.
         last_leaf = min(last_leaf, longest_leaf) - 1
     return []
 
@@ -55,7 +55,7 @@ class DensityFirstSearch:
         self._tree = tree
         self._limits = limits
         self._last_leaf = last_leaf
-        # the totals of nodes that lie on both sides of the last leaf's end
+        # The totals of nodes which lie on both sides of the last leaf's end.
         self._cut: dict[Node, Totals] = {}
 
     def run(self, urgent_before_s: float, starved_before_s: float) -> list[RequestKey]:

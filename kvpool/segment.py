@@ -34,19 +34,19 @@ DIRECTORY = Path("/dev/shm")
 NAME_PREFIX = "alignedserve-"
 MAGIC = b"ALNDPOOL"
 VERSION = 1
-# magic, version, length of the description
+# The magic, the version, and the length of the description.
 PREFIX = struct.Struct("<8sII")
 TABLE_OFFSET = 4096
 
 
 class Segment:
-    """Its arrays are views of the mapped file."""
+    """A mapped segment. Its arrays are views of the file."""
 
     def __init__(
         self, name: str, form: BlockFormat, num_blocks: int, memory: mmap.mmap, file: FileIO
     ) -> None:
         self.name = name
-        # It is locked, shared: each process which uses a segment has it open, see `sweep`.
+        # The file is open with a shared lock as long as this process uses the segment; `sweep` looks for that.
         self._file = file
         self.form = form
         self.num_blocks = num_blocks
@@ -57,7 +57,8 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, form: BlockFormat, num_blocks: int) -> Segment:
-        """Raises FileExistsError if there is a segment of that name."""
+        """Makes a segment. Raises FileExistsError if there is one of that name, and ValueError if there is too little
+        memory."""
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: must be at least 1")
         path = path_of(name)
@@ -76,7 +77,8 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, form: BlockFormat | None = None) -> Segment:
-        """Raises FileNotFoundError if there is none. `form` is what its blocks have to be; None: any."""
+        """Maps a segment. Raises FileNotFoundError if there is none, and ValueError if its blocks do not have the
+        format `form` (None: any is fine) or if other users can get at it."""
         file = FileIO(os.open(path_of(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "r+")
         try:
             if not is_private(os.fstat(file.fileno())):
@@ -104,7 +106,7 @@ class Segment:
         return cls(name, found, num_blocks, memory, file)
 
     def close(self) -> None:
-        """The memory is unmapped as soon as there is no array of it any more. Safe to repeat."""
+        """Lets go of the arrays; the memory is unmapped when nobody refers to them any more. Safe to repeat."""
         self.table = OwnerTable.plain(0)
         self.blocks = np.zeros((0, self.form.block_bytes), np.uint8)
         self._file.close()
@@ -116,9 +118,10 @@ class Segment:
 
 
 def sweep(min_age_s: float = 60.0) -> list[str]:
-    """Removes what systems left behind that were killed with all that was theirs: nobody has it open. Returns names.
+    """Removes segments which no process has open, since all processes of their system were killed. Returns their
+    names.
 
-    For a moment, that is true as well of a segment that is being made: hence the age.
+    A segment that is being made is not open for a moment either, so only segments older than `min_age_s` are removed.
     """
     swept = []
     for path in DIRECTORY.glob(f"{NAME_PREFIX}*"):
@@ -129,14 +132,14 @@ def sweep(min_age_s: float = 60.0) -> list[str]:
 
 
 def is_private(found: os.stat_result) -> bool:
-    """Whether it is a file as `create` makes them. Any user can put a file of this name there."""
+    """Returns whether it is a file as `create` makes them: any user can put a file of this name there."""
     is_file, others = stat.S_ISREG(found.st_mode), stat.S_IRWXG | stat.S_IRWXO
     return is_file and found.st_uid == os.geteuid() and not found.st_mode & others
 
 
 def _is_left(path: Path, min_age_s: float) -> bool:
     try:
-        # anybody can put anything there: opening somebody's pipe would wait for him
+        # Any user can put anything there: without O_NONBLOCK, opening a pipe would wait for its other end.
         with FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())
             if not is_private(found):
@@ -144,7 +147,7 @@ def _is_left(path: Path, min_age_s: float) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return time.time() - found.st_ctime >= min_age_s
     except OSError:
-        # it is in use, another user's, or gone
+        # The segment is in use, another user's, or gone.
         return False
 
 

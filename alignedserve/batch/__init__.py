@@ -1,1 +1,1 @@
-"""Batch jobs: a file of requests, answered line by line, each exactly once, whatever dies meanwhile."""
+"""Batch jobs: a file of requests, answered line by line, each exactly once, whichever process dies meanwhile."""

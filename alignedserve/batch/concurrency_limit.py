@@ -1,4 +1,4 @@
-"""ConcurrencyLimit for lines that run: so many of them, and so many bytes. Whoever asks first is let in first."""
+"""A limit on the lines that run, in number and in bytes. Lines are let in in the order in which they ask."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ConcurrencyLimit:
             if place[0].cancelled():
                 self._let_in()
             else:
-                # it was let in, and has not heard of it
+                # The line was let in, but its task was cancelled before it could notice.
                 self.leave(num_bytes)
             raise
 

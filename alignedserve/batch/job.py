@@ -1,4 +1,4 @@
-"""A job's way, as OpenAI has it: pure, and with nothing undone when an event comes twice.
+"""The states of a job, as in OpenAI's API. The functions are pure, and an event that comes twice changes nothing more.
 
 validating ── in_progress ── finalizing ── completed
     │              ├─ failed     └──────── expired     (the deadline came first)
@@ -34,7 +34,7 @@ class AllAnswered:
 
 @dataclass(frozen=True)
 class TimeUp:
-    """Every line has its result, which for those that were left is that it is too late."""
+    """Every line has its result, since lines that had none when the deadline came got an error."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CancelAsked:
 
 @dataclass(frozen=True)
 class Written:
-    """The results are in files; None: there is nothing to put into it."""
+    """The results are in files; an id is None if there was nothing to put into that file."""
 
     output: FileId | None
     errors: FileId | None
@@ -54,7 +54,8 @@ Event = Valid | Invalid | AllAnswered | TimeUp | CancelAsked | Written
 
 
 def after(job: JobRecord, event: Event, now: int) -> JobRecord:
-    """`job` itself where the event changes nothing: it has come before, or something else has come in between."""
+    """Returns the job after the event: `job` itself if the event changes nothing, because it has come before or
+    another event has come in between."""
     step = _STEPS.get((job.status, type(event)))
     return job if step is None else step(job, event, now)
 
@@ -105,7 +106,7 @@ _STEPS: dict[tuple[str, type[Any]], Callable[[JobRecord, Any, int], JobRecord]] 
     ("in_progress", AllAnswered): _all_answered,
     ("in_progress", TimeUp): _time_up,
     ("in_progress", CancelAsked): _cancel,
-    # its file has gone
+    # Its input file is gone.
     ("in_progress", Invalid): _invalid,
     ("finalizing", Written): _written,
     ("cancelling", Written): _cancelled,
@@ -113,7 +114,7 @@ _STEPS: dict[tuple[str, type[Any]], Callable[[JobRecord, Any, int], JobRecord]] 
 
 
 def parse_window(text: str) -> int:
-    """Seconds. Raises ValueError for what is not from 1h to 7d."""
+    """Returns the seconds. Raises ValueError for what is not from 1h to 7d."""
     unit = {"h": 3600, "d": 86400}.get(text[-1:])
     digits = text[:-1]
     seconds = int(digits) * unit if unit and digits.isascii() and digits.isdigit() and len(digits) < 5 else 0

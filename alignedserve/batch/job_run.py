@@ -1,8 +1,8 @@
-"""One stage of one job, worked on by the holder of its lease, from wherever it is, unless it is stopped.
+"""One stage of one job, done by the holder of its lease, from wherever the job is, until it is stopped.
 
-What has been done is in the store alone, so that whoever goes on with it does so from there. A line's answer and the
-mark that it has one are the same thing there: a line may be run twice, and is answered once. That it begins is marked
-there, too: one that brings down whoever runs it is not run for ever.
+Progress is kept in the store alone, so that another holder goes on from there. A line's answer and the mark that it
+has one are the same thing there: a line may run twice, and is answered once. The store also records that a line
+begins, so that a line which kills the process that runs it does not run for ever.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from alignedserve.batch.retry import retried
 from alignedserve.batch.validate import Validator
 from alignedserve.store import FileRecord, JobRecord, Lease, LineResult, Problem, Stage, Store, StoreFull
 
-# (endpoint, body as JSON, deadline on time.time()'s clock, the job's owner): the endpoint's answer. Never raises for a
-# bad body.
+# Calls the endpoint with (endpoint, body as JSON, deadline on time.time()'s clock, the job's owner) and returns its
+# answer. It does not raise for an invalid body.
 Ask = Callable[[str, bytes, float, str], Awaitable[Answer]]
 
-# try again, as often as need be
+# A line with one of these statuses is tried again, as often as needed.
 _NOT_TAKEN = (429, 503)
 
 
@@ -50,14 +50,14 @@ class Shared:
     ask: Ask
     served_model: str
     config: BatchConfig
-    # for lines that run
+    # The limit of lines that run.
     room: ConcurrencyLimit
-    # of those who read files
+    # The turns of jobs that read files.
     turns: LoopTurns
     reader: LineReader
-    # no line begins any more
+    # Once this is set no line begins any more.
     stopping: asyncio.Event
-    # a line was not answered in time
+    # This is called when a line was not answered in time.
     on_late: Callable[[], None]
 
 
@@ -72,15 +72,15 @@ class JobRun:
     shared: Shared
     lease: Lease
     stage: Stage
-    # lines that are about to begin
+    # The numbers of the lines that are about to begin.
     _coming: list[int] = field(default_factory=list, init=False)
     _beginning: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    # with its file
+    # The task that works on the job's file.
     _working: asyncio.Task[Event | None] | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Until the job is in another stage or over, or everything is stopping. Raises LeaseLost, alone or in a
-        group."""
+        """Runs until the job is in another stage or over, or until everything is stopping. Raises LeaseLost, alone or
+        in a group."""
         store = self.shared.store
         while not self.shared.stopping.is_set():
             job = await retried(store.job, self.lease.job_id)
@@ -91,11 +91,11 @@ class JobRun:
             event, files = await self._next(job)
             if event is not None:
                 changed = after(job, event, int(time.time()))
-                # when it is another by now it was cancelled meanwhile: seen in the next round
+                # If the job has changed it was cancelled meanwhile, which the next round finds.
                 await retried(store.finish_job, job, changed, self.lease, files)
 
     def cancel(self) -> None:
-        """It is being cancelled, the store says: no more lines. Safe to repeat."""
+        """Stops the work on the file, since the job is being cancelled: no more lines begin. Safe to repeat."""
         if self._working:
             self._working.cancel()
 
@@ -112,7 +112,8 @@ class JobRun:
     async def _of_its_file(
         self, work: Callable[[JobRecord], Coroutine[Any, Any, Event | None]], job: JobRecord
     ) -> Event | None:
-        """None: it was stopped, or cancelled. What would be tried again for ever is the end of the job."""
+        """Does the work and returns its event; None: the work was stopped or cancelled. An error that would repeat for
+        ever makes the job fail."""
         try:
             return await self._unless_cancelled(work(job))
         except (FileGone, TooManyLines, ExceptionGroup) as error:
@@ -193,7 +194,8 @@ class JobRun:
             await self._put(job, found, not_stored(found), is_bounded=False)
 
     async def _begin(self, number: int) -> None:
-        """In the order in which they come: those that come while others are marked are marked together."""
+        """Records that the line begins, in the order of the calls; lines that come while others are being recorded are
+        recorded together."""
         self._coming.append(number)
         async with self._beginning:
             if number in self._coming:
@@ -224,7 +226,7 @@ class JobRun:
         return lines_of(self.shared.store, job.input_file_id, self.shared.turns)
 
     async def _batch_line(self, line: Line) -> BatchLine:
-        """Of a file that has been found valid."""
+        """Returns the line in parts. Its file has been validated."""
         found = await self.shared.reader.parsed(line)
         assert line.text is not None
         return BatchLine(line.number, found.custom_id, line.text[found.start : found.end])
@@ -252,7 +254,7 @@ _FATAL: dict[type[Exception], Callable[[JobRecord], Problem]] = {
 
 
 async def cancel_job(store: Store, job: JobRecord) -> JobRecord:
-    """As it is then; unchanged, if it is too late for that. Raises StoreAway."""
+    """Returns the job after the cancellation; unchanged, if it is too late for that. Raises StoreAway."""
     while True:
         changed = after(job, CancelAsked(), int(time.time()))
         if changed is job or await store.replace_job(job, changed, None):

@@ -1,4 +1,4 @@
-"""A file's lines, from its chunks, with no more than a chunk and a line in memory, and a step of them at a time."""
+"""A file's lines, from its chunks, with no more than a chunk and a line in memory, and a step of lines at a time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from alignedserve.store import FileId, Store
 
 @dataclass(frozen=True)
 class Line:
-    # from 1
+    # Counted from 1.
     number: int
-    # without its end; None: longer than a line may be
+    # The line without its end; None: it is longer than a line may be.
     text: bytes | None
 
     @property
@@ -25,25 +25,25 @@ class Line:
 
 
 class FileGone(Exception):
-    """The file was there, and is not any more."""
+    """The file was there, and is gone now."""
 
 
 class TooManyLines(Exception):
-    """The file has more lines than it may have, blank ones among them."""
+    """The file has more lines than it may have, blank ones included."""
 
 
 class LineSplitter:
-    """Bytes in, lines out."""
+    """Splits bytes that come in chunks into lines."""
 
     def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_line_bytes = max_line_bytes
         self._number = 0
-        # the beginning of a line; and whether it is too long already
+        # The beginning of the current line, and whether it is too long already.
         self._open = bytearray()
         self._is_too_long = False
 
     def feed(self, data: bytes) -> Iterator[Line]:
-        """One after the other: a chunk of half a million lines is not half a million objects."""
+        """Yields the lines one by one: a chunk of half a million lines must not become half a million objects."""
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             self._add(data[start:end])
@@ -52,10 +52,10 @@ class LineSplitter:
         self._add(data[start:])
 
     def end(self) -> Line:
-        """The line ends here: at a line's end, or at the file's."""
+        """Ends the current line, at a line's end or at the file's, and returns it."""
         self._number += 1
         if self._number == 1:
-            # it says that what follows is UTF-8, and is no part of it
+            # The byte order mark only says that UTF-8 follows, and is not part of the line.
             self._open = self._open.removeprefix(BOM_UTF8)
         text = None if self._is_too_long else bytes(self._open.strip())
         self._open.clear()
@@ -70,7 +70,8 @@ class LineSplitter:
 
 
 async def lines_of(store: Store, file_id: FileId, turns: LoopTurns) -> AsyncIterator[Line]:
-    """But for blank ones. What is done with a step's lines is part of the step. Raises FileGone and TooManyLines."""
+    """Yields the lines that are not blank. The caller's work on a step's lines is part of the step. Raises FileGone
+    and TooManyLines."""
     num_lines = num_bytes = 0
     async for line in _all_lines_of(store, file_id):
         if line.number > MAX_LINES_WITH_BLANKS:

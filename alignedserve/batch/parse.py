@@ -1,4 +1,4 @@
-"""A line taken apart, as far as a job needs it: what its body holds is skipped, but for the model's name."""
+"""Parses a line as far as a job needs it: the content of its body is skipped, except for the model's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.store import Problem
 from alignedserve.types import shortened
 
 MAX_CUSTOM_ID_CHARS = 512
-# Of texts that are compared or told: a line may be of one.
+# The most characters of texts that are compared or reported: a line may be one long text.
 _MAX_CHARS = 1000
 
 
@@ -23,12 +23,12 @@ class LineProblem(ValueError):
 
 class Parsed(msgspec.Struct, frozen=True):
     custom_id: str
-    # shortened, where there is much of it
+    # The method is shortened if it is long.
     method: str
     url: str
-    # that the body names, if it does
+    # The model that the body names, if it names one.
     model: str | None
-    # of the line's bytes, the body's, which are an object of JSON
+    # The span of the body, an object of JSON, in the bytes of the line.
     start: int
     end: int
 
@@ -47,12 +47,13 @@ _string = msgspec.json.Decoder(str)
 
 
 def parse(text: bytes | None, number: int) -> Parsed:
-    """`text`: None for one that is too long. Takes time with its length, whatever it holds. Raises LineProblem."""
+    """Parses a line; `text` is None for one that is too long. The time depends on its length, whatever it contains.
+    Raises LineProblem."""
     if text is None:
         message = f"the line is longer than {MAX_LINE_BYTES} bytes"
         raise LineProblem(Problem("line_too_long", message, number))
     try:
-        # in what is skipped nobody else looks at that
+        # The JSON decoder does not check the encoding of what it skips.
         text.decode()
         return _parse(text, number)
     except LineProblem:
@@ -82,7 +83,7 @@ def _parse(text: bytes, number: int) -> Parsed:
         name = shortened(min(unknown), _MAX_CHARS)
         raise LineProblem(Problem("unknown_parameter", f"{name}: unknown", number, name))
     body = values["body"]
-    # the same bytes further ahead, in a text, say, are as good
+    # If the same bytes occur earlier, in a text for instance, those serve as well.
     start = text.find(body)
     return Parsed(
         custom_id,

@@ -1,4 +1,4 @@
-"""A process that takes long lines apart for another one, whose event loop would stand still meanwhile (child.py)."""
+"""A process that parses long lines for the gateway, whose event loop would stand still meanwhile (child.py)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from alignedserve.batch.parse import LineProblem, Parsed, parse
 from alignedserve.process.child import read_frame, write_frame
 from alignedserve.store import Problem
 
-# A line of a million names of which none is ours takes a hundred times its bytes.
+# A line of a million unknown names takes a hundred times its bytes.
 MAX_MEMORY_BYTES = 2 << 30
-# It is asked for a line's number in so many bytes, and then the line.
+# A request is a line's number in so many bytes, and then the line.
 NUMBER_BYTES = 4
 
 
 class Told(msgspec.Struct, frozen=True):
-    """One of both."""
+    """What was parsed, or why it could not be: exactly one of both."""
 
     parsed: Parsed | None = None
     problem: Problem | None = None

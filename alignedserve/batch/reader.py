@@ -1,4 +1,4 @@
-"""Lines taken apart: short ones here and now, long ones in a process of their own (parse_process.py)."""
+"""Parses lines: short ones here, long ones in a process of their own (parse_process.py)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from alignedserve.batch.parse_process import NUMBER_BYTES, Told
 from alignedserve.process.child import Child, ChildEnded
 from alignedserve.store import Problem
 
-# The longest line takes a fraction of a second: a process that takes so long hangs.
+# The longest line takes a fraction of a second: a process that takes so many seconds hangs.
 TIMEOUT_S = 30.0
 
 
 class LineReader:
-    """Starts its process when it is first needed."""
+    """Parses lines; it starts its process when that is first needed."""
 
     def __init__(self) -> None:
         self._child = Child(parse_process.__name__, TIMEOUT_S)
 
     async def parsed(self, line: Line) -> Parsed:
-        """Raises LineProblem."""
+        """Returns the parsed line. Raises LineProblem."""
         if line.text is None or len(line.text) <= STEP_BYTES:
             return parse(line.text, line.number)
         try:

@@ -1,4 +1,4 @@
-"""What becomes of a line: OpenAI's output objects, and the files they end up in."""
+"""The results of lines: OpenAI's output objects, and the files that contain them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignedserve.batch.retry import retried
 from alignedserve.store import FileId, FileRecord, JobRecord, LineResult, Store
 from alignedserve.store.records import new_file_id
 
-# results fetched at a time when files are written
+# The number of results that are fetched at a time when files are written.
 _STEP = 256
 
 
@@ -23,18 +23,18 @@ _STEP = 256
 class BatchLine:
     number: int
     custom_id: str
-    # JSON, an object, as it was sent
+    # The body as it was sent, an object of JSON.
     body: bytes
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the endpoint says to a line's body."""
+    """What the endpoint answers to a line's body."""
 
     status: int
-    # of JSON
+    # An object of JSON.
     body: dict[str, Any] | msgspec.Raw
-    # as it is in the body; of a failure there is none
+    # The usage that the body contains; empty for a failure.
     usage: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,7 +90,7 @@ def _text(
         "error": error,
     }
     if is_error:
-        # where to look in the input
+        # The line in the input file.
         found["line"] = line.number
     return msgspec.json.encode(found)
 
@@ -111,7 +111,7 @@ class _FileWriter:
             await self._flush(CHUNK_BYTES)
 
     async def close(self) -> FileRecord | None:
-        """None: nothing was written."""
+        """Writes the rest; returns None if nothing was written."""
         if self._buffer:
             await self._flush(len(self._buffer))
         if not self._num_bytes:
@@ -127,7 +127,8 @@ class _FileWriter:
         )
 
     async def _flush(self, size: int) -> None:
-        # not bounded: it is what was stored before, and that goes when this is there
+        # The chunk is not counted against the limits: the results in it are, until they are deleted when the file is
+        # complete.
         put, chunk = self._store.put_chunk, bytes(self._buffer[:size])
         await retried(put, self._id, self._owner, self._num_chunks, chunk, is_bounded=False)
         self._num_chunks += 1
@@ -137,7 +138,7 @@ class _FileWriter:
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """Not committed yet."""
+    """The output and error file, which are not committed yet."""
 
     output: FileRecord | None
     errors: FileRecord | None
@@ -156,7 +157,7 @@ class ResultFiles:
 
 
 async def write_results(store: Store, job: JobRecord) -> ResultFiles:
-    """All there are, in the order of the input."""
+    """Writes all results, in the order of the input."""
     output = _FileWriter(store, job.owner, f"{job.id}_output.jsonl")
     errors = _FileWriter(store, job.owner, f"{job.id}_error.jsonl")
     lines = sorted(await retried(store.lines_done, job.id))
@@ -166,6 +167,6 @@ async def write_results(store: Store, job: JobRecord) -> ResultFiles:
         for result in found:
             if result is not None:
                 await (errors if result.is_error else output).add(result.text)
-        # where the job has ended meanwhile there are none
+        # If the job has ended meanwhile there are no results.
         start += len(found) or _STEP
     return ResultFiles(await output.close(), await errors.close())

@@ -1,4 +1,4 @@
-"""A job waits for the store as long as it takes."""
+"""Repeats calls of the store until it is reachable: a job waits for it as long as that takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 async def retried(call: Callable[Args, Awaitable[Result]], *args: Args.args, **kwargs: Args.kwargs) -> Result:
-    """The result, once the store is there. Whatever changes it may be repeated (alignedserve/store/base.py)."""
+    """Returns the result, once the store is reachable. Every change may be repeated (alignedserve/store/base.py)."""
     while True:
         try:
             return await call(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""A gateway's share of the batch jobs: it looks which there are, takes as many as it has places for, and works on them.
+"""A gateway's share of the batch jobs: it looks for jobs, takes as many as it has places for, and works on them.
 
-A job is taken for one stage (store/base.py), and each stage has places of its own: a file is looked at, and a job is
-cancelled, while others run for hours. Jobs that nobody has a place for cost nothing.
+A job is taken for one stage (store/base.py), and each stage has places of its own: a file is validated, and a job is
+cancelled, while others run for hours. Jobs for which no gateway has a place cost nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class BatchRunner:
         config: BatchConfig | None = None,
         on_late: Callable[[], None] = lambda: None,
     ) -> None:
-        """`name`: of the gateway, for people to read; `on_late` hears of each line that was not answered in time."""
+        """`name` is the gateway's, for people to read; `on_late` is called for each line that was not answered in
+        time."""
         config = config or BatchConfig()
         self._store = store
         self._name = name
@@ -59,28 +60,29 @@ class BatchRunner:
         self._patience_s = 0.0
         self._is_upgraded = False
         self._was_down = False
-        # jobs that are not over, by status, as last seen
+        # The number of jobs that are not over, by status, at the last look.
         self.num_open_jobs: Counter[str] = Counter()
 
     def wake(self) -> None:
-        """There is a new job, or one to be brought to an end."""
+        """Makes the next look happen now: there is a new job, or one to be brought to an end."""
         self._wake.set()
 
     def cancel(self, job_id: JobId) -> None:
-        """The store says that it is being cancelled; elsewhere that is seen at the next look."""
+        """Stops the job's lines here, since it is being cancelled; other gateways find that at their next look."""
         for lease, (run, _) in self._held.items():
             if lease.job_id == job_id:
                 run.cancel()
         self.wake()
 
     def stop(self, patience_s: float) -> None:
-        """No line begins any more; those that run get so long. What is not done then is done at the next start."""
+        """Lets no more lines begin, and gives those that run so many seconds. What is not done by then is done after
+        the next start."""
         self._patience_s = patience_s
         self._shared.stopping.set()
         self._wake.set()
 
     async def run(self) -> None:
-        """Until it is stopped."""
+        """Runs until it is stopped."""
         try:
             while not self._shared.stopping.is_set():
                 self._wake.clear()
@@ -99,7 +101,7 @@ class BatchRunner:
                 await self._wake.wait()
 
     async def _until_done(self) -> None:
-        """Those who finish lines meanwhile keep their leases."""
+        """Waits for the lines that still run, and renews their jobs' leases meanwhile."""
         give_up_s = time.monotonic() + self._patience_s
         while self._held and (left_s := give_up_s - time.monotonic()) > 0:
             await asyncio.wait(self._tasks(), timeout=min(left_s, self._config.look_s))
@@ -114,7 +116,7 @@ class BatchRunner:
             with contextlib.suppress(StoreAway):
                 await self._look()
         except Exception:
-            # ended by it, this gateway would take no job any more, and nobody would know
+            # If this task ended, this gateway would take no jobs any more, and nobody would notice.
             log.exception("looking for jobs failed, and is tried again")
         self._tell_of_store()
 
@@ -146,7 +148,7 @@ class BatchRunner:
 
     def _over(self, lease: Lease) -> None:
         del self._held[lease]
-        # it may be in its next stage, and there is a place
+        # The job may be in its next stage, and there is a free place.
         self.wake()
 
     async def _work(self, lease: Lease, run: JobRun) -> None:
@@ -157,7 +159,7 @@ class BatchRunner:
             await self._let_go(lease)
             raise
         except Exception as error:
-            # the lease lapses: what went wrong now is not tried again at once
+            # The job is not released but its lease lapses, so that it is not tried again at once.
             if not _is_lost(error):
                 log.exception("job %s failed, and is tried again", lease.job_id)
 
@@ -166,7 +168,7 @@ class BatchRunner:
             await self._store.release(lease)
 
     async def _renew(self) -> None:
-        """While the store is away nobody else can take them."""
+        """Renews the leases. While the store is away nobody else can take them."""
         leases = list(self._held)
         states = await self._store.renew(leases, self._config.lease_s)
         for lease, state in zip(leases, states, strict=True):

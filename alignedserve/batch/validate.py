@@ -1,6 +1,5 @@
-"""Whether a file is one that can be a job: line by line, before any of them runs. What a body holds is not looked at,
-but for its model: a body that is wrong is answered so in its place, and hurts no other.
-"""
+"""Checks whether a file can be a job, line by line, before any line runs. The content of a body is not checked, except
+for its model: an invalid body is answered with an error, and affects no other line."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from alignedserve.batch.parse import Parsed
 from alignedserve.store import Problem
 from alignedserve.types import shortened
 
-# so many are told
+# The most problems that are reported.
 MAX_PROBLEMS = 100
 MAX_PROBLEM_CHARS = 300
 
@@ -25,17 +24,17 @@ class Validator:
         self._served_model = served_model
         self._model: str | None = None
         self._num_lines = 0
-        # of custom_ids: 16 bytes each, however long they are
+        # The digests of all custom_ids, 16 bytes each, however long the ids are.
         self._seen: set[bytes] = set()
         self._problems: list[Problem] = []
 
     @property
     def is_enough(self) -> bool:
-        """What follows would change nothing any more."""
+        """Whether further lines could not change the outcome."""
         return len(self._problems) >= MAX_PROBLEMS or self._num_lines > MAX_LINES
 
     def add(self, number: int, found: Parsed | Problem) -> None:
-        """The next line: what it says, or why it says nothing."""
+        """Adds the next line: what it contains, or its problem."""
         self._num_lines += 1
         problem = found if isinstance(found, Problem) else self._problem(number, found)
         if problem:
@@ -81,6 +80,7 @@ class Validator:
 
 
 def _shortened(problem: Problem) -> Problem:
-    """A job's record holds them, and is read again and again; what they quote may be as long as a line."""
+    """Shortens the problem: a job's record contains it and is read often, and a quotation in it may be as long as a
+    line."""
     param = problem.param and shortened(problem.param, MAX_PROBLEM_CHARS)
     return replace(problem, message=shortened(problem.message, MAX_PROBLEM_CHARS), param=param)

@@ -1,5 +1,5 @@
 """A load generator for any OpenAI-compatible server.
 
-`workload.py` decides what is asked when, `client.py` asks it and notes when what came back, `results.py` makes figures
-of that; `report.py` prints and saves them, `plot.py` draws them.
+`workload.py` decides which requests are sent when, `client.py` sends them and notes when their answers come,
+`results.py` computes metrics from that; `report.py` prints and saves them, `plot.py` draws them.
 """

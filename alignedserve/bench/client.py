@@ -1,4 +1,5 @@
-"""Asks a server, and notes when what came: open loop, so that a slow server is not asked more slowly."""
+"""Sends requests to a server, and notes when the answers come: open loop, so that a slow server gets no fewer
+requests."""
 
 from __future__ import annotations
 
@@ -22,21 +23,21 @@ SERVICE_TIERS = {"rt": "default", "be": "flex"}
 
 @dataclass
 class Outcome:
-    """Of one request; seconds from the run's start, but for what is a duration."""
+    """What became of one request. Times are seconds from the run's start, unless they are durations."""
 
     tier: str
     due_s: float
-    # sent; later than due where the concurrency is bounded, or where this machine is too slow
+    # When the request was sent: later than due where the concurrency is bounded, or where this machine is too slow.
     start_s: float = 0.0
-    # when each piece of text came
+    # When each piece of text came.
     times_s: list[float] = field(default_factory=list)
     text: str = ""
     prompt_len: int = 0
-    # 0: the server has not said
+    # The number of output tokens; 0: the server has not reported it.
     output_len: int = 0
-    # None: it was answered entirely
+    # Why there was no complete answer; None: there was one.
     error: str | None = "it was not sent"
-    # None: nobody knows the right answer
+    # Whether the answer is right; None: the right answer is unknown.
     is_right: bool | None = None
 
 
@@ -50,7 +51,8 @@ class Client:
     async def run(
         self, items: Sequence[Item], tell: Callable[[Outcome], object] = lambda outcome: None
     ) -> tuple[list[Outcome], float]:
-        """All of them, in the order in which they are due, and how long it took. `tell` hears of each as it ends."""
+        """Sends all requests in the order in which they are due; returns their outcomes and how long that took. `tell`
+        is called with each outcome as the request ends."""
         limit = self._config.max_concurrency
         gate = asyncio.Semaphore(limit) if limit else nullcontext()
         self._begun_s = time.perf_counter()
@@ -87,7 +89,7 @@ class Client:
         return outcome
 
     async def _stream(self, item: Item, outcome: Outcome) -> str | None:
-        """Why it is no answer, if it isn't."""
+        """Streams the answer; returns why it failed, or None."""
         asked = self._body(item)
         async with self._http.stream("POST", self._config.url + self._config.path, json=asked) as response:
             if response.status_code != 200:
@@ -116,7 +118,7 @@ class Client:
         if config.ignore_eos:
             body["ignore_eos"] = True
         if config.be_share:
-            # a server that has no tiers need not hear of them
+            # It is sent only if the run has best effort, so that a server without tiers does not get it otherwise.
             body["service_tier"] = SERVICE_TIERS[item.tier]
         return body
 
@@ -142,7 +144,7 @@ class Client:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The data of server-sent events."""
+    """Yields the data of server-sent events."""
     reader = EventReader()
     async for data in response.aiter_bytes():
         for event in reader.feed(data):
@@ -150,7 +152,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:
-    """Raises ValueError when there is no server, or none that lists a model."""
+    """Returns the server's first model. Raises ValueError when there is no server, or when it lists no model."""
     try:
         response = await http.get(f"{url}/v1/models")
         response.raise_for_status()

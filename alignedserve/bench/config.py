@@ -1,4 +1,4 @@
-"""What `alignedserve bench serve` can be told: spelled as vLLM spells it. The text beside a field is its help."""
+"""The settings of `alignedserve bench serve`, with vLLM's names. The text beside a field is its help."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class BenchConfig:
 
     @property
     def kind(self) -> str:
-        """The backend, where none was named too."""
+        """The backend, also if none was named."""
         return self.backend or ("openai-chat" if self.dataset_name == "demo" else "openai")
 
     @property
@@ -119,7 +119,7 @@ class BenchConfig:
 
     @property
     def objectives(self) -> dict[str, float]:
-        """Name -> milliseconds."""
+        """The objectives in milliseconds by name."""
         found = {}
         for pair in (self.goodput or "").split():
             name, _, value = pair.partition(":")

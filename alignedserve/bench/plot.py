@@ -1,4 +1,4 @@
-"""A run as a picture: how TTFT and TPOT are distributed in each class, and how objectives were kept over time."""
+"""Draws a run: how TTFT and TPOT are distributed in each class, and how many objectives were met over time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABELS = {"rt": "real-time", "be": "best-effort"}
 def draw(
     outcomes: Sequence[Outcome], objectives_ms: Mapping[str, float], duration_s: float, path: Path
 ) -> None:
-    """Raises ValueError when there is nothing to draw with."""
+    """Draws the run to a file. Raises ValueError when matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -61,7 +61,7 @@ def _over_time(
 def attainment_over_time(
     outcomes: Sequence[Outcome], objectives_ms: Mapping[str, float], duration_s: float, tier: str
 ) -> list[tuple[float, float]]:
-    """(middle of a stretch of time, share of the requests due in it that met their objectives)"""
+    """Returns (middle of an interval, share of the requests due in it that met their objectives)."""
     width_s = duration_s / NUM_WINDOWS
     windows: dict[int, list[bool]] = {}
     for each in outcomes:

@@ -1,5 +1,5 @@
-"""The table on the console and the JSON file: laid out and named as `vllm bench serve` does, so that what reads its
-results reads these. What it does not have (classes, checked answers) comes behind."""
+"""The table on the console and the JSON file, laid out and named as `vllm bench serve` does, so that tools which read
+its results can read these. What it does not have (classes, checked answers) comes at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alignedserve.bench.results import NAMES, Results, Summary, is_whole, num_to
 
 WIDTH = 50
 TIER_NAMES = {"rt": "Real-time", "be": "Best-effort"}
-# fields that are only written when they are asked for, since they are long
+# Fields that are only written when the user asks for them, since they are long.
 DETAILS = (
     "input_lens",
     "output_lens",
@@ -159,7 +159,7 @@ def _flat(config: BenchConfig, found: dict[str, Summary]) -> dict[str, float]:
 
 
 def save(config: BenchConfig, found: dict[str, Any]) -> Path:
-    """Where it is now."""
+    """Saves the results and returns the path."""
     model = str(found["model_id"]).split("/")[-1]
     bound = f"-concurrency{config.max_concurrency}" if config.max_concurrency else ""
     made = f"{config.label or config.kind}-{config.request_rate}qps{bound}-{model}-{found['date']}.json"

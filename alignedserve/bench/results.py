@@ -1,4 +1,5 @@
-"""Figures of what came when. Pure; names and meanings are those of `vllm bench serve`, seconds inside, ms outside."""
+"""Metrics of a run. The functions are pure; names and meanings are those of `vllm bench serve`, with seconds inside
+and milliseconds in the results."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Times:
-    """Of one answered request, in seconds."""
+    """The times of one answered request, in seconds."""
 
     ttft: float
-    # 0 for a single token
+    # This is 0 for a single token.
     tpot: float
     itls: tuple[float, ...]
     e2el: float
@@ -35,12 +36,12 @@ class Times:
 
 @dataclass(frozen=True)
 class Summary:
-    """In milliseconds."""
+    """Statistics in milliseconds."""
 
     mean: float
     median: float
     std: float
-    # (percent, value)
+    # (percent, value).
     percentiles: list[tuple[float, float]]
 
 
@@ -52,18 +53,18 @@ class Results:
     total_output_tokens: int
     duration: float
     request_throughput: float
-    # None: nothing was asked for
+    # None: the user gave no objectives.
     request_goodput: float | None
     output_throughput: float
     total_token_throughput: float
-    # in the second that had most of them
+    # The output tokens in the second that had most of them.
     max_output_tokens_per_s: float
     max_concurrent_requests: int
-    # by name
+    # The statistics of each metric.
     summaries: dict[str, Summary]
-    # tier -> share of all its requests that met the objectives
+    # For each tier, the share of all its requests that met the objectives.
     attainment: dict[str, float]
-    # of the answers that could be checked; None: none could
+    # The share of right answers among those that could be checked; None: none could.
     correct: float | None
 
 
@@ -72,7 +73,7 @@ def is_whole(outcome: Outcome) -> bool:
 
 
 def times_of(outcome: Outcome) -> Times:
-    """Of one that is whole."""
+    """Returns the times of a request that was answered completely."""
     first_s, last_s = outcome.times_s[0], outcome.times_s[-1]
     gaps = num_tokens(outcome) - 1
     return Times(
@@ -84,12 +85,12 @@ def times_of(outcome: Outcome) -> Times:
 
 
 def num_tokens(outcome: Outcome) -> int:
-    """As the server counts; else pieces of text."""
+    """Returns the number of tokens as the server reports it, else the number of pieces of text."""
     return outcome.output_len or len(outcome.times_s)
 
 
 def is_good(outcome: Outcome, objectives_ms: Mapping[str, float]) -> bool:
-    """Best effort has no objective but to be answered."""
+    """Returns whether the request met its objectives. Best effort has none, except to be answered."""
     return is_whole(outcome) and (outcome.tier == "be" or times_of(outcome).meets(objectives_ms))
 
 
@@ -126,7 +127,7 @@ def summaries(whole: Sequence[Outcome], percentiles: Sequence[float]) -> dict[st
     times = [times_of(outcome) for outcome in whole]
     values = {
         "ttft": [each.ttft for each in times],
-        # a single token has none
+        # An answer of a single token has no TPOT.
         "tpot": [each.tpot for each, of in zip(times, whole, strict=True) if num_tokens(of) > 1],
         "itl": [gap for each in times for gap in each.itls],
         "e2el": [each.e2el for each in times],
@@ -149,7 +150,7 @@ def _share(outcomes: Sequence[Outcome], good: Sequence[Outcome], tier: str) -> f
 
 
 def _seconds(whole: Sequence[Outcome], times_s: Iterable[float]) -> NDArray[np.int64]:
-    """Which second of the run each is in; the first request begins it."""
+    """Returns for each time in which second of the run it is; the run starts with the first request."""
     begun_s = min((each.start_s for each in whole), default=0.0)
     return np.floor(np.array(list(times_s)) - begun_s).astype(np.int64)
 
@@ -160,7 +161,8 @@ def _most_tokens_in_a_second(whole: Sequence[Outcome]) -> float:
 
 
 def _most_requests_in_a_second(whole: Sequence[Outcome]) -> int:
-    """Not at one moment: what vLLM calls the peak of concurrent requests is who was there in the same second."""
+    """Returns vLLM's peak of concurrent requests: the most requests that ran in the same second, though not at one
+    moment."""
     first = _seconds(whole, (each.start_s for each in whole))
     last = _seconds(whole, (each.times_s[-1] for each in whole))
     here = [second for begin, end in zip(first, last, strict=True) for second in range(begin, end + 1)]

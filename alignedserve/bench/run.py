@@ -1,4 +1,4 @@
-"""A run from beginning to end."""
+"""Does a run, from making the workload to saving the results."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CONNECT_TIMEOUT_S = 30.0
 
 
 def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
-    """The result, which has been printed, and saved and drawn where that was asked for. Raises ValueError for what
-    can't work."""
+    """Returns the results, which have been printed, and saved and drawn if the user asked for that. Raises ValueError
+    for settings that can't work."""
     items = make_workload(config)
     model, outcomes, duration_s = asyncio.run(_ask(config, items))
     results = evaluate(outcomes, duration_s, config.objectives, config.percentiles)
@@ -44,7 +44,7 @@ def run(config: BenchConfig, say: Callable[[str], None]) -> dict[str, Any]:
 async def _ask(config: BenchConfig, items: Sequence[Item]) -> tuple[str, list[Outcome], float]:
     key = config.api_key or os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    # how many there are is decided elsewhere, and so is how long they may take
+    # The client bounds the number of connections itself, so there is no limit here.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(config.request_timeout_s, connect=CONNECT_TIMEOUT_S)
     async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False) as http:

@@ -1,4 +1,4 @@
-"""What is asked, and when: decided before anything is sent, by the seed."""
+"""Which requests are sent, and when: decided by the seed before anything is sent."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Item:
-    # after the start
+    # The seconds after the start of the run.
     due_s: float
-    # "rt" or "be"
+    # "rt" or "be".
     tier: str
     prompt: str | list[int] | Messages
-    # None: the model ends it
+    # The most output tokens; None: the model ends the answer.
     max_tokens: int | None
-    # as far as it is known before the server says
+    # The tokens of the prompt, as far as they are known before the server reports them.
     prompt_len: int
-    # the right answer, where there is one
+    # The right answer, if there is one.
     answer: str | None = None
 
 
@@ -57,8 +57,9 @@ def make_workload(config: BenchConfig) -> list[Item]:
 
 
 def arrival_times(count: int, rate: float, burstiness: float, rng: random.Random) -> list[float]:
-    """Gaps are of a Gamma distribution: of shape 1 (Poisson), below it (bursts), above it (ever steadier). They are
-    stretched so that the last request comes when it is due: a run's rate is the one that was asked for."""
+    """Returns arrival times whose gaps have a Gamma distribution: of shape 1 (Poisson), less (bursts), or more
+    (steadier). They are scaled so that the last request comes when it is due: a run's rate is the one that was asked
+    for."""
     if math.isinf(rate):
         return [0.0] * count
     if math.isinf(burstiness):
@@ -68,7 +69,7 @@ def arrival_times(count: int, rate: float, burstiness: float, rng: random.Random
 
 
 def choose_tiers(count: int, be_share: float, rng: random.Random) -> list[str]:
-    """Exactly that share, in no order."""
+    """Returns the tiers in random order, with exactly that share of best effort."""
     num_be = round(count * be_share)
     tiers = ["be"] * num_be + ["rt"] * (count - num_be)
     rng.shuffle(tiers)
@@ -137,7 +138,7 @@ def _task(config: BenchConfig, rng: random.Random) -> _Question:
 
 
 def _read_jsonl(config: BenchConfig) -> list[_Question]:
-    """As many as are asked for: from the start again when there are fewer."""
+    """Returns as many questions as are needed: it starts again at the first when the file has fewer."""
     assert config.dataset_path
     path = Path(config.dataset_path)
     lines = enumerate(path.read_text().splitlines(), 1)

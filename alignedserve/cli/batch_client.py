@@ -23,7 +23,7 @@ from alignedserve.cli.http import http_client, refusal
 Json = dict[str, Any]
 
 _POLL_S = 0.5
-# a server may be away so long, between two of its lives
+# The seconds for which a server may be away, for instance because it is started again.
 _PATIENCE_S = 120.0
 _OVER = ("failed", "completed", "expired", "cancelled")
 
@@ -54,7 +54,7 @@ class BatchClient:
         return self._ask("POST", f"/v1/batches/{batch_id}/cancel")
 
     def wait(self, batch: Json) -> Json:
-        """Until it is over, with a progress bar, and across restarts of the server."""
+        """Waits until the batch is over, with a progress bar, and across restarts of the server."""
         last_heard_s = time.monotonic()
         with tqdm(total=None, unit="line", desc=batch["id"]) as bar:
             while True:
@@ -73,7 +73,7 @@ class BatchClient:
                         raise click.ClickException(str(error)) from None
 
     def download(self, file_id: str, path: Path) -> None:
-        """Whole or not at all."""
+        """Downloads the file to `path`, completely or not at all."""
         part = path.with_name(path.name + ".part")
         with self._http.stream("GET", f"/v1/files/{file_id}/content") as answer, part.open("wb") as file:
             if answer.is_error:
@@ -95,7 +95,7 @@ class BatchClient:
 
 
 class ServerAway(click.ClickException):
-    """It may be back in a moment."""
+    """The server can't be reached, but may be back in a moment."""
 
 
 def _failure(answer: httpx.Response) -> click.ClickException:
@@ -119,7 +119,7 @@ def connected(url: str, api_key: str | None) -> Iterator[BatchClient]:
 
 @contextmanager
 def own_server(options: Sequence[str], say: Callable[[str], None]) -> Iterator[str]:
-    """Its URL. It has a state of its own, and both are gone afterwards."""
+    """Starts a server with a state of its own and yields its URL; both are gone afterwards."""
     from alignedserve.launch.ports import free_port
 
     port = free_port("127.0.0.1")
@@ -139,7 +139,7 @@ def own_server(options: Sequence[str], say: Callable[[str], None]) -> Iterator[s
 
 
 def _until_ready(output: IO[str], say: Callable[[str], None]) -> None:
-    """Whatever it says later is passed on as well."""
+    """Returns when the server is ready. Later output of the server is passed on as well."""
     ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def read() -> None:

@@ -72,7 +72,7 @@ def serve(more_goodput: tuple[str, ...], **options: Any) -> None:
     from alignedserve.bench.run import run
 
     if more_goodput:
-        # "--goodput ttft:200 tpot:50": to click, what follows the first is no part of the option
+        # For "--goodput ttft:200 tpot:50" click takes only the first value as part of the option.
         if options["goodput"] is None:
             raise click.UsageError(f"unexpected {' '.join(more_goodput)}")
         options["goodput"] = " ".join([options["goodput"], *more_goodput])

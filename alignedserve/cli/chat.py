@@ -20,7 +20,7 @@ HELP = """\
 /help         this
 /quit         end, as Ctrl-D does
 Ctrl-C stops an answer."""
-# of what moves a terminal's cursor and more; new lines and tabs are text
+# Control characters, which move a terminal's cursor and more; new lines and tabs are text.
 _CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t")
 
 
@@ -65,7 +65,7 @@ def command(
 
 def _talk(chat: Conversation, stats: bool) -> None:
     with contextlib.suppress(ImportError):
-        # line editing, and lines that were typed before
+        # This import gives line editing, and a history of lines.
         import readline  # noqa: F401
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while (line := input("> ").strip()) != "/quit":
@@ -100,7 +100,7 @@ def _obey(chat: Conversation, line: str) -> None:
 
 
 def _pipe(chat: Conversation, stats: bool) -> bool:
-    """Whether all was answered."""
+    """Returns whether all messages were answered."""
     from alignedserve.cli.chat_client import Refused
 
     all_answered = True

@@ -1,4 +1,4 @@
-"""A chat with a server: what was said so far, and the next answer as it comes."""
+"""A chat with a server: the messages so far, and the next answer as it comes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from alignedserve.protocol.sse import EventReader
 
 Json = dict[str, Any]
 
-# at the end of an answer that was stopped, for the model to know as well
+# The end of an answer that was stopped, so that the model knows that too.
 STOPPED = "[stopped]"
 
 
 class Refused(Exception):
-    """There is no answer, or no whole one; the message is for the user."""
+    """There is no answer, or only a part of one; the message is for the user."""
 
 
 @dataclass
 class Answer:
     text: str = ""
-    # 0: the server has not said
+    # These are 0 until the server reports them.
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_tokens: int = 0
-    # until its first and its last piece came
+    # The seconds until the first and the last piece of text came.
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -47,13 +47,14 @@ class Answer:
 
 class ChatClient:
     def __init__(self, http: httpx.Client, model: str, options: Json) -> None:
-        """`options`: of each request, besides its messages."""
+        """`options` are those of each request, besides its messages."""
         self.model = model
         self._http = http
         self._options = options
 
     def answer(self, messages: list[Json], answer: Answer) -> Generator[str, None, None]:
-        """Its pieces; `answer` is filled on the way. Closed early, the request ends. Raises Refused."""
+        """Yields the pieces of the answer, and fills `answer` meanwhile. Closing the generator early ends the request.
+        Raises Refused."""
         asked = {"model": self.model, "messages": messages, "stream": True, **self._options}
         asked["stream_options"] = {"include_usage": True}
         begun_s = time.perf_counter()
@@ -79,7 +80,8 @@ class Conversation:
         self._turns: list[Json] = []
 
     def ask(self, text: str, show: Callable[[str], object]) -> Answer:
-        """Raises Refused, and what was asked is forgotten. A KeyboardInterrupt leaves what has come."""
+        """Asks, and adds question and answer to the messages. If it raises Refused, the question is not kept. After a
+        KeyboardInterrupt the part of the answer that has come is kept."""
         question = {"role": "user", "content": text}
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         answer = Answer()
@@ -104,7 +106,7 @@ class Conversation:
 
 
 def find_model(http: httpx.Client, name: str | None) -> str:
-    """The one named, if the server has it; else its first. Raises Refused."""
+    """Returns the named model, if the server has it, or its first one if no name is given. Raises Refused."""
     path = "/v1/models" if name is None else f"/v1/models/{quote(name)}"
     try:
         response = http.get(path)
@@ -126,7 +128,7 @@ def away(http: httpx.Client, error: httpx.TransportError) -> str:
 
 
 def _events(response: httpx.Response) -> Iterator[Json]:
-    """Raises Refused when they end before the answer does."""
+    """Yields the events. Raises Refused when they end before the answer does."""
     reader = EventReader()
     for data in response.iter_bytes():
         for event in reader.feed(data):

@@ -1,16 +1,16 @@
-"""A server's HTTP API, as commands reach it."""
+"""How commands call a server's HTTP API."""
 
 from __future__ import annotations
 
 import httpx
 
-# of a server that works for long on one answer
+# The seconds for which a server may work on one answer.
 TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 
 
 def http_client(url: str, api_key: str | None) -> httpx.Client:
-    """`url`: with /v1 at its end, or without. Raises ValueError for what is none."""
+    """`url` may end with /v1 or not. Raises ValueError if it is no URL."""
     if api_key is not None and any(not "!" <= letter <= "~" for letter in api_key):
         raise ValueError("api_key: a key must be of printable ASCII letters, without spaces")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -19,7 +19,7 @@ def http_client(url: str, api_key: str | None) -> httpx.Client:
 
 
 def refusal(answer: httpx.Response) -> str:
-    """Why, in the server's words if it has any."""
+    """Returns the reason, in the server's words if it gave any."""
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):

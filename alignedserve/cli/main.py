@@ -7,7 +7,7 @@ import click
 
 import alignedserve
 
-# command: (module, one line of help)
+# The module of each command, and its line of help.
 _COMMANDS = {
     "generate": "alignedserve.cli.generate",
     "batch": "alignedserve.cli.batch",
@@ -43,6 +43,6 @@ def main() -> None:
     try:
         cli()
     except ValueError as error:
-        # What a user got wrong is said in one line; everything else keeps its traceback.
+        # An error of the user is printed in one line; any other error keeps its traceback.
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Command-line options made from configuration classes: names, defaults and help are stated there, once."""
+"""Command-line options made from configuration classes, which state names, defaults and help once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Command = Callable[..., Any]
 
 
 class OutputFile(click.Path):
-    """Where it can't be written is said at once, and not when all has been computed."""
+    """A path which is checked at once, and not only when all has been computed."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -30,14 +30,14 @@ class OutputFile(click.Path):
 
 
 def engine_options(command: Command) -> Command:
-    """One option for each field of EngineConfig but the model, which commands take as an argument."""
+    """Adds one option for each field of EngineConfig except the model, which commands take as an argument."""
     return options_of(EngineConfig)(command)
 
 
 def options_of(
     config_class: type[Any], without: Collection[str] = (), prefix: str = ""
 ) -> Callable[[Command], Command]:
-    """Adds one option for each field that has a default and a help text, but for those in `without`."""
+    """Adds one option for each field that has a default and a help text, except those in `without`."""
     hints = get_type_hints(config_class, include_extras=True)
 
     def add(command: Command) -> Command:

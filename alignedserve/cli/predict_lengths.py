@@ -1,4 +1,4 @@
-"""`alignedserve predict-lengths`: what predicting the lengths of answers would be worth on some data."""
+"""`alignedserve predict-lengths`: how well the lengths of answers would be predicted on some data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from alignedserve.lengths.evaluate import Answered, Evaluation
     from alignedserve.text.tokenizer import Tokenizer
 
-# what common data sets call them
+# The names that common data sets use.
 PROMPT_KEYS = ("prompt", "question", "instruction")
 ANSWER_KEYS = ("answer", "completion", "output", "response")
 WORDS = "words"
@@ -101,7 +101,7 @@ def _plain(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 
 class _Words:
-    """A tokenizer that has a token for every word, and no model."""
+    """A tokenizer that has a token for every word, for use without a model."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""`alignedserve profile`: how long iterations take on this device, for `alignedserve serve` to go by."""
+"""`alignedserve profile`: how long iterations take on this device, for the scheduling of `alignedserve serve`."""
 
 from __future__ import annotations
 

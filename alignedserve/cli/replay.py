@@ -1,4 +1,4 @@
-"""`alignedserve replay`: whether this version schedules as the one that wrote an event log did."""
+"""`alignedserve replay`: whether this version schedules as the version that wrote an event log did."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def command(model: str | None, **options: Any) -> None:
     try:
         serve(settings_of(model, options), _say)
     except RuntimeError as error:
-        # ProcessFailed; imported by name it would bring ray into every --help
+        # This is a ProcessFailed; importing that by name would import ray for every --help.
         raise click.ClickException(str(error)) from error
 
 
@@ -34,7 +34,7 @@ def _say(line: str) -> None:
     try:
         click.echo(line)
     except OSError:
-        # The terminal has closed, or who read this has gone. Nobody hears the rest; the files of --log-dir have it.
+        # The terminal has closed, or the reader of the output is gone. Later lines are in the files of --log-dir only.
         for number in (1, 2):
             _forget_output(number)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size")
 _OF_AN_ENGINE = {field.name for field in fields(EngineConfig)} - {*_LIMITS}
-# exit status of who was interrupted
+# The exit status of a program that was interrupted.
 _SIGINT = 130
 
 
@@ -37,9 +37,9 @@ _SIGINT = 130
 @click.option("--output", type=OutputFile(), help="JSON file to write: the settings, and all figures")
 @options_of(SimConfig)
 @options_of(EngineConfig, without=_OF_AN_ENGINE)
-# processes neither die nor hang here
+# Processes neither die nor hang in the simulation.
 @options_of(RouterConfig, without=["link", "orphan_s", "silence_s"])
-# whose share is a flag of the traffic: see be_min_share
+# The share of best effort is an option of the traffic: see be_min_share.
 @options_of(SchedulingConfig, without=["policy", "be_share"])
 def command(output: Path | None, **options: Any) -> None:
     """Run made traffic, or a trace, through the scheduling of `serve`, on instances that take a cost model's time."""
@@ -68,7 +68,7 @@ def command(output: Path | None, **options: Any) -> None:
 
 
 def load_cost(name: str) -> CostModel:
-    """Also of a profile, as `alignedserve profile` saves it."""
+    """Returns a cost model by name, or from a profile that `alignedserve profile` has saved."""
     from alignedserve.timing.cost_presets import cost_presets, load_cost_model
 
     path = Path(name)
@@ -80,7 +80,7 @@ def load_cost(name: str) -> CostModel:
 
 
 def _collect(comparison: Comparison, rows: list[Row]) -> bool:
-    """False if it was interrupted: then those that were done are there."""
+    """Returns False if it was interrupted; `rows` has those that were done then."""
     try:
         with _bar() as progress:
             for row in comparison.rows(progress):
@@ -113,7 +113,7 @@ class _Bar:
 def _bar() -> Iterator[_Bar]:
     from tqdm import tqdm
 
-    # None: at a terminal only
+    # With None, the bar is shown only at a terminal.
     with tqdm(unit="req", disable=None, leave=False) as bar:
         yield _Bar(bar)
 

@@ -1,4 +1,4 @@
-"""The demo model: small tasks with checkable answers, and the model in this repository that does them."""
+"""The demo model: small tasks with checkable answers, and the model in this repository that solves them."""
 
 from pathlib import Path
 

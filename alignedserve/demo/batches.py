@@ -1,4 +1,4 @@
-"""Training rows: conversations packed end to end into rows of one length, each seeing only itself."""
+"""Training rows: conversations packed end to end into rows of one length, each of which attends only to itself."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SYSTEM_PROMPTS = ("You are a helpful assistant.", "You are a helpful assistant. 
 
 @dataclass
 class Conversation:
-    """Tokens and, for each, how much predicting it counts."""
+    """Tokens and, for each, how much its prediction counts in the loss."""
 
     tokens: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
 
 class Encoder:
-    """LoopTurns messages into the tokens of the chat template."""
+    """Turns messages into the tokens of the chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -54,7 +54,7 @@ class Encoder:
         asked = [self._user, *self._ids(prompt), self._end, self._assistant]
         answered = [*self._ids(answer), self._end]
         into.tokens += asked + answered
-        # a long answer counts for more than a short one, but not in proportion: most of its tokens are easy
+        # A long answer counts for more than a short one, but not in proportion: most of its tokens are easy.
         each = len(answered) ** -0.5
         into.weights += [0.0] * len(asked) + [each] * (len(answered) - 1) + [max(each, min_end_weight)]
 
@@ -77,7 +77,7 @@ class Source:
         return conversation
 
     def short(self) -> Conversation:
-        """One question most of the time, otherwise a few in a row."""
+        """Returns a conversation of one question most of the time, otherwise of a few."""
         conversation = self._opened()
         for _ in range(1 if self._rng.random() < 0.8 else self._rng.randint(2, 4)):
             name = self._rng.choices(self._names, self._weights)[0]
@@ -88,14 +88,14 @@ class Source:
         return conversation
 
     def lengthy(self) -> Conversation:
-        """What rarely fits a short row: counting, repeating, a short list."""
+        """Returns a conversation that rarely fits a short row: counting, repeating, a short list."""
         name = self._rng.choices(("count", "count_down", "repeat", "pick"), (2, 2, 2, 5))[0]
         if name == "pick":
             return self.picks(5, 20, self._rng.randint(2, 8))
         return self._single(TASKS[name].generate(self._rng))
 
     def picks(self, min_items: int, max_items: int, num_questions: int) -> Conversation:
-        """A list, and several questions about it: reading the list is what costs."""
+        """Returns a list and several questions about it, since most of the cost is reading the list."""
         conversation, allowed = self._opened(), list[Question]()
         while not allowed:
             words = tasks.numbered_list(self._rng, self._rng.randint(min_items, max_items))
@@ -119,9 +119,9 @@ class Source:
 @dataclass(frozen=True)
 class Batch:
     tokens: Tensor
-    # which conversation of its row a token belongs to; 0 for padding
+    # Which conversation of its row a token belongs to; 0 for padding.
     documents: Tensor
-    # how much predicting the next token counts
+    # How much the prediction of the next token counts.
     weights: Tensor
 
     @classmethod
@@ -133,13 +133,13 @@ class Batch:
         stop = start + len(conversation.tokens)
         self.tokens[row, start:stop] = torch.tensor(conversation.tokens)
         self.documents[row, start:stop] = document
-        # position i predicts token i + 1
+        # Position i predicts token i + 1.
         self.weights[row, start : stop - 1] = torch.tensor(conversation.weights[1:])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The size of a batch."""
+    """The number and length of a batch's rows."""
 
     num: int
     length: int

@@ -22,7 +22,7 @@ MAX_AT_ONCE = 25
 class Answered:
     example: Example
     text: str
-    # the end token included
+    # The number of tokens, with the end token.
     num_tokens: int
 
     @property
@@ -40,7 +40,8 @@ class Answerer:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
     def answer(self, examples: Sequence[Example]) -> list[Answered]:
-        """In the order of the prompts' lengths, so that little padding is computed."""
+        """Returns the answers. The prompts are computed in the order of their lengths, so that there is little
+        padding."""
         ordered = sorted(examples, key=lambda example: len(example.prompt))
         batches = [ordered[at : at + MAX_AT_ONCE] for at in range(0, len(ordered), MAX_AT_ONCE)]
         return [answered for batch in batches for answered in self._answer(batch)]

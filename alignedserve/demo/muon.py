@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-# the quintic of Newton-Schulz that drives all singular values near 1 in five rounds
+# The quintic of Newton-Schulz that drives all singular values near 1 in five rounds.
 A, B, C = 3.4445, -4.7750, 2.0315
 NUM_ROUNDS = 5
 
 
 def orthogonalize(stack: Tensor) -> Tensor:
-    """The nearest (half-)orthogonal matrices, roughly, to a stack of matrices."""
+    """Returns approximately the nearest (half-)orthogonal matrices to a stack of matrices."""
     tall = stack.shape[-2] > stack.shape[-1]
     x: Tensor = stack.bfloat16()
     if tall:

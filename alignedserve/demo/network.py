@@ -96,7 +96,7 @@ class Body(nn.Module):
 
 
 class Llama(nn.Module):
-    """The output layer is the embedding, transposed."""
+    """A Llama whose output layer is the embedding, transposed."""
 
     cos: Tensor
     sin: Tensor
@@ -115,7 +115,7 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=0.02 if not wide else 0.02 / (2 * shape.num_layers) ** 0.5)
 
     def hidden(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """The last layer's output for (rows, length) tokens; mask[row, 0, i, j] says that i attends to j."""
+        """Returns the last layer's output for (rows, length) tokens; mask[row, 0, i, j] means that i attends to j."""
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
@@ -133,7 +133,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    # on a CPU, matrix products are nearly twice as fast for short rows, and the fused kernel for long ones
+    # On a CPU, matrix products are nearly twice as fast for short rows, and the fused kernel for long ones.
     if q.shape[2] > MAX_PLAIN_LEN:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
@@ -142,6 +142,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """Causal attention inside each document of a row, from (rows, length) document numbers."""
+    """Returns the mask of causal attention inside each document of a row, from (rows, length) document numbers."""
     same = documents[:, None, :, None] == documents[:, None, None, :]
     return same & torch.ones(same.shape[-2:], dtype=torch.bool).tril()

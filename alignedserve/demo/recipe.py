@@ -1,4 +1,4 @@
-"""How the demo model is trained, in three stages: learning the tasks, getting the rest right, and days and months."""
+"""How the demo model is trained, in three stages: learning the tasks, correcting the rest, and days and months."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Stage:
     name: str
-    # optimizer steps, of about 4,600 tokens each
+    # Optimizer steps, of about 4,600 tokens each.
     steps: int
-    # how often each task is asked: the ones that take longest to learn most often
+    # How often each task occurs: the tasks that take longest to learn occur most often.
     weights: Mapping[str, float]
-    # what the end of an answer counts at least. When to stop is what takes longest to learn of a long answer,
-    # but a model that has learned it should expect the end neither more nor less often than it comes.
+    # The least weight of the end of an answer. When to stop is what takes longest to learn of a long answer, but a
+    # model that has learned it should expect the end neither more nor less often than it comes.
     min_end_weight: float
-    # learning rates at their height, of the matrices and of everything else
+    # The highest learning rates, of the matrices and of everything else.
     matrix_lr: float
     other_lr: float
-    # shares of the steps: rising, and falling to nothing
+    # The shares of the steps in which the rates rise, and fall to zero.
     warm_up: float
     decay: float
-    # share of the steps before the first middle rows, the first long rows and the longest lists
+    # The shares of the steps before the first middle rows, the first long rows and the longest lists.
     middle_from: float
     long_from: float
     longest_from: float
-    # shares of these rows thereafter; the others are short
+    # The shares of these rows thereafter; the others are short.
     middle_share: float
     long_share: float
     seed: int

@@ -34,7 +34,7 @@ MAX_NUMBER = 999
 MAX_COUNT_LEN = 60
 MAX_REPEATS = 12
 MAX_PICK_ITEMS = 150
-# tokens of a pick's list; with the question and the chat template a prompt stays below 1,100
+# The most tokens of a pick's list; with the question and the chat template a prompt stays below 1,100.
 MAX_LIST_TOKENS = 1040
 HELD_OUT_ONE_IN = 20
 HELD_OUT_SALT = 2
@@ -45,13 +45,13 @@ class Example:
     task: str
     prompt: str
     answer: str
-    # what is asked, whatever the phrasing
+    # What is asked, whatever the phrasing.
     key: str
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a phrasing is filled with, and the answer."""
+    """The values that a phrasing is filled with, and the answer."""
 
     fields: Mapping[str, str]
     answer: str
@@ -66,11 +66,11 @@ class Task:
     name: str
     phrasings: tuple[str, ...]
     ask: Callable[[random.Random], Question]
-    # what is held out: keys, or (where there are few keys) a key in one phrasing
+    # Whether prompts are held out, a key in one phrasing each, because there are few keys; else keys are.
     holds_out_prompts: bool = False
 
     def generate(self, rng: random.Random, held_out: bool = False) -> Example:
-        """The next example of the asked-for side of the split."""
+        """Returns the next example from the side of the split that `held_out` says."""
         while True:
             question, phrasing = self.ask(rng), rng.choice(self.phrasings)
             if self.is_held_out(question, phrasing) == held_out:
@@ -95,7 +95,7 @@ def check(example: Example, text: str) -> bool:
 
 
 def expected_output_len(example: Example) -> int:
-    """Tokens of a right answer, the end token included."""
+    """Returns the number of tokens of a right answer, with the end token."""
     return num_tokens(example.answer) + 1
 
 
@@ -157,7 +157,7 @@ def _ask_alphabet(step: int) -> Callable[[random.Random], Question]:
 
 
 def numbered_list(rng: random.Random, num_items: int) -> list[str]:
-    """Words of one length range, short enough that the list stays below its limit of tokens."""
+    """Returns words of one length range, short enough that the list stays below its limit of tokens."""
     max_len = rng.randint(4, 12)
     while True:
         words = [any_word(rng, 2, max_len) for _ in range(num_items)]
@@ -179,7 +179,7 @@ def _ask_pick(rng: random.Random) -> Question:
     return pick_question(words, rng.randint(1, len(words)))
 
 
-# the second and later questions about the list of an earlier message
+# The phrasings of the second and later questions about the list of an earlier message.
 PICK_FOLLOW_UPS = ("And word {n}?", "Which word is number {n}?", "And number {n}?", "What is word {n}?")
 
 TASKS: dict[str, Task] = {

@@ -34,14 +34,14 @@ from alignedserve.demo.vocabulary import END, PAD
 SHORT, MIDDLE, LONG = Rows(36, 128), Rows(16, 288), Rows(4, 1184)
 NUM_EVALUATED_AT_ONCE = 16
 SHOW_EVERY = 50
-# steps between two looks at the held-out examples, and how many of each task
+# The steps between two evaluations, and the held-out examples of each task in one.
 EVALUATE_EVERY = 300
 NUM_EVALUATED = 20
 NUM_EVALUATED_AT_END = 400
 
 
 class Trainer:
-    """Trains one model through a stage after the other."""
+    """Trains one model through one stage after the other."""
 
     def __init__(self, out: Path) -> None:
         torch.manual_seed(0)
@@ -119,7 +119,8 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self, examples: list[Example]) -> float:
-        """Greedy decoding gives an answer exactly when each of its tokens is the likeliest at its place."""
+        """Returns the share of right answers. Greedy decoding gives an answer exactly when each of its tokens is the
+        likeliest at its place."""
         conversations = [Conversation() for _ in examples]
         for conversation, example in zip(conversations, examples, strict=True):
             self._encoder.turn(conversation, example.prompt, example.answer)
@@ -136,7 +137,7 @@ class Trainer:
         return num_right / len(examples)
 
     def evaluate(self, num: int, seed: int = 12345) -> dict[str, float]:
-        """Share of held-out prompts answered exactly, per task."""
+        """Returns the share of held-out prompts that are answered exactly, per task."""
         rng = random.Random(seed)
         return {
             name: self.accuracy([task.generate(rng, held_out=True) for _ in range(num)])
@@ -144,7 +145,8 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """Writes what transformers loads; the weights are rounded to the precision they were trained in."""
+        """Writes the files that transformers loads; the weights are rounded to the precision in which they were
+        trained."""
         self._out.mkdir(parents=True, exist_ok=True)
         weights = {name: weight.detach().bfloat16() for name, weight in self.model.state_dict().items()}
         save_file(weights, self._out / "model.safetensors", metadata={"format": "pt"})
@@ -227,7 +229,7 @@ def train_stage(trainer: Trainer, stage: Stage) -> dict[str, Any]:
 
 
 def train(out: Path, start: Path | None) -> None:
-    """Goes through all stages, or, from the folder of a finished one, through those after it."""
+    """Does all stages or, from the folder of a finished one, those after it."""
     torch.set_num_threads(2)
     trainer, records = Trainer(out), list[dict[str, Any]]()
     if start is not None:
@@ -235,7 +237,7 @@ def train(out: Path, start: Path | None) -> None:
         records = json.loads((start / "training.json").read_text())["stages"]
     for stage in STAGES[len(records) :]:
         records.append(train_stage(trainer, stage))
-        # the next stage begins with the weights as they are stored
+        # The next stage begins with the weights as they are stored.
         trainer.load(out)
         accuracy = trainer.evaluate(NUM_EVALUATED_AT_END)
         show(accuracy)

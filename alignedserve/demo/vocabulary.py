@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-# tried in this order at each place: a joint, a word with the space before it, or a single character
+# These are tried in this order at each place: a joint, a word with the space before it, or a single character.
 PIECE = r", | [-+=] | ?[A-Za-z]+|[^A-Za-z]"
 
 PAD, SYSTEM, USER, ASSISTANT, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
@@ -54,5 +54,5 @@ _WHOLE = frozenset(PIECES)
 
 
 def num_tokens(text: str) -> int:
-    """How many tokens the tokenizer cuts ordinary text (without special tokens) into."""
+    """Returns how many tokens the tokenizer cuts ordinary text (without special tokens) into."""
     return sum(1 if piece in _WHOLE else len(piece.encode()) for piece in _PIECE.findall(text))

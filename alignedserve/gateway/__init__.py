@@ -1,1 +1,1 @@
-"""The OpenAI API in front of an island: validates, tokenises, submits to the router, streams what comes back."""
+"""The OpenAI API in front of the islands: validates, tokenises, submits to routers, and streams the answers."""

@@ -1,4 +1,4 @@
-"""The application: which routes there are, and what every request goes through before it gets there."""
+"""The application: its routes, and the middleware that every request passes before it gets to them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def create_app(
     store: Store | None = None,
     callers: Callers = ANY_CALLER,
 ) -> FastAPI:
-    """`routers` are added to the routes that are always there. `store` holds files and batches, where there are any."""
+    """`routers` are added to the routes that always exist. `store` keeps files and batches, if there is one."""
     islands = request_builder.islands
     drain_state, keys = drain_state or DrainState(), keys or Keys()
     # FastAPI's pages for the description would load scripts from elsewhere, so there are none.
@@ -68,8 +68,8 @@ def create_app(
         callers=callers,
     )
     if allowed_origins:
-        # It goes around AuthLimitsMiddleware: what a browser asks beforehand comes without a key, and the browser must
-        # be able to read a refusal.
+        # It is outside of AuthLimitsMiddleware: a browser's preflight request comes without a key, and the browser
+        # must be able to read a refusal.
         app.add_middleware(
             CORSMiddleware, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"]
         )

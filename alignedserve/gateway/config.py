@@ -1,4 +1,4 @@
-"""What the gateway can be told. Frozen; the text beside a field is its help on the command line."""
+"""The settings of the gateway. They are frozen; the text beside a field is its help on the command line."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class HttpConfig:
         try:
             return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:
-            # a name: where it leads is not known
+            # It is a name, and where that leads is unknown.
             return False
 
 
 @dataclass(frozen=True)
 class KeyConfig:
-    """The launcher reads the keys. The gateway is told their digests alone."""
+    """The launcher reads the keys. The gateway gets only their digests."""
 
     api_key: Annotated[
         tuple[str, ...],
@@ -83,7 +83,7 @@ class KeyConfig:
     allow_no_auth: Annotated[bool, "listen beyond this machine without API keys"] = False
 
     def check(self, http: HttpConfig) -> None:
-        """Raises ValueError where anyone could use the server, and nobody has said that they may."""
+        """Raises ValueError if anyone could use the server and the operator has not allowed that."""
         has_keys = self.api_key or self.api_key_file is not None
         if not has_keys and not self.allow_no_auth and not http.is_on_loopback:
             raise ValueError(
@@ -94,7 +94,7 @@ class KeyConfig:
 
 @dataclass(frozen=True)
 class SloConfig:
-    """Objectives of real-time requests that name none, by tier, in milliseconds; 0: there is none."""
+    """The objectives of real-time requests that name none, by tier, in milliseconds; 0: there is none."""
 
     ttft_ms: Annotated[
         float, "first token of requests that name no objective is due after so long; 0: whenever"
@@ -111,7 +111,7 @@ class SloConfig:
                     raise ValueError(f"slo_{each}={value}: must be 0 or from 1 to {most_ms:.0f}")
 
     def of(self, name: str) -> tuple[float | None, float | None]:
-        """The objectives for the first token and for further ones, in seconds."""
+        """Returns the objectives for the first token and for further ones, in seconds."""
         is_priority = name == "priority"
         ttft_ms = self.priority_ttft_ms if is_priority else self.ttft_ms
         tbt_ms = self.priority_tbt_ms if is_priority else self.tbt_ms
@@ -121,18 +121,18 @@ class SloConfig:
 @dataclass(frozen=True)
 class GatewayConfig:
     instance_id: InstanceId
-    # the address of each island's router
+    # The address of each island's router.
     routers: tuple[RouterAddress, ...]
     engine: EngineConfig
-    # the model's name to clients
+    # The name under which clients know the model.
     model_name: str
     http: HttpConfig = field(default_factory=HttpConfig)
-    # what has to be the same in all processes of the cluster
+    # What has to be the same in all processes of the cluster.
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    # maps digests of API keys to owners (http/keys.py); without any, the server is open to everyone
+    # The owners by digests of API keys (http/keys.py); without any, the server is open to everyone.
     key_owners: Mapping[bytes, str] = field(default_factory=dict)
-    # the store that keeps files and batch jobs; without one there are none
+    # The store that keeps files and batch jobs; without one there are none.
     store_url: str = ""
     batches: BatchConfig = field(default_factory=BatchConfig)
     log: LogConfig = field(default_factory=LogConfig)

@@ -1,4 +1,5 @@
-"""Whose turn it is at something that one at a time can use: the owner's that has used it least of late."""
+"""Fair turns at something that only one can use at a time: the next turn is the owner's that has used it least
+recently."""
 
 from __future__ import annotations
 
@@ -7,23 +8,23 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-# What an owner has used counts half after so long.
+# What an owner has used counts half after so many seconds.
 HALF_LIFE_S = 30.0
-# It is forgotten when it is less than this.
+# It is forgotten when it is less than so many seconds.
 FORGOTTEN_S = 0.001
 
 
 class QueueTimeout(Exception):
-    """Others had all the turns for as long as the owner would wait."""
+    """Other owners had all the turns for as long as this one would wait."""
 
 
 class FairQueue:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._is_taken = False
-        # owners that wait, in the order in which they came
+        # The owners that wait, in the order in which they came.
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
-        # seconds that each owner has used, and when they were last counted
+        # The seconds that each owner has used, and when they were last counted.
         self._used: dict[str, tuple[float, float]] = {}
 
     @asynccontextmanager

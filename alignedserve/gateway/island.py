@@ -1,7 +1,8 @@
 """The gateway's view of an island: its router, and the requests that this gateway has open there.
 
-The router may die. What is open is submitted again, with the tokens that have been delivered, when it is back; a
-request that it will not take at that moment (its queue is full) was taken once, and is offered until it is.
+The router may die. When it is back, open requests are submitted again, with the tokens that have been delivered; a
+request that it rejects at that moment (its queue is full) was accepted once, and is submitted until it is accepted
+again.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from alignedserve.protocol.messages import (
 from alignedserve.types import InstanceId, RequestKey
 
 RESUBMIT_S = 0.25
-# A router that has not come back by then is given up, and what is open there fails.
+# The seconds after which a router that has not come back is given up, and the requests that are open there fail.
 PATIENCE_S = 60.0
 CLUSTER_TIMEOUT_S = 2.0
 
-# A request that is rejected for one of these reasons won't be taken later either.
+# A request that is rejected for one of these reasons won't be accepted later either.
 NEVER = ("too_long", "slo")
 
 News = NewTokens | Rejected
@@ -69,8 +70,8 @@ class Island:
         on_lost: Callable[[Island], None] = lambda island: None,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_lost` is called when the router is gone: what is open may be taken elsewhere. `on_drain` is called for a
-        Drain."""
+        """`on_lost` is called when the router is gone: open requests may be moved to another island. `on_drain` is
+        called for a Drain."""
         hello = Hello("gateway", me, new_epoch(), os.getpid(), dict(fingerprint), InstanceLimits())
         self._link = RouterConnection(address, lambda: hello, self)
         self._pacing = Pacing(self._link.send, self._later)
@@ -79,12 +80,12 @@ class Island:
         self._on_lost = on_lost
         self._on_drain = on_drain
         self._open: dict[RequestKey, Open] = {}
-        # These requests were closed here, and the router has yet to tell how far they came.
+        # The requests that were closed here, and whose last state the router has not reported yet.
         self._leaving: dict[RequestKey, RequestStats] = {}
         self._asked: dict[int, asyncio.Future[Cluster]] = {}
         self._tickets = itertools.count(1)
         self._giving_up: asyncio.TimerHandle | None = None
-        # The router has been away for more than PATIENCE_S.
+        # Whether the router has been away for more than PATIENCE_S.
         self.is_given_up = False
 
     @property
@@ -100,7 +101,7 @@ class Island:
 
     @property
     def has_room(self) -> bool:
-        """Whether a best-effort request may be opened: it leaves soon, or fails."""
+        """Whether a best-effort request may be opened: it is submitted soon, or fails."""
         return self.is_given_up or (self.is_up and self._pacing.has_room)
 
     async def until_changed(self) -> None:
@@ -108,7 +109,7 @@ class Island:
         await self._changed.wait()
 
     async def run(self) -> None:
-        """Runs until the router tells the gateway to stop."""
+        """Runs until the router sends Stop."""
         self._start_giving_up()
         try:
             await self._link.run()
@@ -140,7 +141,7 @@ class Island:
         return taken
 
     def close(self, key: RequestKey, reason: str) -> None:
-        """Ends a request that nobody waits for any more. Safe to repeat."""
+        """Ends a request which no client waits for any more. Safe to repeat."""
         if entry := self._open.pop(key, None):
             is_known = self.is_up and self._pacing.abort(key)
             entry.stats.ended(reason, is_told=not is_known)
@@ -256,7 +257,7 @@ class Island:
     # ---- a router that stays away ----
 
     def _let_go(self) -> None:
-        """Forgets the closed requests: the router that knew how far they came is gone."""
+        """Forgets the closed requests: the router that knew their last state is gone."""
         leaving, self._leaving = self._leaving, {}
         for stats in leaving.values():
             stats.told()

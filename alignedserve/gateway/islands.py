@@ -1,4 +1,5 @@
-"""All islands: a request goes to the one with the fewest open; those of an island that is lost go to the others."""
+"""All islands: a request goes to the one with the fewest open requests; those of an island that is lost go to the
+others."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ class Islands:
         telemetry: Telemetry,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_drain` is called when the launcher says that nothing new is to be taken."""
+        """`on_drain` is called when the launcher orders the gateway to accept no new requests."""
         self._telemetry = telemetry
         self._islands = [Island(router, me, fingerprint, self._rescue, on_drain) for router in routers]
-        # The best-effort call which opens its requests holds this.
+        # The best-effort call which is opening its requests holds this.
         self._best_effort = asyncio.Lock()
         self._closing: deque[RequestKey] = deque()
 
     async def run(self) -> None:
-        """Runs until all routers have told the gateway to stop."""
+        """Runs until all routers have sent Stop."""
         await asyncio.gather(*(island.run() for island in self._islands))
 
     @property
@@ -49,8 +50,8 @@ class Islands:
     @contextlib.asynccontextmanager
     async def opening(self, tier: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
         """Yields what a call awaits before it opens the next few of its requests, so that other calls have their turn.
-        Best-effort calls open theirs one after the other, and go on when the router has taken what was opened
-        before."""
+        Best-effort calls open theirs one after the other, and go on when the router has accepted those that were
+        opened before."""
         if tier == "rt":
             yield lambda: asyncio.sleep(0)
             return
@@ -70,8 +71,8 @@ class Islands:
         self._best(self._islands).open(request, tell, self._telemetry.opened(request, prediction))
 
     def close(self, key: RequestKey, reason: str = "abort") -> None:
-        """Ends a request that nobody waits for any more: the client has gone, or (`stop`) has all it wants. Safe to
-        repeat."""
+        """Ends a request which no client waits for any more: the client has gone, or (`stop`) has all it wants. Safe
+        to repeat."""
         for island in self._islands:
             island.close(key, reason)
 
@@ -92,7 +93,7 @@ class Islands:
             asyncio.get_running_loop().call_soon(self._close_some)
 
     async def cluster(self) -> dict[int, Cluster]:
-        """Maps the number of each island that answers to what its router said. Raises ApiError when none answers."""
+        """Returns the answer of each router by the island's number. Raises ApiError when none answers."""
         answers = await asyncio.gather(
             *(island.cluster() for island in self._islands), return_exceptions=True
         )

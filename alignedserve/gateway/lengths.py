@@ -1,7 +1,7 @@
 """The length predictor beside the event loop: a thread of its own that predicts, learns, saves and restores.
 
-A request waits for its prediction, but not long: then it goes without one. Of best-effort requests at most one
-at a time is with the thread, so that a real-time request never waits for a whole batch of them.
+A request waits for its prediction, but not long: then it goes on without one. Of best-effort requests at most one at a
+time is with the thread, so that a real-time request never waits for a whole batch of them.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from alignedserve.store import Store, StoreAway
 
 logger = logging.getLogger(__name__)
 
-# A call waits so long for all of its predictions.
+# The seconds for which a call waits for all of its predictions.
 PATIENCE_S = {"rt": 0.02, "be": 1.0}
-# So many answers may be with the thread to be learned. When more end, as those of a call with many choices do, they are
-# learned one at a time, and the thread rests in between: predictions go first, and the event loop needs the interpreter
-# too.
+# So many answers may be queued on the thread to be learned. When more end, as those of a call with many choices do,
+# they are learned one at a time, and the thread rests in between: predictions take precedence, and the event loop
+# needs the interpreter too.
 MAX_LEARNING = 8
 LEARNING_REST_S = 0.01
-# So many answers may wait to be learned; more are not learned.
+# So many answers may wait to be learned; further ones are dropped.
 MAX_UNLEARNED = 1024
 RETRY_S = 1.0
-# The last save may take so long: what it would add to the one before is no great loss.
+# The seconds that the last save may take: losing what it adds to the one before does little harm.
 LAST_SAVE_S = 2.0
 
 Result = TypeVar("Result")
-# what was predicted, the number of tokens that the answer had, and why it ended
+# The prediction, the number of tokens that the answer had, and why it ended.
 Answer = tuple[Prediction, int, str]
 
 
 class Lengths:
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
-        # makes a predictor that has learned nothing; None: nothing is predicted
+        # Makes a predictor that has learned nothing; None: nothing is predicted.
         self._new: Callable[[], Predictor] | None = None
-        # None while the gateway does not run, and while a saved state is loaded
+        # None while the gateway does not run, and while a saved state is loaded.
         self._predictor: Predictor | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lengths")
         self._best_effort = asyncio.Semaphore(1)
@@ -68,8 +68,8 @@ class Lengths:
 
     @contextlib.asynccontextmanager
     async def running(self, name: str, store: Store | None) -> AsyncIterator[None]:
-        """Predicts and learns while the block runs. `name` is the model's. Without a store, learning begins anew each
-        time."""
+        """Predicts and learns while the block runs. `name` is the model's. Without a store, learning begins from
+        nothing each time."""
         if self._new is None:
             yield
             return
@@ -89,7 +89,7 @@ class Lengths:
     async def predict(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, tier: str
     ) -> list[Prediction | None]:
-        """Returns one prediction for each prompt: None for what takes too long, and where nothing is predicted."""
+        """Returns one prediction for each prompt: None if it takes too long, and if nothing is predicted."""
         found: list[Prediction | None] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S[tier]):
@@ -105,7 +105,7 @@ class Lengths:
             try:
                 return await self._in_thread(self._predictor.predict, prompt, params, tier)
             except Exception:
-                # No answer depends on a prediction.
+                # No answer depends on a prediction, so the error is only logged.
                 logger.exception("a length was not predicted")
                 return None
 
@@ -148,7 +148,7 @@ class Lengths:
     # ---- what outlives the gateway ----
 
     async def _keep(self, store: Store, name: str, new: Callable[[], Predictor]) -> None:
-        """Restores what was saved, then saves from time to time: what is saved before that is read would replace it."""
+        """Restores the saved state, then saves from time to time: a save before the restore would replace it."""
         while not await self._restored(store, name, new):
             await asyncio.sleep(RETRY_S)
         try:

@@ -1,4 +1,5 @@
-"""What a client may ask for at most. Checked before anything is allocated for it. The text is the option's help."""
+"""The most that a client may ask for. It is checked before anything is allocated for it. The text is the option's
+help."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from alignedserve.sampling_params import MAX_LOGPROBS, SamplingParams
 from alignedserve.store import StoreLimits
 from alignedserve.types import InvalidRequest
 
-# The default for max_stored_bytes is never more than this: the machine's memory may be another container's.
+# The default for max_stored_bytes is never more than this: the machine's memory may belong to another container.
 _MAX_STORED_BYTES = 4 << 30
-# An answer may have so many log-probabilities unless it is streamed: they are kept until it is whole, some eighty bytes
+# The most log-probabilities of an answer that is not streamed: they are kept until it is complete, some eighty bytes
 # each, which is forty megabytes.
 MAX_OUTPUT_LOGPROBS = 1 << 19
 
@@ -67,7 +68,7 @@ class Limits:
             )
 
     def check_counts(self, stop_token_ids: Sized | None, logit_bias: Sized | None) -> None:
-        """Counts token ids before each of them is looked at. Raises InvalidRequest that names the limit."""
+        """Counts token ids before each of them is checked. Raises InvalidRequest that names the limit."""
         for name, ids in (("stop_token_ids", stop_token_ids), ("logit_bias", logit_bias)):
             if ids and len(ids) > self.max_token_ids:
                 raise InvalidRequest(f"{name}: {len(ids)} tokens; at most {self.max_token_ids} are allowed")
@@ -82,7 +83,7 @@ class Limits:
         return StoreLimits(num_bytes, of_owner, self.max_open_batches, self.max_open_batches_per_key)
 
     def check(self, num_prompts: int, params: SamplingParams) -> None:
-        """Raises InvalidRequest that names the limit."""
+        """Checks a call. Raises InvalidRequest that names the limit."""
         if num_prompts > self.max_choices:
             raise InvalidRequest(f"prompt: {num_prompts} prompts; at most {self.max_choices} are allowed")
         if num_prompts * params.n > self.max_choices:
@@ -124,9 +125,9 @@ class Limits:
     def with_room_for_logprobs(
         self, lengths: Sequence[int], params: SamplingParams, num_kept: int | None, max_model_len: int
     ) -> SamplingParams:
-        """`num_kept` is the number of likeliest tokens whose log-probabilities are kept until the answer is whole. A
-        call without max_tokens gets as many tokens as there is room for. Raises InvalidRequest for one that asks for
-        more."""
+        """Returns parameters for which the log-probabilities fit: a call without max_tokens gets as many tokens as
+        there is room for. `num_kept` is the number of likeliest tokens whose log-probabilities are kept until the
+        answer is complete. Raises InvalidRequest for a call that asks for more."""
         if num_kept is None:
             return params
         rooms = (max_model_len - length for length in lengths)

@@ -23,11 +23,11 @@ from alignedserve.types import InvalidRequest
 @dataclass(frozen=True)
 class ServedModel:
     name: str
-    # None: prompts and answers are token ids, and there is no text
+    # None: prompts and answers are token ids, and there is no text.
     tokenizer: Tokenizer | None
     vocabulary: Vocabulary
     max_model_len: int
-    # Special tokens in a chat's messages become tokens, too.
+    # Whether special tokens in a chat's messages become tokens, too.
     parses_special_tokens: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -71,11 +71,12 @@ class ServedModel:
         variables: Mapping[str, Any],
         add_special_tokens: bool = False,
     ) -> list[int]:
-        """The template writes its special tokens itself; `add_special_tokens` adds the tokenizer's to them."""
+        """Returns the tokens of a chat. The template writes its special tokens itself; `add_special_tokens` adds the
+        tokenizer's."""
         tokenizer = self._need_tokenizer("messages")
         parses = self.parses_special_tokens
         try:
-            # a template variable with the name of one of these parameters is a TypeError
+            # A template variable with the name of one of these parameters is a TypeError.
             chat = tokenizer.render_chat(messages, parses_special_tokens=parses, **variables)
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
@@ -83,14 +84,14 @@ class ServedModel:
 
     @property
     def tool_template(self) -> str:
-        """Raises ApiError when this model knows nothing of tools."""
+        """Returns the template for chats with tools. Raises ApiError if this model has none."""
         template = self._need_tokenizer("tools").tool_template
         if template is None:
             raise ApiError(400, "tools: this model's chat template has no place for tools", param="tools")
         return template
 
     def is_special(self, text: str) -> bool:
-        """Whether `text` is a token that the text of an answer leaves out."""
+        """Returns whether `text` is a token that the text of an answer leaves out."""
         if self.tokenizer is None:
             return False
         token_id = self.tokenizer.backend.token_to_id(text)
@@ -128,7 +129,7 @@ class ServedModel:
             raise ApiError(400, f"{name}: {error}", param=name) from error
 
     def _check_length(self, name: str, text: str) -> None:
-        """Refuses what can't fit, whatever its tokens are, before time goes into finding them."""
+        """Refuses a text that can't fit, whatever its tokens are, before it is tokenised."""
         longest = self._longest_token
         if longest is not None and len(text) > self.max_model_len * longest:
             message = (

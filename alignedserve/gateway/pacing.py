@@ -1,8 +1,8 @@
-"""What can wait goes to a router a few messages at a time: the next ones when it has said that it has taken the last.
+"""Messages that can wait go to a router a few at a time: the next when it has confirmed that it has handled the last.
 
 A connection keeps the order. Behind thousands of best-effort requests, or of aborts, a request of real time would wait
-until the router has taken them all; so there are never more than a few before it. And between one lot and the next
-there is a rest: where processes share their cores, what takes requests in would leave nothing to what computes them.
+until the router has handled them all; so there are never more than a few before it. And after each few there is a
+pause: where processes share their cores, accepting requests would leave no time for computing them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from alignedserve.protocol.messages import Abort, Echo, Message
 from alignedserve.types import RequestKey
 
-# The router may have so many messages before it. Each takes it some tenths of a millisecond.
+# The most messages that are ahead in the router. Each takes it some tenths of a millisecond.
 MAX_AHEAD = 16
-# A rest lasts so many times as long as the router took for the lot before it.
+# A pause lasts so many times as long as the router took for the messages before it.
 REST = 3.0
-# So many submissions may wait here: enough for the next lot to be there when it may leave.
+# The most submissions that wait here: enough for the next few to be there when they may be sent.
 MAX_WAITING = 2 * MAX_AHEAD
 
 # Sends one request.
@@ -34,11 +34,11 @@ class Pacing:
     send: Callable[[Message], None]
     later: Later
     clock: Callable[[], float] = time.monotonic
-    # aborts leave first: they make room
+    # Aborts are sent first, since they make room.
     _aborts: dict[RequestKey, None] = field(default_factory=dict)
     _submits: dict[RequestKey, Submit] = field(default_factory=dict)
-    # number of messages since the last Echo; the ticket of the Echo that is waited for, or whose rest it is; when that
-    # was sent
+    # The number of messages since the last Echo; the ticket of the Echo that is waited for, or of the pause after it;
+    # and when that was sent.
     _num_ahead: int = 0
     _awaited: int | None = None
     _asked_s: float = 0.0
@@ -54,7 +54,7 @@ class Pacing:
         self._go_on()
 
     def abort(self, key: RequestKey) -> bool:
-        """Returns False for a request that has not been submitted yet: now it never will be."""
+        """Returns False for a request that has not been submitted yet, and never will be then."""
         if self._submits.pop(key, None):
             return False
         self._aborts[key] = None
@@ -62,7 +62,7 @@ class Pacing:
         return True
 
     def answered(self, echo: Echo) -> None:
-        """The router has taken what was sent before this Echo."""
+        """The router has handled what was sent before this Echo."""
         if echo.ticket == self._awaited:
             rest_s = REST * (self.clock() - self._asked_s)
             self.later(rest_s, functools.partial(self._rested, echo.ticket))
@@ -73,7 +73,7 @@ class Pacing:
             self._go_on()
 
     def forget(self) -> None:
-        """Drops what was to be sent: the connection is gone."""
+        """Drops what was waiting to be sent: the connection is gone."""
         self._aborts.clear()
         self._submits.clear()
         self._awaited, self._num_ahead = None, 0

@@ -45,7 +45,7 @@ class GatewayProcess:
             config.routers, config.instance_id, config.fingerprint, self.telemetry, self.drain
         )
         self.drain_state = DrainState()
-        # what runs batch jobs, and its task
+        # The runner of batch jobs, and its task.
         self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -146,12 +146,12 @@ class GatewayProcess:
         if self._draining:
             self._draining.cancel()
         await asyncio.gather(serving, linked)
-        # To close them waits for the receiver, which may be away.
+        # Closing them waits for the receiver, which may be away.
         await asyncio.to_thread(self.telemetry.traces.close)
 
     def drain(self) -> None:
-        """Takes no new requests, begins no line of a batch job, and stops when what runs has finished, or its time is
-        up. Safe to repeat."""
+        """Accepts no new requests, begins no line of a batch job, and stops when those that run have finished, or
+        their time is up. Safe to repeat."""
         self.drain_state.begin()
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
@@ -167,7 +167,7 @@ class GatewayProcess:
         self.stop()
 
     def _signalled(self) -> None:
-        """A second signal says that its sender does not want to wait."""
+        """A second signal means that the user does not want to wait."""
         self.stop() if self.drain_state.is_draining else self.drain()
 
     def stop(self) -> None:

@@ -1,7 +1,8 @@
-"""A key and a certificate for one system's own TLS: ECDSA on P-256, signed by itself, so that it is the authority too.
+"""A key and a certificate for the TLS of one system: ECDSA on P-256, signed by itself, so that it is the authority
+too.
 
-It says who belongs to the system, as a shared secret would: whoever has the key, which never leaves a directory of the
-user's.
+It shows which processes belong to the system, as a shared secret would: they have the key, which never leaves a
+directory that only the user can read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-# The certificate is valid for this system's life; a clock that is set does not matter.
+# The certificate is valid as long as this system can live, so that a clock that is set does not matter.
 _FROM, _UNTIL = datetime(2000, 1, 1), datetime(9999, 12, 31)
 
 

@@ -53,8 +53,8 @@ class LaunchConfig:
             )
 
     def instances(self, num_gpus: int = 0) -> dict[str, int]:
-        """How many of each role an island has with so many GPUs. One alone would hold the weights twice if two
-        instances shared it."""
+        """Returns how many instances of each role an island has with so many GPUs. With one GPU there is one colocated
+        instance, since two that shared it would hold the weights twice."""
         has_no_say = self.prefill_instances is None and self.decode_instances is None
         if self.colocated_instances is not None or (has_no_say and num_gpus == 1):
             return {"colocated": self.colocated_instances or 1}

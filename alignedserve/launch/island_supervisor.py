@@ -1,4 +1,4 @@
-"""Supervises the processes of one island, and hears from its router which of them are up."""
+"""Supervises the processes of one island; its router reports which of them are up."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class IslandSupervisor:
                 group.create_task(supervisor.supervise())
 
     def drain(self) -> None:
-        """Tells the router, which tells the gateways."""
+        """Orders the router, and through it the gateways, to drain."""
         self._is_draining = True
         self._connection.send(Drain())
 
     def stop(self) -> None:
-        """Tells the router, which tells the others."""
+        """Orders the router, and through it the other processes, to stop."""
         for supervisor in self.supervisors.values():
             supervisor.stopping()
         self._connection.send(Stop())

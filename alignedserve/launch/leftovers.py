@@ -1,6 +1,6 @@
 """What must not outlive the system: a directory, shared memory, processes.
 
-That is seen to by a child that waits for its input to end, which happens when this process ends, however it ends.
+A child removes them: it waits for the end of its input, which comes when this process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 _END_S = 5.0
 _POLL_S = 0.05
 
-# It reads lines of (process id, start time). When this process was killed, those processes may be about to end by
-# themselves (Ray's agents take more than a minute), and may still be writing: a few attempts.
+# The child reads lines of (process id, start time). When this process was killed, those processes may be about to end
+# by themselves (Ray's agents take more than a minute), and may still be writing, so it tries a few times.
 _REMOVE = """
 noted=
 while read -r pid start; do noted="$noted $pid:$start"; done
@@ -40,15 +40,15 @@ class Leftovers:
     def __init__(self, directory: Path, remover: subprocess.Popen[bytes]) -> None:
         self.directory = directory
         self._remover = remover
-        # processes that others look after, and the remover
+        # The child processes that existed before, and the remover.
         self._before = set(descendants(os.getpid()))
 
     def note_processes(self) -> None:
-        """Notes the children that this process has got since, and theirs: they are not to outlive it either."""
+        """Notes the children that this process has got since, and their children: they must not outlive it either."""
         self._note([each for each in descendants(os.getpid()) if each not in self._before])
 
     def note_process(self, pid: int) -> None:
-        """Notes a process that was just started: it is not to outlive this one."""
+        """Notes a process that was just started: it must not outlive this one."""
         if status := _status(pid):
             self._note([(pid, status[1])])
 
@@ -61,14 +61,14 @@ class Leftovers:
 
 @contextmanager
 def removing(prefix: str) -> Iterator[Leftovers]:
-    """With a new temporary directory. At the end it is gone, and shared memory whose name begins with `prefix` too.
+    """Makes a temporary directory. At the end it is removed, and so is shared memory whose name begins with `prefix`.
 
-    Directly in /tmp: Ray puts sockets into it, whose paths must be short.
+    It is directly in /tmp, since Ray puts sockets into it, whose paths must be short.
     """
     directory = Path(tempfile.mkdtemp(prefix="alignedserve-", dir="/tmp"))
     shell = shutil.which("sh") or "/bin/sh"
     command = [shell, "-c", _REMOVE, "sh", str(directory), prefix]
-    # in a session of its own: a ctrl-C in the terminal is not for it
+    # It has a session of its own: a ctrl-C in the terminal must not reach it.
     remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield Leftovers(directory, remover)
@@ -79,7 +79,8 @@ def removing(prefix: str) -> Iterator[Leftovers]:
 
 
 def descendants(pid: int) -> list[tuple[int, int]]:
-    """(process id, start time) of children, their children, and so on: as a pair, not to be mistaken for another."""
+    """Returns (process id, start time) of children, their children, and so on: an id alone may be another process's
+    later."""
     children: dict[int, list[tuple[int, int]]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         if status := _status(int(path.name)):
@@ -94,7 +95,7 @@ def descendants(pid: int) -> list[tuple[int, int]]:
 
 
 def end(processes: set[tuple[int, int]]) -> None:
-    """Waits until they have ended, and kills those that don't."""
+    """Waits until the processes have ended, and kills those that don't."""
     deadline = time.monotonic() + _END_S
     while alive := {each for each in processes if _is_alive(*each)}:
         if time.monotonic() > deadline:
@@ -110,11 +111,11 @@ def _is_alive(pid: int, start: int) -> bool:
 
 
 def _status(pid: int) -> tuple[int, int] | None:
-    """Parent and start time; None for one that is gone, or dead and only waited for."""
+    """Returns the parent and the start time; None for a process that is gone, or dead and not waited for yet."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # the name, in parentheses, may hold anything
+    # The name, in parentheses, may contain anything.
     state, parent, *rest = text.rpartition(")")[2].split()
     return None if state in "ZX" else (int(parent), int(rest[17]))

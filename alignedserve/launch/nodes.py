@@ -1,4 +1,4 @@
-"""Where islands can be: on this machine, under a Ray of its own; or on the nodes of a Ray cluster, one each."""
+"""Where islands can be: on this machine, under a Ray of its own; or on the nodes of a Ray cluster, one island each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from alignedserve.launch.ray_cluster import directory_of, joined_ray, local_ray
 from alignedserve.process.private_files import can_others_write
 from alignedserve.protocol.address import RouterAddress
 
-# The socket's name, in a directory of this system's own.
+# The name of the socket, which is in a directory of this system's own.
 _ROUTER_SOCKET = "router.sock"
 _NODES_POLL_S = 1.0
 
 
 @contextmanager
 def this_machine(config: LaunchConfig, token: str, prefix: str) -> Iterator[list[Node]]:
-    """`prefix` is what names of shared memory begin with; what is left of that at the end is removed."""
+    """Names of shared memory begin with `prefix`; what is left of it at the end is removed."""
     num_instances = sum(config.instances().values())
     num_threads = threads_of_each(config)
     with removing(prefix) as left, local_ray(left.directory, num_instances + 3, num_threads) as ray:
@@ -34,7 +34,7 @@ def this_machine(config: LaunchConfig, token: str, prefix: str) -> Iterator[list
 
 
 def threads_of_each(config: LaunchConfig) -> int:
-    """The number of threads of an instance on a CPU, where the environment sets none."""
+    """Returns the number of threads of an instance on a CPU, where the environment sets none."""
     return max(1, len(os.sched_getaffinity(0)) // sum(config.instances().values()))
 
 
@@ -57,7 +57,7 @@ def nodes_of(
 
 
 def _usable_nodes(ray: Any, needs_gpus: bool) -> list[dict[str, Any]]:
-    """The nodes with GPUs, where there are some or have to be; else all."""
+    """Returns the nodes with GPUs if there are any or GPUs are needed, else all nodes."""
     alive = sorted(
         (ray_node for ray_node in ray.nodes() if ray_node["Alive"]),
         key=lambda ray_node: str(ray_node["NodeID"]),

@@ -1,4 +1,4 @@
-"""Which processes there will be, with which settings: decided, and checked, before any of them exists."""
+"""Which processes there will be, with which settings: this is decided, and checked, before any of them exists."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from alignedserve.scheduling.policies import make_policy
 from alignedserve.transport.choose import choose_transport
 from alignedserve.types import GATEWAY, InstanceId
 
-# The most bytes that the pool takes where no size is given, and the most of the free memory, as a share.
+# The most bytes that the pool takes where no size is given, and the largest share of the free memory.
 DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_POOL_SHARE = 0.5
 
 DEVICES = ("auto", "cpu", "cuda")
 
-# On a CPU copies are made by the thread that computes, if they take it no more than about 0.2 ms.
+# The bytes up to which a copy on a CPU is made by the thread that computes, since it takes no more than about 0.2 ms.
 QUICK_BYTES = 1 << 20
 
 
@@ -37,9 +37,9 @@ QUICK_BYTES = 1 << 20
 class Node:
     """A host that becomes an island."""
 
-    # the name is short, and unique within the system
+    # The name is short, and unique within the system.
     name: str
-    # Ray's id of the node; None if it is the only one
+    # Ray's id of the node; None if it is the only one.
     node_id: str | None
     num_gpus: int
     free_shm_bytes: int
@@ -51,7 +51,7 @@ class ProcessSpec:
     role: str
     instance_id: InstanceId
     config: Any
-    # the GPUs that the process has; less than one if it shares one
+    # The number of GPUs that the process has; less than one if it shares one.
     num_gpus: float = 0
 
 
@@ -72,9 +72,9 @@ class IslandPlan:
 
 
 def check(settings: Settings, model: Location) -> None:
-    """Checks what can be checked before it is known where it will run. Raises ValueError."""
+    """Checks what can be checked before the nodes are known. Raises ValueError."""
     if settings.engine.device not in DEVICES:
-        # which GPU an instance has is Ray's affair
+        # Ray decides which GPU an instance has.
         raise ValueError(f"device={settings.engine.device!r}: must be one of {', '.join(DEVICES)}")
     make_policy(settings.scheduling)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
@@ -82,13 +82,13 @@ def check(settings: Settings, model: Location) -> None:
 
 
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
-    """Raises ValueError for what does not fit the node."""
+    """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus)
     num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), node)
     transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=settings.router.link)
     if "colocated" in roles:
-        # nothing goes from one to another
+        # KV does not move between instances.
         transport = "host"
     if transport == "nccl" and num_gpus < 1:
         raise ValueError(
@@ -106,7 +106,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     )
     log = log_of(settings)
     if settings.launch.address is not None:
-        # several islands may share a directory
+        # Several islands may share a directory.
         log = replace(log, prefix=f"{node.name}-")
     instances = [
         ProcessSpec(
@@ -169,24 +169,26 @@ def plan_gateway(
 
 
 def log_of(settings: Settings) -> LogConfig:
-    """Other processes need not be where this one is."""
+    """Returns the logging settings with an absolute directory, since the other processes may run in other
+    directories."""
     directory = settings.log.dir
     return replace(settings.log, dir=directory and os.path.abspath(os.path.expanduser(directory)))
 
 
 def _local(settings: Settings, model: Location) -> EngineConfig:
-    """The model is found once; on this machine nobody has to look for it again."""
+    """Returns settings with the model's directory: it is found once, and no process on this machine has to look for it
+    again."""
     if settings.launch.address is not None or model.directory is None:
         return settings.engine
     return replace(settings.engine, model=str(model.directory), revision=None)
 
 
 def _gpus_of_each(num_instances: int, node: Node) -> float:
-    """The GPUs of each instance: one, or where there are not enough, an equal part of one."""
+    """Returns the number of GPUs of each instance: one, or if there are not enough, an equal share of one."""
     if not node.num_gpus:
         raise ValueError(f"device='cuda': {node.name} has no GPU")
     num_sharing = math.ceil(num_instances / node.num_gpus)
-    # Ray counts GPUs in ten-thousandths
+    # Ray counts GPUs in ten-thousandths.
     return math.floor(10_000 / num_sharing) / 10_000
 
 

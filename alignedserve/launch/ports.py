@@ -1,4 +1,4 @@
-"""Ports for routers, and whether the one for HTTP is free."""
+"""Finds ports for routers, and checks whether the one for HTTP is free."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import errno
 import random
 import socket
 
-# Below what kernels hand out for outgoing connections: while a router is away, nobody else gets its port by chance.
+# These are below the ports that kernels choose for outgoing connections, so that no other process gets a router's port
+# by chance while the router is away.
 FIRST, LAST = 20_000, 32_000
 
 
 def free_port(host: str) -> int:
-    """Returns a port that nobody listens on. Raises OSError when `host` is no address of this machine."""
+    """Returns a port on which no process listens. Raises OSError when `host` is no address of this machine."""
     while True:
         port = random.SystemRandom().randint(FIRST, LAST)
         if is_free(host, port):
@@ -33,7 +34,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raises ValueError where nobody can listen there."""
+    """Raises ValueError if it is impossible to listen there."""
     try:
         free = is_free(host, port)
     except OSError as error:

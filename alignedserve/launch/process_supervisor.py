@@ -1,7 +1,8 @@
-"""Keeps one process of the system running: starts its actor, runs it again when it died, gives up when that is no use.
+"""Keeps one process of the system running: starts its actor, runs it again when it died, and gives up when that is no
+use.
 
-Ray makes a dead actor again (max_restarts=-1); that `run` ended, and how, is heard here. Whether the process works is
-the router's word: a process is up when it is connected.
+Ray makes a dead actor again (max_restarts=-1); this learns from Ray that `run` ended, and how. Whether the process
+works is known from the router: a process is up when it is connected.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-# A process that was up gets so many seconds to be up again, or three times what it took at first, if that is more.
+# A process that was up gets so many seconds to be up again, or three times what its first start took, if that is more.
 RESTART_S = 60.0
 # The most deaths in a row without having been up: the next one would be no different.
 MAX_DEATHS = 4
-# Ray hears within two seconds that a process has ended. One that is missed for so many seconds and has not ended hangs.
+# Ray reports within two seconds that a process has ended. A process that is down for so many seconds and has not ended
+# hangs.
 HANG_S = 10.0
 _RETRY_S = 0.2
 
 
 class ProcessFailed(RuntimeError):
-    """A process can't be brought up, or not back."""
+    """A process can't be started, or not be started again."""
 
 
 class Actor(Protocol):
     async def ready(self) -> None:
-        """Returns when there is a process. Raises RayError."""
+        """Returns when the process exists. Raises RayError."""
 
     async def run(self) -> None:
         """Returns when the process has stopped, having been told to. Raises RayError."""
@@ -54,18 +56,18 @@ class ProcessSupervisor:
         self._ended = asyncio.Event()
         self._seen_by: set[str] = set()
         self._was_up = False
-        # whether it was said that the process is down
+        # Whether it was printed that the process is down.
         self._is_missed = False
         self._num_runs = 0
         self._num_deaths = 0
-        # why the process ended before, where that is known; and whether its next end will be our doing
+        # Why the process ended before, where that is known, and whether this supervisor will have caused its next end.
         self._reason = ""
         self._is_restarting = False
         self._start_s = time.monotonic()
         self._first_took_s = 0.0
 
     def seen(self, by: str, detail: str) -> None:
-        """A router says that it is connected to the process."""
+        """A router reports that it is connected to the process."""
         self._seen_by.add(by)
         if self._is_up.is_set():
             return
@@ -79,7 +81,7 @@ class ProcessSupervisor:
         self._is_down.clear()
 
     def unseen(self, by: str, is_dead: bool) -> None:
-        """A router is not connected to the process any more; `is_dead` unless it is the router that is gone."""
+        """A router is not connected to the process any more; `is_dead` unless the router itself is gone."""
         self._seen_by.discard(by)
         if self._seen_by or not self._is_up.is_set():
             return
@@ -130,8 +132,9 @@ class ProcessSupervisor:
         return None
 
     async def _until_ready(self) -> None:
-        """While Ray has not noticed that a process has died, or is making another, it calls it unavailable: that is no
-        death, however often it is heard. On a busy machine it takes many seconds."""
+        """Waits until the actor is ready. While Ray has not noticed that a process has died, or is making another, it
+        calls the actor unavailable: that is no death, however often it is reported. On a busy machine it takes many
+        seconds."""
         give_up_s = time.monotonic() + RESTART_S
         while True:
             try:
@@ -162,7 +165,7 @@ class ProcessSupervisor:
             )
 
     async def _watch(self) -> None:
-        """Kills a process that hangs, and gives up one that was up and does not come back."""
+        """Kills the process when it hangs, and gives it up when it was up and does not come back."""
         while True:
             await self._is_down.wait()
             run = self._num_runs
@@ -177,7 +180,7 @@ class ProcessSupervisor:
                 raise ProcessFailed(f"{self.name} did not come back within {HANG_S + patience_s:.0f} s")
 
     async def _comes_back_within(self, seconds: float) -> bool:
-        # no wait_for: before Python 3.12, it can swallow a cancellation
+        # wait_for is not used, since before Python 3.12 it can swallow a cancellation.
         try:
             async with asyncio.timeout(seconds):
                 await self._is_up.wait()
@@ -192,5 +195,5 @@ def _reason(error: RayError | None) -> str:
     if isinstance(error, ActorUnavailableError):
         return "its process died"
     cause = error.cause if isinstance(error, RayTaskError) else error
-    # the first line: what follows is for Ray's own developers
+    # Only the first line is kept: the rest is for Ray's own developers.
     return str(cause).strip().split("\n")[0] or type(cause).__name__

@@ -1,18 +1,18 @@
-"""Ray for one system: its own on this machine, on loopback and behind a token, or somebody's that is joined.
+"""Ray for one system: its own on this machine, on loopback and behind a token, or an existing cluster that it joins.
 
-What Ray 2.60 was seen to do, and why it is told otherwise:
+What Ray 2.60 was seen to do, and to which its configuration here is the answer:
 - it listens on all interfaces, `_node_ip_address="127.0.0.1"` notwithstanding, unless clusters are off: the variable
   is named after the systems where they are off by default;
 - RAY_AUTH_TOKEN keeps it from writing a token to the home directory;
-- anybody may write in its directory, whatever the umask is: so that is inside one of ours;
-- its ports, of which each of our processes has one, take messages of 512 MB whole before they look for the token, and
-  whoever gets the port of a part of Ray's that died is sent the token. With TLS, which it has on request, both ends
-  need the key of this system: nobody else gets that far;
-- its autoscaler, which has nothing to do here, serves metrics without a token, at a port that can be moved only: to
-  where there is none;
+- any user may write in its directory, whatever the umask is, so that is inside one of ours;
+- its ports, of which each of our processes has one, take messages of 512 MB whole before they check the token, and a
+  process that gets the port of a part of Ray that died is sent the token. With TLS, which Ray has on request, both
+  ends need the key of this system, so no other process gets that far;
+- its autoscaler, which has nothing to do here, serves metrics without a token, at a port that can only be moved: to
+  one that does not exist;
 - `num_cpus` workers are started ahead, which saves most of an actor's start and restart: one for each process;
-- it says at length, and again, that a worker died, which is said here in a line;
-- its memory monitor kills workers when the machine is 95 % full, whoever filled it;
+- it reports at length, and repeatedly, that a worker died, which is printed here as one line;
+- its memory monitor kills workers when the machine is 95 % full, whichever process filled it;
 - its workers run at nice 15: behind whatever else the machine does, and hardly ahead of instances on a CPU, which are
   nicer still and can only get to 19. A gateway then waited half as long for a core as it ran.
 """
@@ -31,7 +31,7 @@ from typing import Any
 from alignedserve.launch.certificate import make_certificate
 from alignedserve.launch.leftovers import descendants, end
 
-# The fewest bytes that Ray takes. Nothing of ours goes through its object store.
+# The fewest bytes that Ray accepts. Nothing of ours goes through its object store.
 OBJECT_STORE_BYTES = 80 << 20
 _UNSAID = (
     r"^A worker died or was killed while executing a task|^Task .* failed\. There are .* retries remaining"
@@ -40,10 +40,8 @@ _UNSAID = (
 
 @contextmanager
 def local_ray(directory: Path, num_processes: int, num_threads: int) -> Iterator[Any]:
-    """The ray module, of a Ray that ends with the block and leaves no process. `directory`: the user's alone.
-
-    `num_threads` is the number of threads of an instance on a CPU, where the environment sets none.
-    """
+    """Yields the ray module, for a Ray that ends with the block and leaves no process. `directory` is for this user
+    alone. `num_threads` is the number of threads of an instance on a CPU, where the environment sets none."""
     tls = make_certificate(directory)
     os.environ.update(
         RAY_AUTH_MODE="token",
@@ -59,7 +57,7 @@ def local_ray(directory: Path, num_processes: int, num_threads: int) -> Iterator
         AUTOSCALER_METRIC_PORT="-1",
         RAY_DEDUP_LOGS_SKIP_REGEX=_UNSAID,
     )
-    # what strangers do to its ports would be said on the terminal, line after line
+    # Otherwise every attempt of a stranger on its ports would be printed on the terminal.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     before = set(descendants(os.getpid()))
@@ -80,7 +78,7 @@ def local_ray(directory: Path, num_processes: int, num_threads: int) -> Iterator
 
 @contextmanager
 def joined_ray(address: str) -> Iterator[Any]:
-    """The ray module, connected to a cluster. Its token is where Ray looks for it. Raises ValueError."""
+    """Yields the ray module, connected to a cluster. Ray finds the token in its usual places. Raises ValueError."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         yield _join(address)
@@ -89,7 +87,7 @@ def joined_ray(address: str) -> Iterator[Any]:
 
 
 def directory_of(ray: Any) -> Path:
-    """Where Ray keeps its files on this machine."""
+    """Returns the directory in which Ray keeps its files on this machine."""
     return Path(ray._private.worker._global_node.get_session_dir_path())
 
 
@@ -103,11 +101,12 @@ def _join(address: str) -> Any:
 
 
 def _init(**options: Any) -> Any:
-    # here: its native part reads the environment when it is imported
+    # It is imported here, since its native part reads the environment when it is imported.
     import ray
 
-    # Its processes inherit that: a terminal that closes is for this process, which ends them when all requests have.
-    # (So Ray does it with SIGINT.) A signal that comes meanwhile is there afterwards.
+    # Ray's processes inherit the blocked SIGHUP: when a terminal closes, only this process is to react, which ends
+    # them when all requests have ended. (Ray does the same with SIGINT.) A signal that comes meanwhile is delivered
+    # afterwards.
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(logging_level=logging.ERROR, **options)
@@ -119,7 +118,7 @@ def _init(**options: Any) -> Any:
 def _shutdown() -> None:
     import ray
 
-    # its native part makes SIGTERM deadly again
+    # Ray's native part restores the default action of SIGTERM.
     handler = signal.getsignal(signal.SIGTERM)
     ray.shutdown()
     signal.signal(signal.SIGTERM, handler)

@@ -1,4 +1,4 @@
-"""`alignedserve serve`: check, start Ray, plan, supervise, leave nothing behind."""
+"""`alignedserve serve`: checks the settings, starts Ray, plans, supervises, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,26 +25,31 @@ logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Runs until a signal ends it. Raises ValueError for what can't work, ProcessFailed for what turns out not to."""
+    """Runs until a signal ends it. Raises ValueError for settings that can't work, and ProcessFailed when a process
+    fails for good."""
     say, signals = _logging_too(settings, say), Signals()
     signals.hear()
     try:
         _serve(settings, say, signals)
     except (KeyboardInterrupt, SystemExit) as error:
-        # while Ray starts its own handler exits with the signal's number
+        # While Ray starts, its own handler exits with the signal's number.
         if isinstance(error, SystemExit) and error.code != signal.SIGTERM:
             raise
         say("stopped")
 
 
-# A terminal that closes sends SIGHUP, and so may its shell: the first one is like SIGTERM, others are no wish to hurry.
+# A terminal that closes sends SIGHUP, and so may its shell: the first one is like SIGTERM, and later ones do not mean
+# that the user wants a faster end.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """Those that end a program, from the first line to the last. During the start they raise; that may be lost in
-    somebody's code on the way, also native code, but not that one has come. Then they are held until the supervisor is
-    there, which is told. At the end, while Ray and the store are put away, they are too late to change anything."""
+    """Handles the signals that end the program, from the first line to the last.
+
+    During the start they raise; the exception may be lost in code of a library, also native code, but the signal is
+    remembered. Then they are held until the supervisor exists, which is called. At the end, while Ray and the store
+    are being stopped, they are ignored.
+    """
 
     def __init__(self) -> None:
         self._has_come = False
@@ -52,24 +57,26 @@ class Signals:
 
     def hear(self) -> None:
         for number in ENDING:
-            # what nohup starts is not to hear of terminals
+            # A program that nohup started must ignore SIGHUP.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._came)
 
     def hold(self) -> None:
-        """From here on none raises: an event loop that is interrupted while it is made prints a traceback."""
+        """From here on no signal raises: an event loop that is interrupted while it is made prints a traceback."""
         self._tell = lambda: None
 
     def tell(self, told: Callable[[], object]) -> None:
-        """Has `told` called in the event loop for each signal from here on, and for one that has come before."""
+        """Calls `told` in the event loop for each signal from here on, and for one that has come before."""
         loop, has_come = asyncio.get_running_loop(), self._has_come
-        # not the loop's own handlers: when it closes, whatever comes would end the process there and then
+        # The loop's own handlers are not used: when it closes they are removed, and a signal would end the process at
+        # once.
         self._tell = lambda: loop.call_soon_threadsafe(told)
         if has_come:
             told()
 
     def ignore(self) -> None:
-        """To the very end of the process: Python gives handlers of its own back before that, but not this."""
+        """Ignores the signals until the very end of the process: Python removes handlers of its own before that, but
+        not this."""
         for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
 
@@ -91,7 +98,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
     _check_event_log(settings.launch)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
     with locate_store(settings.launch, prefix) as store, _nodes(settings, prefix, say) as nodes:
-        # Ray has put a handler of its own in place
+        # Ray has installed a handler of its own.
         signals.hear()
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
         islands = [plan_island(settings, model, node, prefix) for node in nodes]
@@ -106,7 +113,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
         def ready() -> None:
             say(f"ready after {time.monotonic() - start_s:.1f} s: {url}")
 
-        # not before: it imports ray, which has to be set up first
+        # It is imported here, since it imports ray, which has to be set up first.
         from alignedserve.launch.system_supervisor import SystemSupervisor
 
         async def supervise() -> None:
@@ -122,7 +129,8 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
 
 
 def _logging_too(settings: Settings, say: Callable[[str], None]) -> Callable[[str], None]:
-    """What is said on the terminal is in the launcher's log file as well, if there are files. Raises ValueError."""
+    """Returns a function which also writes what is printed on the terminal to the launcher's log file, if there are
+    files. Raises ValueError."""
     try:
         log_of(settings).start("launcher", has_console=False)
     except OSError as error:
@@ -136,7 +144,7 @@ def _logging_too(settings: Settings, say: Callable[[str], None]) -> Callable[[st
 
 
 def _check_event_log(config: LaunchConfig) -> None:
-    """Where it is this machine's. Raises ValueError."""
+    """Checks the event log, if it is on this machine. Raises ValueError."""
     if config.event_log is not None and config.address is None:
         try:
             make_directory(config.event_log)

@@ -1,4 +1,4 @@
-"""Everything that `alignedserve serve` can be told, checked once: a section for each part of the system that is told.
+"""All settings of `alignedserve serve`, checked once: a section for each part of the system that has settings.
 
 Flags of the command line are derived from it (`cli/options.py`), and the plan and `doctor` read it. The prefix of a
 section's flags, if they have one, stands beside the section.
@@ -71,6 +71,6 @@ def settings_of(model: str | None, options: Mapping[str, Any]) -> Settings:
 
 
 def taken(config_class: type[Any], options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Those of the options that are the class's, by its fields' names."""
+    """Returns those of the options that are fields of the class, by the fields' names."""
     names = {each.name: f"{prefix}{each.name}" for each in fields(config_class)}
     return {name: options[flag] for name, flag in names.items() if flag in options}

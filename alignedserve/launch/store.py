@@ -1,6 +1,6 @@
 """Where the store is: at the Redis that was named, or at a private one in the state directory.
 
-Imports no ray, which has to be set up first.
+This module imports no ray, which has to be set up first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from alignedserve.store import StoreAway
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer, default_state_dir, find_server, locked
 
-# Redis gets so many seconds to end. What it has answered is on the disk, so that being killed costs nothing.
+# Redis gets so many seconds to end. What it has answered is on the disk, so killing it loses nothing.
 _END_S = 5.0
 _PING_S = 0.02
 
@@ -28,7 +28,7 @@ class StoreLocation:
 
     url: str
     server: PrivateServer | None
-    # notes a process's id, so that the process does not outlive this system
+    # Notes a process's id, so that the process does not outlive this system.
     note: Callable[[int], None] = lambda pid: None
 
 

@@ -1,4 +1,4 @@
-"""Keeps the private Redis running. It is a child of the launcher's, so that nothing of it goes through Ray."""
+"""Keeps the private Redis running. It is a child of the launcher, so that it does not depend on Ray."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from alignedserve.launch.process_supervisor import HANG_S, ProcessFailed
 from alignedserve.launch.store import StoreLocation, end_process, until_answering
 from alignedserve.store.server import PrivateServer
 
-# Seconds between attempts to start Redis again: at first, and at most. Real-time traffic goes on without it.
+# The seconds between attempts to start Redis again, at first and at most. Real-time traffic goes on without it.
 RETRY_S, MAX_RETRY_S = 0.1, 10.0
-# A Redis that has been up for so many seconds is well. On a full disk it starts, and ends at its first write.
+# A Redis that has been up for so many seconds works. (On a full disk it starts, and ends at its first write.)
 STEADY_S = 60.0
-# Seconds between questions whether Redis answers, and as long as each of them may wait.
+# The seconds between two questions whether Redis answers, and the longest wait for each answer.
 _ASK_S = 1.0
-# Seconds after its start until Redis has to answer anything, at least that it is loading.
+# The seconds after its start within which Redis must answer, at least that it is loading.
 _START_S = 60.0
 
 
@@ -42,13 +42,13 @@ class StoreSupervisor:
     def __init__(
         self, location: StoreLocation, say: Callable[[str], None], silence_s: float = HANG_S
     ) -> None:
-        """A Redis that answers nothing for `silence_s` is killed."""
+        """A Redis which answers nothing for `silence_s` seconds is killed."""
         self._location = location
         self._say = say
         self._silence_s = silence_s
         self._is_up = asyncio.Event()
         self._stop = asyncio.Event()
-        # why Redis does not start, as it was last said
+        # The last printed reason why Redis does not start.
         self._said = ""
 
     async def until_up(self) -> None:
@@ -107,7 +107,8 @@ class StoreSupervisor:
     async def _kill_when_silent(
         self, server: PrivateServer, process: asyncio.subprocess.Process, answering: asyncio.Task[None]
     ) -> None:
-        """Questions are counted, and not time: while this process itself stands still, nothing is asked."""
+        """Kills Redis when it leaves questions unanswered. They are counted, not time: while this process itself
+        stands still, it asks nothing."""
         num_missed, was_heard = 0, False
         while num_missed < _num_questions(self._silence_s if was_heard else _START_S):
             pause = asyncio.create_task(asyncio.sleep(_ASK_S))

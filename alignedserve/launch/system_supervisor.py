@@ -1,4 +1,4 @@
-"""The whole system: its islands, its gateway and its store, from the first actor to the last."""
+"""Supervises the whole system: its islands, its gateway and its store, from the first actor to the last."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class SystemSupervisor:
         ready: Callable[[], None],
         shutdown_timeout_s: float = 0.0,
     ) -> None:
-        """`ready` is called when everything is up for the first time. What runs at the end gets
-        `shutdown_timeout_s` to finish."""
+        """`ready` is called when everything is up for the first time. Requests that run at the end get
+        `shutdown_timeout_s` seconds to finish."""
         self._say = say
         self._ready = ready
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -41,7 +41,7 @@ class SystemSupervisor:
         self._hurry = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs until `stop`. Raises ProcessFailed when something can't be brought up, or not back."""
+        """Runs until `stop`. Raises ProcessFailed when something can't be started, or not be started again."""
         supervising = asyncio.create_task(self._supervise())
         storing = asyncio.create_task(self._store.supervise())
         stopping = asyncio.create_task(self._stop.wait())
@@ -56,7 +56,7 @@ class SystemSupervisor:
         await asyncio.wait({supervising}, timeout=STOP_S)
         supervising.cancel()
         await asyncio.wait({supervising})
-        # last: the gateway has put its jobs down by now
+        # The store stops last: the gateway has released its jobs by now.
         self._store.stop()
         await asyncio.wait({storing})
         for task in (supervising, storing):
@@ -64,7 +64,7 @@ class SystemSupervisor:
                 raise first_failure(error)
 
     def stop(self) -> None:
-        """Stops when running requests have finished; at once if it is called again."""
+        """Stops when running requests have finished; at once when it is called again."""
         self._hurry.set() if self._stop.is_set() else self._stop.set()
 
     async def _drain(self, supervising: asyncio.Task[None]) -> None:
@@ -76,7 +76,7 @@ class SystemSupervisor:
         hurried = asyncio.create_task(self._hurry.wait())
         await asyncio.wait(
             {ended, hurried, supervising},
-            # its own clock ends it; this is for when it hears nothing
+            # The gateway ends by its own clock; this time-out is for when it receives no order.
             timeout=self._shutdown_timeout_s + STOP_S,
             return_when=asyncio.FIRST_COMPLETED,
         )
@@ -98,7 +98,7 @@ class SystemSupervisor:
         self._ready()
 
     async def _supervise_islands(self) -> None:
-        """An island that is lost is a loss only; that of the last one is a failure."""
+        """The loss of an island is only logged, unless it is the last one: then the system fails."""
         running = {asyncio.create_task(island.supervise()) for island in self._islands}
         try:
             while running:
@@ -117,7 +117,7 @@ class SystemSupervisor:
 
 
 def first_failure(error: BaseException) -> BaseException:
-    """The failure that came first in a group: what failed with it was cancelled or follows from it."""
+    """Returns the failure that came first in a group: the others were cancelled or follow from it."""
     while isinstance(error, BaseExceptionGroup):
         failed = [each for each in error.exceptions if isinstance(each, ProcessFailed)]
         error = (failed or error.exceptions)[0]

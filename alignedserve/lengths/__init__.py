@@ -1,1 +1,1 @@
-"""How long an answer will be: learned from the answers so far."""
+"""How long an answer will be, learned from the answers so far."""

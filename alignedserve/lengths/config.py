@@ -20,7 +20,7 @@ class LengthConfig:
         str | None, "of sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
     ] = None
     predictor_entries: Annotated[int, "past prompts that the length predictor keeps"] = MAX_ENTRIES
-    # seconds between two times that what was learned is saved
+    # The seconds between two saves of what was learned.
     save_s: float = 300.0
 
     def __post_init__(self) -> None:

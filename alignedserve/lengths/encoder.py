@@ -8,25 +8,25 @@ from collections.abc import Callable, Sequence
 from alignedserve.lengths.config import ENCODERS
 from alignedserve.lengths.prediction import Vector
 
-# of token ids, special ones left out
+# Makes text of token ids, without special tokens.
 Decode = Callable[[Sequence[int]], str]
 
 
 class Encoder(ABC):
-    # vectors of two encoders with the same name can be compared
+    # Vectors of two encoders with the same name can be compared.
     name: str
     dim: int
-    # prompts that are less similar (the product of their vectors) say nothing of each other
+    # Prompts whose similarity (the product of their vectors) is less say nothing about each other.
     threshold: float
 
     @abstractmethod
     def encode(self, prompt: Sequence[int]) -> Vector:
-        """Always the same of the same prompt. Its cost has a bound, however long the prompt is."""
+        """Returns the same vector for the same prompt. Its cost has a bound, however long the prompt is."""
 
 
 def make_encoder(kind: str, model: str | None = None, decode: Decode | None = None) -> Encoder:
-    """`model`: of sentence embeddings, a directory or a name. `decode`: of the tokenizer that the prompts come from.
-    Raises ValueError for what can't be."""
+    """`model` is a sentence-embedding model, a directory or a name; `decode` is that of the tokenizer of the prompts.
+    Raises ValueError for an encoder that can't be made."""
     if kind == "hash":
         from alignedserve.lengths.hash_encoder import HashEncoder
 

@@ -1,4 +1,4 @@
-"""What a predictor is worth on prompts and their answers: it learns some, and predicts the others."""
+"""How good a predictor is on prompts and their answers: it learns from some, and predicts the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from alignedserve.sampling_params import SamplingParams
 
 NUM_BINS = 10
 TIER = "rt"
-# how long an answer is, is its own affair
+# The evaluation does not limit the length of answers.
 UNLIMITED = SamplingParams(max_tokens=None)
 
 Lengths = NDArray[np.float64]
@@ -26,15 +26,15 @@ Lengths = NDArray[np.float64]
 @dataclass(frozen=True)
 class Answered:
     prompt: list[int]
-    # tokens of the answer, the one that ends it included
+    # The tokens of the answer, the one that ends it included.
     length: int
 
 
 @dataclass(frozen=True)
 class Score:
-    # share of answers in the bin that was predicted, of NUM_BINS equally wide ones
+    # The share of answers in the bin that was predicted, of NUM_BINS equally wide bins.
     accuracy: float
-    # |predicted - true| / true
+    # The mean of |predicted - true| / true.
     mean_error: float
     median_error: float
 
@@ -43,16 +43,17 @@ class Score:
 class Evaluation:
     num_learned: int
     num_predicted: int
-    # way of predicting -> how good it is
+    # The score of each way of predicting.
     scores: Mapping[str, Score]
     sources: Mapping[str, int]
-    # (median, p99), in microseconds
+    # The median and the p99, in microseconds.
     predict_us: tuple[float, float]
     learn_us: tuple[float, float]
 
 
 def evaluate(predictor: Predictor, data: Sequence[Answered], train_share: float) -> Evaluation:
-    """The first `train_share` of the data is learned. Raises ValueError when that leaves one of the two without any."""
+    """The predictor learns from the first `train_share` of the data. Raises ValueError when that leaves one of the two
+    parts empty."""
     num_learned = round(len(data) * train_share)
     learned, asked = data[:num_learned], data[num_learned:]
     if not learned or not asked:

@@ -1,7 +1,8 @@
-"""Token n-grams, hashed into a fixed number of places. Needs no download, and no text.
+"""Token n-grams, hashed into a fixed number of places. It needs no download, and no text.
 
 A place gets +1 or -1, by another bit of the hash, so that n-grams that meet in one place cancel out on average. The
-square root makes a word that is repeated a hundred times count ten times. A prompt keeps its beginning and its end.
+square root makes a word that is repeated a hundred times count ten times. Of a long prompt only the beginning and the
+end are used.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAX_NGRAM = 2
 MAX_HEAD = 256
 MAX_TAIL = 768
 
-# odd numbers with bits all over: 2**64 over the golden ratio, and two of splitmix64's
+# Odd numbers whose bits are well mixed: 2**64 over the golden ratio, and two of splitmix64's.
 _STEP, _MIX, _LAST = (
     np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -45,7 +46,7 @@ class HashEncoder(Encoder):
 def _ngrams(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
     found, hashes = [], np.zeros(len(ids) + 1, dtype=np.uint64)
     for size in range(1, MAX_NGRAM + 1):
-        # of the n-grams that begin at each place; each one goes on where the shorter one ended
+        # The hash of the n-gram that begins at each place is computed from that of the shorter one.
         hashes = _mixed(hashes[:-1] * _LAST + ids[size - 1 :] + _STEP)
         found.append(hashes)
     return np.concatenate(found)

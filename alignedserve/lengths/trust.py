@@ -1,7 +1,7 @@
 """Which way of predicting has been right, for prompts as near to past ones as this one is.
 
 ALISE trusts neighbours above a fixed similarity. How similar is similar enough depends on the traffic, so beyond that
-threshold it is learned: neighbours are believed until another way's errors at this similarity have been smaller.
+threshold it is learned: neighbours are trusted until another way's errors at this similarity have been smaller.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from alignedserve.lengths.prediction import LEARNED, Source
 
 NUM_BANDS = 25
-# before so many errors of both are known, the order of LEARNED decides
+# Until so many errors of both are known, the order of LEARNED decides.
 MIN_ERRORS = 16
-# of a mean's newest value, once there are many
+# The weight of a mean's newest value, once there are many.
 FADING = 1 / 256
-# Of one prediction: one that was a hundred times too long says little about the next.
+# An error counts no more than this: a prediction that was a hundred times too long says little about the next.
 MAX_ERROR = 10.0
 
 
 @dataclass
 class Mean:
-    """Plain at first, then the older values fade."""
+    """A plain mean at first; later the older values fade."""
 
     value: float = 0.0
     count: int = 0
@@ -34,11 +34,11 @@ class Mean:
 
 class Trust:
     def __init__(self) -> None:
-        # (band of similarity, source) -> relative error
+        # The mean relative error by (band of similarity, source).
         self.errors: dict[tuple[int, str], Mean] = {}
 
     def best(self, similarity: float, sources: Collection[Source]) -> Source:
-        """`sources`: at least one."""
+        """Returns the source to trust; `sources` has at least one."""
         first, *others = [source for source in LEARNED if source in sources]
         for other in others:
             if self._is_better(other, first, band_of(similarity)):
@@ -46,7 +46,7 @@ class Trust:
         return first
 
     def confidence(self, similarity: float, source: Source) -> float:
-        """1 over (1 + the relative error to expect)."""
+        """Returns 1 / (1 + the relative error to expect)."""
         known = self.errors.get((band_of(similarity), source))
         return 1 / (1 + known.value) if known else 0.5
 

@@ -1,8 +1,8 @@
-"""A process that works for this one, and can be stopped at it, which a thread can't.
+"""A child process that works for this one and, unlike a thread, can be stopped while it works.
 
-It is asked in frames, four bytes of length and then the content, and answers in frames. It ends with its stdin. What
-ends it, a signal of its own timer or the kernel, is heard by whoever asked. `Child` asks for one thing after the
-other; whoever needs it otherwise begins with `start`, `tell` and `hear`.
+Requests and answers are frames: four bytes of length and then the content. The child ends when its stdin does. If
+something else ends it, a signal of its own timer or of the kernel, the caller is told so. `Child` makes one request
+after the other; callers which need it otherwise use `start`, `tell` and `hear`.
 """
 
 from __future__ import annotations
@@ -18,45 +18,46 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 _LENGTH_BYTES = 4
-# a pipe holds so much
+# The bytes that a pipe holds.
 _STEP_BYTES = 64 << 10
 
 
-# what is heard from one that has ended
+# The exceptions that mean that the child has ended.
 ENDED = (asyncio.IncompleteReadError, ConnectionError)
 
 
 class ChildEnded(Exception):
-    """It ended over what it was asked, twice unless its timer ended it."""
+    """The child ended while it worked on a request, twice unless its own timer ended it."""
 
     def __init__(self, status: int) -> None:
-        """`status`: its exit status, or the number of the signal that ended it, below 0."""
+        """`status` is its exit status, or minus the number of the signal that ended it."""
         super().__init__(f"it ended with status {status}")
         self.status = status
 
 
 class Child:
-    """Starts when it is first needed, and again when it has ended."""
+    """A child process which starts when it is first needed, and again when it has ended."""
 
     def __init__(self, module: str, patience_s: float, greeting: Callable[[], bytes] | None = None) -> None:
-        """`module`: its program. It is told `greeting` first, if there is one, and answers that with an empty frame.
-        One that answers nothing for `patience_s`, which is longer than its own timer, hangs: it is killed."""
+        """`module` is its program. It is sent `greeting` first, if there is one, and answers that with an empty frame.
+        A child which answers nothing for `patience_s` seconds, which is longer than its own timer, hangs: it is
+        killed."""
         self._module = module
         self._greeting = greeting
         self._patience_s = patience_s
         self._process: asyncio.subprocess.Process | None = None
         self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
-        # one thing at a time
+        # There is one request at a time.
         self._turn = asyncio.Lock()
         self._at_work: set[asyncio.Task[bytes]] = set()
 
     async def prepare(self) -> None:
-        """Whoever asks first need not wait until it is there. Raises ChildEnded."""
+        """Starts the child, so that the first request need not wait for that. Raises ChildEnded."""
         await self._in_turn(self._prepared)
 
     async def ask(self, *pieces: bytes) -> bytes:
-        """The answer. `pieces`: of one frame. What ends it, other than its timer, is tried once more. Raises
-        ChildEnded."""
+        """Sends the pieces as one frame and returns the answer. If the child ends meanwhile, other than by its timer,
+        the request is tried once more. Raises ChildEnded."""
         return await self._in_turn(lambda: self._asked(pieces))
 
     async def aclose(self) -> None:
@@ -66,14 +67,14 @@ class Child:
         if self._starting is not None:
             self._process = await self._starting
         if self._process is not None:
-            # it may be in the middle of something
+            # The child may be in the middle of something.
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._status()
 
     async def _in_turn(self, work: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
-        """Whoever stops waiting before its turn is not worked for. Later the work goes on: an answer that nobody reads
-        would be taken for the next one's."""
+        """Does the work after all that was asked for before. A caller that is cancelled before its turn causes no
+        work. Later the work goes on: otherwise the next caller would read the answer to this request."""
         await self._turn.acquire()
         task = asyncio.create_task(work())
         self._at_work.add(task)
@@ -90,7 +91,7 @@ class Child:
         except ChildEnded as ended:
             if ended.status == -signal.SIGALRM:
                 raise
-            # it had just ended by itself, after its last answer; or somebody killed it
+            # The child had just ended by itself, after its last answer, or was killed.
             return await self._told(await self._ready(), pieces)
 
     async def _ready(self) -> asyncio.subprocess.Process:
@@ -115,7 +116,8 @@ class Child:
             raise ChildEnded(await self._status()) from None
 
     async def _status(self) -> int:
-        """Of the process, which has ended. (To kill it once more could take its status from whoever waits for it.)"""
+        """Returns the status of the child, which has ended. (To kill it once more could take its status from the task
+        which waits for it.)"""
         process, self._process = self._process, None
         return 0 if process is None else await process.wait()
 
@@ -123,15 +125,15 @@ class Child:
         self._at_work.discard(task)
         self._turn.release()
         if not task.cancelled():
-            # it is heard by whoever waits, if anyone does
+            # The caller sees the exception, if it still waits; here it only must not be reported as unseen.
             task.exception()
 
 
 async def start(
     module: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> asyncio.subprocess.Process:
-    """In a task of its own: a start that is cancelled on its way may never come to an end (in asyncio of Python 3.11).
-    `environment`: beside this process's."""
+    """Starts a child. Run this in a task of its own: a start that is cancelled midway may never end (in asyncio of
+    Python 3.11). `environment` is added to this process's environment."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -139,13 +141,14 @@ async def start(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-        # a ctrl-C in the terminal is not for it: it ends when its stdin does
+        # A ctrl-C in the terminal must not reach it: it ends when its stdin does.
         start_new_session=True,
     )
 
 
 async def tell(process: asyncio.subprocess.Process, *pieces: bytes) -> None:
-    """One frame. It is not put together here: to copy megabytes takes longer than others should have to wait."""
+    """Sends the pieces as one frame. They are not joined first: to copy megabytes would hold up the event loop for too
+    long."""
     assert process.stdin
     process.stdin.write(sum(map(len, pieces)).to_bytes(_LENGTH_BYTES, "big"))
     for piece in pieces:
@@ -164,7 +167,7 @@ async def hear(process: asyncio.subprocess.Process) -> bytes:
 
 
 def read_frame(source: BinaryIO) -> bytes | None:
-    """None at the end. `source` may be unbuffered."""
+    """Returns the content of the next frame; None at the end. `source` may be unbuffered."""
     size = _read(source, _LENGTH_BYTES)
     return _read(source, int.from_bytes(size, "big")) if size else None
 

@@ -1,14 +1,14 @@
 """Log lines, for people (`text`) or machines (`json`, one object a line), each with the id of the call it is about.
 
-What is said beside the message comes as `extra={"fields": {...}}`. Nothing that a client sent, no key and no model's
-name is logged at the default level. At debug level each process says of each request what it was told and what it told
-others (protocol/message_log.py), with the id of its HTTP call.
+Fields beside the message are passed as `extra={"fields": {...}}`. Nothing that a client sent, no key and no model's
+name is logged at the default level. At debug level each process logs, for each request, the messages about it that it
+receives and sends (protocol/message_log.py), with the id of its HTTP call.
 
 Text from elsewhere may get into a message all the same: a name in it, an error about it. So no message can end its
 line, look like the next one, or steer a terminal, and none is long.
 
-Ray gives what a process writes to stderr a prefix and hands it on to the terminal; whoever wants to read lines by
-program has each process write a file of its own as well.
+Ray adds a prefix to what a process writes to stderr and forwards it to the terminal; to read lines by program, have
+each process write a file of its own as well.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from alignedserve.types import shortened
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
-# of a message, and of a line of an exception; and of a whole exception
+# The most characters of a message (and of a line of an exception), and of a whole exception.
 MAX_CHARS, MAX_EXCEPTION_CHARS = 4_000, 40_000
 
-# of the HTTP call that is being answered
+# The id of the HTTP call that is being answered.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """The same for all processes of a system."""
+    """How to log; it is the same for all processes of a system."""
 
     format: Annotated[str, "of every process: text or json, a line each, with the request's id"] = "text"
     level: Annotated[str, "debug (each request's way through each process), info, warning or error"] = "info"
     dir: Annotated[
         str | None, "directory of log files, one for each process [default: stderr only, by way of Ray]"
     ] = None
-    # The files' names begin with it: it tells islands apart.
+    # The names of the files begin with this prefix, which distinguishes islands.
     prefix: str = ""
 
     def __post_init__(self) -> None:
@@ -53,8 +53,8 @@ class LogConfig:
                 raise ValueError(f"log_{name}={value!r}: must be one of {', '.join(allowed)}")
 
     def start(self, name: str, has_console: bool = True) -> None:
-        """Of this process, which is called `name`. Safe to repeat. Raises OSError for a directory that can't be
-        written, or that anyone can write."""
+        """Sets up the logging of this process, which is called `name`. Safe to repeat. Raises OSError for a directory
+        that can't be written, or that anyone can write to."""
         path = None
         if self.dir is not None:
             private_files.make_directory(self.dir)
@@ -63,7 +63,8 @@ class LogConfig:
 
 
 def set_up_logging(form: str, level: str = "info", to: TextIO | None = None, path: str | None = None) -> None:
-    """Of this process, to either or both; whoever rotates the file may move it away. Safe to repeat."""
+    """Sets up the logging of this process, to a stream, a file, or both; the file may be moved away for rotation. Safe
+    to repeat."""
     root = logging.getLogger()
     for older in [each for each in root.handlers if isinstance(each.formatter, _Formatter)]:
         root.removeHandler(older)
@@ -117,12 +118,13 @@ class _TextFormatter(_Formatter):
         if not record.exc_info:
             return line
         exception = shortened(self.formatException(record.exc_info), MAX_EXCEPTION_CHARS)
-        # further in than any line begins
+        # The exception is indented further than any line begins.
         return "\n".join([line, *(f"    {one_line(each)}" for each in exception.split("\n"))])
 
 
 def one_line(text: str) -> str:
-    """Its characters that end lines, move a cursor or turn the direction of writing are written as escapes."""
+    """Writes characters that end lines, move a cursor or turn the direction of writing as escapes; shortens a long
+    text."""
     text = shortened(text, MAX_CHARS)
     if text.isprintable():
         return text
@@ -132,6 +134,6 @@ def one_line(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """A field's value, which is not to look like several."""
+    """Returns a field's value, quoted where it could look like several fields."""
     text = one_line(text)
     return repr(text) if any(each in text for each in " ='\"") else text

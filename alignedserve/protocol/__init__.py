@@ -1,1 +1,1 @@
-"""What crosses a process: messages, the connection to the router that carries them, handshakes, packed forms."""
+"""What crosses a process boundary: messages, the connection to the router that carries them, handshakes, packing."""

@@ -1,7 +1,7 @@
-"""Where a router listens: a port of a host, or, for its own host's processes only, a Unix socket.
+"""The address at which a router listens: a port of a host, or, for processes of its own host only, a Unix socket.
 
-A socket is in a directory that is the user's alone, so that nobody else can connect, or listen there while the router
-is away.
+The socket is in a directory which only this user can use, so that nobody else can connect, or listen there while the
+router is away.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 class RouterAddress:
     host: str
     port: int
-    # the cluster's token, which proves that a process belongs to it
+    # The cluster's token, which proves that a process belongs to the cluster.
     token: str = field(repr=False)
-    # the path of the Unix socket; there is no host and no port then
+    # The path of the Unix socket; host and port are unused then.
     path: str | None = None
 
     @classmethod
@@ -30,7 +30,7 @@ class RouterAddress:
 
 
 def check_unused(path: str) -> None:
-    """Raises OSError where somebody listens. A socket that was left behind is none that is used."""
+    """Raises OSError if a process listens on the socket. A socket file that a dead process has left is unused."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
         try:
@@ -38,6 +38,6 @@ def check_unused(path: str) -> None:
         except (FileNotFoundError, ConnectionRefusedError):
             return
         except BlockingIOError:
-            # so many processes wait for the listener already
+            # The listener's backlog is full, so a process does listen.
             pass
     raise OSError(errno.EADDRINUSE, f"{path}: {os.strerror(errno.EADDRINUSE)}")

@@ -1,11 +1,12 @@
-"""Everyone else's end of the wire: one connection to the router, made again whenever it is lost.
+"""The other processes' end of the connection to the router, which is made again whenever it is lost.
 
-The router may die and come back at the same address. Each time a connection is up, `on_up` hears the router's Welcome
-(its epoch tells whether it is the same router), then `on_message` what it sends; when the connection is gone,
-`on_down`. What is sent while it is down is lost, which is what an order or a report of a dead connection is worth.
+The router may die and come back at the same address. Each time a connection is up, `on_up` is called with the router's
+Welcome (its epoch tells whether it is the same router), then `on_message` with each message; when the connection is
+gone, `on_down` is called. Messages that are sent while it is down are lost, as orders and reports of a dead connection
+would be worthless.
 
-Whoever listens there without being the router proves nothing, and is left and tried again: it is not told which process
-calls, and nothing that it says is acted upon.
+A listener at that address which is not the router fails the handshake: it is disconnected and the address tried again.
+It does not learn which process connects, and nothing that it sends is acted upon.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ logger = logging.getLogger(__name__)
 # The number of pings that a router sends in the time after which it counts as hanging.
 NUM_PINGS = 5
 
-# An epoch always has 16 digits, so that names which end in one sort in the order of their making.
+# An epoch always has 16 digits, so that names which end in one sort by the time of their making.
 _FIRST_EPOCH = 10**15
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 0.5
-# A listener that has not proved after so many seconds that it is the router is left.
+# A listener which has not proved after so many seconds that it is the router is disconnected.
 HANDSHAKE_TIMEOUT_S = 10.0
 
 
 class RefusedByRouter(ValueError):
-    """The router does not take this process. Trying again would not help."""
+    """The router does not accept this process; trying again would not help."""
 
 
 class ConnectionHandler(Protocol):
@@ -52,19 +53,20 @@ class RouterConnection:
     def __init__(
         self, address: RouterAddress, hello: Callable[[], Hello], handler: ConnectionHandler
     ) -> None:
-        """`hello` is asked for each connection: a pool says in it what it has by then."""
+        """`hello` is called for each connection, since a pool's Hello says what the pool has by then."""
         self._address = address
         self._hello = hello
         self._handler = handler
         self._peer: Peer | None = None
         self._is_up = False
         self._is_stopped = False
-        # whether the router has said so
+        # Whether the router has sent Stop.
         self.was_told_to_stop = False
-        # it is set when the connection, or the wait for the next one, is over
+        # This is set when the connection, or the wait for the next one, is over.
         self._over = asyncio.Event()
         self._error: Exception | None = None
-        # the seconds between looks whether the router has sent anything, and the looks since it last had
+        # The seconds between two looks whether the router has sent anything, and the number of looks since it last
+        # had.
         self._watch_s = 0.0
         self._num_silent = 0
         self._watching: asyncio.TimerHandle | None = None
@@ -74,7 +76,8 @@ class RouterConnection:
         return self._is_up
 
     def send(self, message: Message) -> None:
-        """Must be called in the event loop's thread."""
+        """Sends the message, which is lost while there is no connection. It must be called in the event loop's
+        thread."""
         if self._peer:
             self._peer.send(message)
 
@@ -101,7 +104,7 @@ class RouterConnection:
         except OSError:
             return False
         if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
-            # TCP joins a socket with itself when the port it was given happens to be the one it looks for
+            # TCP connects a socket to itself when its own port happens to be the one that it connects to.
             transport.abort()
             return False
         if not peer.is_open:
@@ -175,7 +178,8 @@ class RouterConnection:
             self._over.set()
 
     def _watch(self) -> None:
-        """Looks are counted, not seconds: had this process hung, what the router said would wait to be read."""
+        """Looks whether the router has sent anything. Looks are counted, not seconds: if this process itself had hung,
+        the router's messages would be waiting to be read."""
         if not self._watch_s or not self._peer:
             return
         if self._num_silent > NUM_PINGS:
@@ -200,6 +204,7 @@ class RouterConnection:
 
 
 def new_epoch() -> Epoch:
-    """The epoch of this start of this process, in microseconds since the host was started. A later one is greater: a
-    process is started again where it was, even if somebody sets the clock back. JSON's numbers hold it."""
+    """Returns the epoch of this start of this process: microseconds since the host was started. A later start has a
+    greater epoch, since a process is started again on the same host, even if its clock is set back. JSON's numbers can
+    hold it."""
     return Epoch(_FIRST_EPOCH + time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000)

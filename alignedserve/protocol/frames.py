@@ -1,6 +1,6 @@
-"""A message on the wire: four bytes of length, most significant first, then so many bytes of msgpack.
+"""A message on the wire: four bytes of length, most significant first, then that many bytes of msgpack.
 
-Frames begin after the handshake (`handshake.py`): no byte of a stranger's gets here.
+Frames begin after the handshake (`handshake.py`), so no byte of a process that doesn't know the token gets here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from alignedserve.protocol.handshake import digest_of
 from alignedserve.protocol.messages import AnyMessage, Message
 
 _LENGTH_BYTES = 4
-# A prompt of a million tokens takes five; what is longer is no message of ours.
+# A prompt of a million tokens takes five MB; a longer frame is no message of ours.
 MAX_FRAME_BYTES = 64 << 20
 
 _encoder = msgspec.msgpack.Encoder()
@@ -21,7 +21,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 class WireError(ValueError):
-    """What came is not one of our messages. The connection is of no use any more."""
+    """The bytes that came are not one of our messages. The connection is of no more use."""
 
 
 def frame(message: Message) -> bytes:
@@ -37,14 +37,15 @@ class FrameReader:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self, first_digest: bytes = b"") -> None:
-        """`first_digest` is the first frame's digest by the handshake, where that gave one."""
-        # the most bytes of a frame, without its length
+        """`first_digest` is the digest of the first frame, where the handshake gave one."""
+        # The most bytes of a frame, without its length.
         self.max_bytes = MAX_FRAME_BYTES
         self._first_digest = first_digest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
-        """Yields the messages that `data` completes. Raises WireError at the first that is none; feed nothing more."""
+        """Yields the messages that `data` completes. Raises WireError at the first that is invalid; nothing more may
+        be fed then."""
         self._buffer += data
         while (end := self._end_of_frame()) is not None:
             whole = bytes(self._buffer[:end])

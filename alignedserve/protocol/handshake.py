@@ -1,14 +1,14 @@
-"""Two of our processes prove to each other that they know the cluster's token, and neither says it.
+"""Two processes prove to each other that they know the cluster's token, without sending it.
 
     client -> server   nonce                  32 bytes
     server -> client   nonce, proof           64 bytes
     client -> server   digest, proof          64 bytes; SHA-256 of the frame that comes next
 
-A nonce is random. A proof is the HMAC-SHA256, under the token, of: which end proves it, both nonces and, at the client,
-the digest. So a proof is good for one connection, in one direction, and for one introduction. The server goes first:
-whoever listens where a router should, and is none, hears a random number and nothing else.
+A nonce is random. A proof is the HMAC-SHA256, under the token, of: which end proves it, both nonces and, at the
+client, the digest. So a proof is good for one connection, in one direction, and for one first frame. The server proves
+itself first: a process which listens where a router should receives a random number and nothing else.
 
-All of it has a fixed size: of a stranger nothing is decoded, and at most 64 bytes are waited for.
+Every part has a fixed size: before the proof nothing is decoded, and at most 64 bytes are waited for.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ class HandshakeError(ConnectionError):
 
 
 class Handshake(Protocol):
-    """One end, without its connection. A failed one is of no use any more."""
+    """One end of the handshake, without its connection. It must not be used again once it has failed."""
 
-    # what it says without being asked
+    # The bytes that this end sends first, unasked.
     opening: bytes
-    # so many bytes of the other end's are due next; 0: it is over, and the other end has proved itself
+    # The number of bytes of the other end that are due next. 0: the handshake is over, and the other end has proved
+    # itself.
     num_bytes: int
 
     def take(self, data: bytes) -> bytes:
-        """Those bytes; returns what to answer. Raises HandshakeError."""
+        """Takes those bytes and returns the answer. Raises HandshakeError."""
 
 
 class ClientHandshake:
     def __init__(self, token: str, introduce: Callable[[], bytes]) -> None:
-        """`introduce`: makes the first frame, for a server that has proved itself. It is part of the last answer."""
+        """`introduce` makes the first frame, which goes to a server that has proved itself, as part of the last
+        answer."""
         self.opening = secrets.token_bytes(NONCE_BYTES)
         self.num_bytes = NONCE_BYTES + DIGEST_BYTES
         self._token = token
@@ -62,7 +64,7 @@ class ServerHandshake:
     def __init__(self, token: str) -> None:
         self.opening = b""
         self.num_bytes = NONCE_BYTES
-        # once it is over: of the client's first frame
+        # The digest of the client's first frame, once the handshake is over.
         self.digest = b""
         self._token = token
         self._client_nonce = b""
@@ -84,7 +86,7 @@ def digest_of(frame: bytes) -> bytes:
 
 
 def _proof(token: str, end: bytes, client_nonce: bytes, server_nonce: bytes, digest: bytes = b"") -> bytes:
-    # each part has its fixed size: no two different lists of parts are the same bytes
+    # Each part has its fixed size, so no two different lists of parts are the same bytes.
     return hmac.digest(token.encode(), end + client_nonce + server_nonce + digest, hashlib.sha256)
 
 

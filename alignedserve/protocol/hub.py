@@ -1,12 +1,13 @@
-"""The router's end of the wire: a listening socket, and the process behind each connection.
+"""The router's end of the connections: a listening socket, and the process at the other end of each connection.
 
-A connection is a stranger's until it has proved that it knows the token, and nobody's until its first message, a Hello,
-has been found good. There is room for so many of those; the oldest goes. Of each process the handler hears `connected`
-first, then what was `received`, then `closed`; of its next connection only after that.
+A connection is unproven until it has shown that it knows the token, and belongs to no process until its first message,
+a Hello, has been accepted. The number of such connections is limited; the oldest is closed for a new one. For each
+process the handler's `connected` is called first, then `received`, then `closed`; only after that `connected` for its
+next connection.
 
-Death closes a connection; a process that hangs keeps it open. So every process is pinged, and cut off if it answers
-nothing. Unanswered pings are counted, not seconds: had this process itself hung, nobody would be blamed for it. An
-instance answers from a thread of its own, beside compute.
+The death of a process closes its connection; a process that hangs keeps it open. So every process is pinged, and cut
+off if it answers nothing. Unanswered pings are counted, not seconds: if this process itself had hung, others would not
+be blamed for it. An instance answers from a thread of its own, beside compute.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from alignedserve.types import Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
 
-# Seconds from the connection to a good Hello.
+# The seconds that a connection has for an accepted Hello.
 HELLO_TIMEOUT_S = 10.0
-# All of an island's processes may be back at once, after the router's death, and take milliseconds each.
+# The most connections without a Hello. All of an island's processes may be back at once after the router's death, and
+# each handshake takes milliseconds.
 MAX_STRANGERS = 256
 SILENCE_S = 10.0
-# Of roles whose messages are small, in bytes; the others send prompts and lists of blocks.
+# The most bytes of a frame, for roles whose messages are small; the others send prompts and lists of blocks.
 _MAX_FRAME_BYTES = {"launcher": 1 << 12}
 
 
@@ -53,8 +55,8 @@ class Hub:
         on_silent: Callable[[Hello], None] = lambda hello: None,
         members: Mapping[InstanceId, str] | None = None,
     ) -> None:
-        """`on_silent` may end a process that has answered nothing for `silence_s`; a moment later it is cut off.
-        `members` are the instances that may connect, with their roles; None: all that know the token."""
+        """`on_silent` may end a process which has answered nothing for `silence_s` seconds; a moment later it is cut
+        off. `members` are the instances that may connect, with their roles; None: all processes that know the token."""
         self._token = token
         self._members = members
         self._handler = handler
@@ -62,31 +64,33 @@ class Hub:
         self._on_silent = on_silent
         self._pinging: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
-        # connections whose Hello has not come yet, the oldest first
+        # The connections whose Hello has not come yet, the oldest first.
         self._strangers: dict[Peer, asyncio.TimerHandle] = {}
         self._hellos: dict[Peer, Hello] = {}
         self._peers: dict[InstanceId, Peer] = {}
 
     async def listen(self, host: str, port: int) -> int:
-        """Returns the port, which differs where 0 was given. Raises OSError when it is taken."""
+        """Starts to listen and returns the port, which differs from `port` if that is 0. Raises OSError when it is
+        taken."""
         self._server = await asyncio.get_running_loop().create_server(self._new_peer, host, port)
         self._ping()
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: str) -> None:
-        """Takes the place of a socket that a dead router has left. Raises OSError when another one listens there."""
+        """Listens on the socket, in place of one that a dead router has left. Raises OSError when another process
+        listens there."""
         check_unused(path)
         self._server = await asyncio.get_running_loop().create_unix_server(self._new_peer, path)
         os.chmod(path, 0o600)
         self._ping()
 
     def send(self, to: InstanceId, message: Message) -> None:
-        """The message is lost when `to` is not connected; the handler has been told so, or will be."""
+        """Sends the message, which is lost when `to` is not connected; the handler has been told so, or will be."""
         if to in self._peers:
             self._peers[to].send(message)
 
     def close(self) -> None:
-        """Closes all connections, after what was sent."""
+        """Closes all connections, after the messages that were sent."""
         if self._server:
             self._server.close()
         if self._pinging:
@@ -95,7 +99,7 @@ class Hub:
             peer.close()
 
     def __iter__(self) -> Iterator[Hello]:
-        """The Hellos of connected processes."""
+        """Yields the Hellos of connected processes."""
         return iter(self._hellos.values())
 
     def _new_peer(self) -> Peer:
@@ -164,7 +168,7 @@ class Hub:
         return difference(hello, self._hellos.values())
 
     def _replace(self, older: Peer | None) -> None:
-        """Closes the old connection of a process that is back before its loss was noticed."""
+        """Closes the old connection of a process which is back before the loss of that connection was noticed."""
         if older:
             older.close()
             self._lost(older)
@@ -179,7 +183,8 @@ class Hub:
 
 
 def difference(hello: Hello, others: Iterable[Hello]) -> str | None:
-    """Names what has to be the same everywhere, and is not; None if all is."""
+    """Returns the first difference, as text, between fingerprints that must be equal everywhere; None if there is
+    none."""
     for other in others:
         if other.instance_id == hello.instance_id:
             continue

@@ -1,4 +1,4 @@
-"""What a KV block holds. Two holders exchange blocks only if their formats are equal.
+"""What a KV block holds. Two processes exchange blocks only if their formats are equal.
 
 A block is contiguous over all layers, [layer, k|v, kv_head, slot, head_dim], so that it moves as one copy; a head's
 slots lie together, so that attention reads them in one piece.
@@ -17,7 +17,7 @@ class BlockFormat:
     block_size: int
     num_kv_heads: int
     head_dim: int
-    # a name of DTYPE_BYTES
+    # A key of DTYPE_BYTES.
     dtype: str
 
     @property
@@ -33,7 +33,7 @@ class BlockFormat:
         return -(-num_tokens // self.block_size)
 
     def describe(self) -> dict[str, str]:
-        """For handshakes, where a difference is named."""
+        """Returns the fields as text for handshakes, in which a difference is named."""
         return {name: str(value) for name, value in asdict(self).items()} | {
             "layout": "layer,kv,head,slot,dim"
         }

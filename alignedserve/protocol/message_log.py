@@ -1,6 +1,7 @@
-"""What is said of requests, as log lines at debug level: in each process, with the HTTP call's id where it is known.
+"""Log lines at debug level about messages: in each process, with the HTTP call's id where it is known.
 
-Nothing of a prompt, an output or a setting is in them. Tokens are mentioned when they are a request's first or last.
+The lines contain nothing of a prompt, an output or a setting. Tokens are mentioned when they are a request's first or
+last.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.types import RequestKey
 
-# a request, and the id of its HTTP call; "" where the message does not say
+# A request, and the id of its HTTP call; "" where the message does not have it.
 About = tuple[RequestKey, str]
 
 

@@ -1,10 +1,10 @@
 """What crosses a process boundary: small records of ids, ints and bytes, msgpack on the wire.
 
-The router is the hub. Every other process opens one connection to it, says `Hello`, and from then on sends events and
-receives orders; an order is obeyed once, in the order of arrival. New things are sent whole once, then differences.
-Decoding checks every field's type (`msgspec`), in one place: `alignedserve/protocol`.
+The router is the hub. Every other process opens one connection to it, sends `Hello`, and from then on sends events and
+receives orders; an order is obeyed once, in the order of arrival. A state is sent as a whole once, and then its
+changes. Decoding checks every field's type (`msgspec`), in one place: `alignedserve/protocol`.
 
-Words: a request's `tokens` are its prompt and what it has generated; the KV of the first `num_cached` of them exists;
+A request's `tokens` are its prompt and what it has generated; the KV of the first `num_cached` of them exists;
 `blocks` are ids of blocks in the pool's segment, in the order of the tokens.
 """
 
@@ -19,8 +19,8 @@ from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 
-# who connects to the router; "launcher" is the command that started the others
-# a colocated instance does what prefill and decode instances do
+# The roles of the processes which connect to the router. "launcher" is the command that started the others; a
+# colocated instance does what prefill and decode instances do.
 ROLES = ("kvpool", "prefill", "decode", "colocated", "gateway", "launcher")
 
 
@@ -32,23 +32,24 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Hello(Message):
-    """First message of every process to the router, once both have proved that they know the cluster's token."""
+    """The first message of every process to the router, once both have proved that they know the cluster's token."""
 
-    # one of ROLES
+    # One of ROLES.
     role: str
     instance_id: InstanceId
     epoch: Epoch
     pid: int
-    # what has to be the same everywhere: model, dtype, block format, ... A difference is refused by name.
+    # What has to be the same everywhere: model, dtype, block format, ... If one differs the router refuses the
+    # process, and names it.
     fingerprint: dict[str, str]
-    # of an instance: its limits, see InstanceLimits. Of a pool: its blocks.
+    # An instance's limits; or, for a pool, the number and size of its blocks.
     limits: InstanceLimits
-    # of a pool: its segment, and what was in it when it re-attached
+    # A pool's segment, and what was in it when the pool attached to it.
     segment: str = ""
     inventory: list[Stored] = []
-    # of a prefill instance: "host:port" where staged KV is pulled from, if its link is not the pool's memory
+    # "host:port" from which a prefill instance's staged KV is pulled, unless its link is the pool's memory.
     link: str = ""
-    # of an instance: how long its iterations take, if that is known
+    # How long an instance's iterations take, if that is known.
     cost: CostModel | None = None
 
 
@@ -58,17 +59,17 @@ class InstanceLimits(Message):
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
-    # of a prefill instance: how many of its blocks may hold candidates of decode instances
+    # How many blocks of a prefill instance may hold staged KV for decode instances.
     num_staging_blocks: int = 0
     block_bytes: int = 0
-    # prompts that begin like earlier ones reuse their KV
+    # Whether prompts which share a prefix with earlier prompts reuse its KV.
     enable_prefix_caching: bool = False
-    # tokens of one request in one iteration of a colocated instance; 0: as many as of all
+    # The most tokens of one request in one iteration of a colocated instance; 0: as many as of all requests.
     max_prefill_chunk: int = 0
 
 
 class Stored(Message):
-    """A request's KV in the pool."""
+    """A request whose KV is in the pool, and where."""
 
     key: RequestKey
     blocks: list[PoolBlockId]
@@ -77,12 +78,13 @@ class Stored(Message):
 
 class Welcome(Message):
     router_epoch: Epoch
-    # if the router says nothing for so long, it hangs; 0: it may be silent
+    # A router which sends nothing for so many seconds hangs; 0: it may be silent.
     silence_s: float = 0.0
 
 
 class UsePool(Message):
-    """To instances, when they connect and when a pool does: the segment to map. All orders before it are void."""
+    """To instances, when they connect and when a pool does: orders them to map this segment. All earlier orders are
+    void."""
 
     segment: str
 
@@ -94,7 +96,7 @@ class Refused(Message):
 
 
 class Ping(Message):
-    """From the router, now and then; answered by Pong. Both are the wire's own affair (alignedserve/protocol)."""
+    """The router pings each process regularly, and the process answers with Pong; `alignedserve/protocol` does both."""
 
 
 class Pong(Message):
@@ -105,50 +107,53 @@ class Pong(Message):
 
 
 class Request(Message):
-    """Everything that has to be known to run a request anywhere, at any time, again."""
+    """Everything that is needed to run a request anywhere, at any time, again."""
 
-    # chosen by the gateway; random, so that it stays unique over all gateways and restarts
+    # The gateway chooses it at random, so that it stays unique over all gateways and restarts.
     key: RequestKey
     prompt: list[int]
     params: SamplingParams
-    # the noise of the request's token k is a function of (seed, k)
+    # The noise for the request's token k is a function of (seed, k).
     seed: int
-    # of time.monotonic() on the gateway's host, or of the simulation: only their order says something elsewhere
+    # The time of arrival by time.monotonic() on the gateway's host, or in a simulation; elsewhere only its order
+    # counts.
     arrival_s: float
-    # first token due so long after arrival; None: when it comes
+    # The seconds from arrival until the first token is due; None: it has no deadline.
     ttft_s: float | None = None
-    # each further token due so long after the one before
+    # The seconds from one token until the next is due.
     tbt_s: float | None = None
-    # "rt": a person waits for each token; "be": best effort, all of it due at `deadline_s`, if that is
-    # given: on the same clock
+    # "rt": a person waits for each token. "be": best effort, due as a whole at `deadline_s`, if that is given; that is
+    # by the same clock as `arrival_s`.
     tier: str = "rt"
     deadline_s: float | None = None
-    # of the HTTP call that it is part of, for logs; empty: of none
+    # The id of the HTTP call that the request is part of, for logs; empty if there is none.
     request_id: str = ""
-    # of "ttft_s" and "tbt_s", what is the operator's default: what the model can't do alone is raised, not refused
+    # Which of "ttft_s" and "tbt_s" are the operator's defaults. If the model can't meet one even alone, it is raised
+    # instead of the request being refused.
     slo_defaults: list[str] = []
-    # it shares KV only with requests that have the same
+    # The request shares KV only with requests that have the same salt.
     cache_salt: str = ""
 
 
 class Submit(Message):
     request: Request
-    # tokens that the client has already (after a router's death): they are not sent again
+    # The tokens that the client has already, after a router's death: they are not sent again.
     delivered: list[int] = []
-    # output tokens that it will have, the delivered ones included, as far as can be foreseen; 0: unknown
+    # The predicted number of output tokens, the delivered ones included; 0: unknown.
     predicted_len: int = 0
-    # since its arrival (of a call, its first byte), on the gateway's clock: so its deadlines get onto the router's
+    # The seconds since the first byte of the call arrived, on the gateway's clock: the router computes the deadlines
+    # on its own clock from it.
     waited_s: float = 0.0
 
 
 class Abort(Message):
-    """From a gateway: nobody waits for this request any more. From the router: forget it, whatever its state."""
+    """From a gateway: no client waits for this request any more. From the router: drop it, whatever its state."""
 
     key: RequestKey
 
 
 class Echo(Message):
-    """From a gateway, and back as it is: what was sent before it has been taken."""
+    """A gateway sends it and the router sends it back unchanged: then all messages before it have been handled."""
 
     ticket: int
 
@@ -158,27 +163,28 @@ class Echo(Message):
 
 class NewTokens(Message):
     key: RequestKey
-    # the number of output tokens before these: repeated ones are recognised by it
+    # The number of output tokens before these, by which repeated tokens are recognised.
     first: int
     tokens: list[int]
-    # the same number as tokens, where asked for: (logprob, rank, {token: logprob}) each
+    # One (logprob, rank, {token: logprob}) per token, where asked for; else empty.
     logprobs: list[Any] = []
-    # "stop", "length", "abort", "error", or None while it goes on
+    # "stop", "length", "abort", "error", or None while the request goes on.
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
-    # with the first token, where asked for: see alignedserve/protocol/prompt_logprobs.py
+    # The packed log-probabilities of the prompt, with the first token, where asked for: see
+    # alignedserve/protocol/prompt_logprobs.py.
     prompt_logprobs: bytes = b""
-    # with the first token: tokens of the prompt whose KV was there, of earlier prompts that begin alike
+    # With the first token: the number of prompt tokens whose KV was reused from earlier prompts that share a prefix.
     num_reused: int = 0
 
 
 class Tokens(Message):
-    """What one report brought, all requests of this gateway together."""
+    """The new tokens of all requests of this gateway in one report."""
 
     news: list[NewTokens]
-    # of those with their first tokens or their last, and of those that the gateway has aborted: (state, seconds since
-    # the router took the request) for each state that it has entered
+    # For requests with their first or last token, and requests that the gateway has aborted: (state, seconds since the
+    # router took the request) for each state that the request has entered.
     timelines: dict[RequestKey, list[tuple[str, float]]] = {}
 
 
@@ -186,8 +192,7 @@ class Rejected(Message):
     """The request was not taken."""
 
     key: RequestKey
-    # "full" (try again), "too_long" (it can never fit), "duplicate",
-    # "slo" (the model can't be so fast)
+    # "full" (try again), "too_long" (it can never fit), "duplicate", or "slo" (the model can't be so fast).
     reason: str
     message: str
 
@@ -196,21 +201,22 @@ class Rejected(Message):
 
 
 class Reserve(Message):
-    """Blocks for the KV of `num_tokens` tokens, those that the request has already included. Lapses at a deadline."""
+    """Asks for blocks for the KV of `num_tokens` tokens in all. The reservation lapses at a deadline."""
 
     key: RequestKey
     num_tokens: int
-    # see Request
+    # See Request.
     request_id: str = ""
 
 
 class Reserved(Message):
-    """Also sent without a Reserve, about a request whose reservation has lapsed: no blocks, and itself dropped."""
+    """Answers Reserve. It is also sent unasked when a reservation has lapsed: `blocks` is None and `dropped` is the
+    request."""
 
     key: RequestKey
-    # all of the request's blocks; None: no room, nothing changed
+    # All of the request's blocks; None: there is no room, and nothing has changed.
     blocks: list[PoolBlockId] | None
-    # nothing is left of these: spare copies that had to go for it
+    # The requests which have nothing left in the pool: their spare copies were dropped to make room.
     dropped: list[RequestKey] = []
 
 
@@ -219,14 +225,14 @@ class Commit(Message):
 
     key: RequestKey
     num_tokens: int
-    # admitted to a decode instance by then, if it can be
+    # The time by which the request should be admitted to a decode instance.
     due_s: float
-    # False: keep it, but form no batches with it
+    # False: the pool keeps the KV but forms no batches with the request.
     is_candidate: bool = True
 
 
 class MakeSpare(Message):
-    """The KV lives in a decode instance now: this copy may go when room is needed."""
+    """The KV lives in a decode instance now: the pool may drop this copy when room is needed."""
 
     keys: list[RequestKey]
 
@@ -240,12 +246,12 @@ class FormBatch(Message):
     max_blocks: int
     min_requests: int
     max_requests: int
-    # a range of lengths that yields no batch for so long goes before denser ones
+    # A range of lengths which has yielded no batch for so many seconds goes before denser ones.
     starvation_s: float = 2.0
 
 
 class FindNear(Message):
-    """Candidates whose length lies within low .. high, nearest to the middle first."""
+    """Asks for candidates whose length lies within low .. high, the nearest to the middle first."""
 
     decode: InstanceId
     low: int
@@ -255,11 +261,11 @@ class FindNear(Message):
 
 
 class Candidates(Message):
-    """Answers FormBatch and FindNear. Those named are candidates no longer, until they are committed again."""
+    """Answers FormBatch and FindNear. These requests are no longer candidates, until they are committed again."""
 
     decode: InstanceId
     keys: list[RequestKey]
-    # True: a batch, to run next; False: requests that belong with the batch running now
+    # True: they are a batch, to run next. False: they belong with the batch that runs now.
     is_batch: bool
 
 
@@ -267,60 +273,64 @@ class Candidates(Message):
 
 
 class Work(Message):
-    """A request, as an instance needs it to go on with it."""
+    """A request, with what an instance needs to go on with it."""
 
     request: Request
-    # output so far
+    # The output tokens so far.
     output: list[int]
     num_cached: int
-    # pool blocks; those of the cached tokens first
+    # The request's pool blocks, those of the cached tokens first.
     blocks: list[PoolBlockId]
     deadlines: Deadlines = Deadlines()
-    # output tokens in all, as far as can be foreseen; 0: unknown
+    # The predicted number of output tokens in all; 0: unknown.
     predicted_len: int = 0
 
 
 class Prefill(Message):
-    """Load the cached tokens' KV, compute the rest in chunks, save what is new to the pool, sample a token."""
+    """Order: load the cached tokens' KV, compute the rest in chunks, save what is new to the pool, and sample a
+    token."""
 
     works: list[Work]
 
 
 class Stage(Message):
-    """Load the KV of these into the buffer for candidates of a decode instance, from where it will pull them."""
+    """Order: load the KV of these requests into the staging buffer, from which the decode instance will pull it."""
 
     decode: InstanceId
     works: list[Work]
 
 
 class Unstage(Message):
-    """Their place in the buffer is free again."""
+    """Order: free the blocks of these requests in the staging buffer."""
 
     keys: list[RequestKey]
 
 
 class Offer(Message):
-    """Candidates of a decode instance: it admits them when it has room, the batch once no candidate request is left."""
+    """Offers requests to a decode instance, which admits them when it has room: candidate requests first, then the
+    batch."""
 
     works: list[Work]
     is_batch: bool
-    # the prefill instance that has staged them; None: fetch them from the pool
+    # The prefill instance that has staged them; None: their KV is loaded from the pool.
     source: InstanceId | None = None
-    # the source's `Hello.link`
+    # The source's `Hello.link`.
     address: str = ""
 
 
 class Coming(Message):
-    """Real time that a decode instance will be offered in a moment: it had better be at an iteration's end then."""
+    """Announces real-time requests that the decode instance will be offered soon, so that it starts no long iteration
+    now."""
 
-    # their prompts are being computed
+    # The number of announced requests whose prompt is being computed.
     num_prefilling: int
-    # they have their first token, and their KV is on its way to the pool
+    # The number of announced requests which have their first token, and whose KV is on its way to the pool.
     num_ready: int
 
 
 class Evict(Message):
-    """Save the request's KV to these pool blocks (the first `num_saved` tokens are there already), and leave it."""
+    """Order: save the request's KV to these pool blocks (that of the first `num_saved` tokens is there already), and
+    drop it."""
 
     key: RequestKey
     blocks: list[PoolBlockId]
@@ -331,80 +341,83 @@ class Evict(Message):
 
 
 class Moved(Message):
-    """KV that was copied."""
+    """How much KV was copied, and how long that took."""
 
-    # "save", "load", "pull"
+    # "save", "load" or "pull".
     what: str
     num_bytes: int
-    # that copies took, one after the other
+    # The time that the copies took, one after the other.
     seconds: float
 
 
 class PrefillReport(Message):
-    """What an iteration of a prefill instance did."""
+    """What happened in an iteration of a prefill instance."""
 
     news: list[NewTokens]
-    # requests whose KV is in the pool entirely, and of how many tokens
+    # The requests all of whose KV is in the pool, and the number of their tokens.
     saved: list[tuple[RequestKey, int]]
-    # requests whose KV is in the buffer
+    # The requests whose KV is in the staging buffer.
     staged: list[RequestKey]
-    # (request, computed tokens) of those that go on
+    # (request, number of computed tokens) of requests whose prompt is not finished.
     progress: list[tuple[RequestKey, int]]
     num_free_blocks: int
     duration_s: float = 0.0
-    # since the last report
+    # The copies since the last report.
     moved: list[Moved] = []
-    # of iterations, measured over predicted
+    # How much longer iterations take than predicted: the ratio of measured to predicted time.
     pace: float = 1.0
-    # tokens whose KV was computed since the last report
+    # The number of tokens whose KV was computed since the last report.
     num_computed: int = 0
-    # tokens of prompts that started since then, and those of them whose KV was there, of earlier prompts
+    # The number of tokens of requests that started since the last report, and how many of these were in the prefix
+    # cache.
     num_asked: int = 0
     num_found: int = 0
 
 
 class DecodeReport(Message):
-    """What an iteration of a decode instance did; also sent, without news, when anything below changes between two."""
+    """What happened in an iteration of a decode instance; it is also sent, without tokens, when any other field
+    changes."""
 
     news: list[NewTokens]
     admitted: list[RequestKey]
-    # asks for Evict orders; these requests may stand still until they come
+    # The requests for which the instance asks for Evict orders; they may stand still until these come.
     wants_evicted: list[RequestKey]
-    # (request, tokens whose KV is in the pool now)
+    # (request, number of tokens whose KV is in the pool now).
     evicted: list[tuple[RequestKey, int]]
     num_free_blocks: int
     num_running: int
-    # of the running batch
+    # Of the running batch, in tokens.
     max_length: int
     sum_lengths: int
     duration_s: float = 0.0
     min_length: int = 0
-    # since the last report
+    # The copies since the last report.
     moved: list[Moved] = []
-    # of iterations, measured over predicted
+    # How much longer iterations take than predicted: the ratio of measured to predicted time.
     pace: float = 1.0
-    # blocks that best-effort requests hold
+    # The number of blocks that best-effort requests hold.
     num_be_blocks: int = 0
     num_be_running: int = 0
-    # tokens whose KV was computed since the last report
+    # The number of tokens whose KV was computed since the last report.
     num_computed: int = 0
-    # A colocated instance says these as a prefill instance does: see PrefillReport.
+    # A colocated instance fills these as a prefill instance does: see PrefillReport.
     progress: list[tuple[RequestKey, int]] = []
     num_asked: int = 0
     num_found: int = 0
 
 
 class Gone(Message):
-    """Answers Abort, always: nothing is left of these here, and nobody reads or writes their pool blocks any more."""
+    """Answers Abort, always: nothing is left of these requests here, and the instance no longer reads or writes their
+    pool blocks."""
 
     keys: list[RequestKey]
 
 
 class Failed(Message):
-    """A transfer did not happen. The request's KV at the source is untouched."""
+    """A transfer did not happen. The request's KV at the source is unchanged."""
 
     key: RequestKey
-    # "load", "save", "pull", "evict"
+    # "load", "save", "pull" or "evict".
     what: str
     reason: str
 
@@ -413,40 +426,41 @@ class Failed(Message):
 
 
 class PoolUse(Message):
-    """From a pool, when it has changed."""
+    """A pool sends it when its use has changed."""
 
     num_free_blocks: int
-    # held by spare copies: free as soon as they are needed
+    # The blocks of spare copies, which become free as soon as they are needed.
     num_spare_blocks: int
 
 
 class AskCluster(Message):
-    """Answered by Cluster."""
+    """Asks the router for Cluster."""
 
-    # comes back with the answer
+    # The answer has the same ticket.
     ticket: int
 
 
 class InstanceStats(Message):
-    """Counts go on when the instance is started again, and begin anew with the router."""
+    """What an instance has counted. The counts go on when the instance is started again, and start at zero with the
+    router."""
 
-    # requests that had to leave the running batch; of these, whose KV was kept
+    # The number of requests that had to leave the running batch, and of those among them whose KV was kept.
     num_preemptions: int = 0
     num_evictions: int = 0
-    # staged copies that were given up before the request was admitted
+    # The number of staged copies that were dropped before the request was admitted.
     num_spills: int = 0
-    # offered batches from which something was admitted
+    # The number of offered batches from which a request was admitted.
     num_batch_switches: int = 0
-    # of the running batch
+    # Of the running batch, in tokens.
     min_length: int = 0
     max_length: int = 0
-    # in the buffer for candidates
+    # The bytes of KV in the staging buffer.
     staged_bytes: int = 0
     moved: list[Moved] = []
-    # tokens whose KV was computed, and the time of the iterations that did it
+    # The number of tokens whose KV was computed, and the time of the iterations that computed them.
     num_computed_tokens: int = 0
     computing_s: float = 0.0
-    # tokens of prompts, and those of them whose KV was there, of earlier prompts
+    # The number of tokens of requests that started, and how many of them were in the prefix cache.
     num_asked_tokens: int = 0
     num_found_tokens: int = 0
 
@@ -458,37 +472,38 @@ class Part(Message):
     instance_id: InstanceId
     epoch: Epoch
     pid: int
-    # "up", or "down": it was there and is expected back
+    # "up"; or "down": the process was connected and is expected back.
     state: str
     num_blocks: int
     num_free_blocks: int
-    # that it has: state -> number of requests
+    # The number of requests that the process has in each state.
     requests: dict[str, int]
     stats: InstanceStats = msgspec.field(default_factory=InstanceStats)
 
 
 class Cluster(Message):
-    """Answers AskCluster; also sent to launchers, with ticket 0, whenever a process comes or goes."""
+    """Answers AskCluster; it is also sent to launchers, with ticket 0, whenever a process comes or goes."""
 
     ticket: int
     parts: list[Part]
-    # of the whole island: state -> number of requests
+    # The number of requests in each state, in the whole island.
     requests: dict[str, int]
-    # the same by tier
+    # The same for each tier.
     tiers: dict[str, dict[str, int]] = {}
-    # role of a process that was lost -> requests that went on without it, since the router started
+    # For each role: how many requests went on without a process that was lost, since the router started.
     recoveries: dict[str, int] = {}
-    # how classes shared: "demoted" (real time that could not make it any more), "express" (real time that went to a
-    # decode instance at once), "evicted_for_rt" (best effort that left one meanwhile), "recomputed" (KV thrown away)
+    # How often classes shared: "demoted" (real time that could not keep its objective any more), "express" (real time
+    # on the RT fast path), "evicted_for_rt" (best effort that was evicted for it), "recomputed" (requests whose KV was
+    # thrown away).
     sharing: dict[str, int] = {}
 
 
 class Drain(Message):
-    """From a launcher, passed on to gateways: take nothing new, finish what runs, and then end."""
+    """From a launcher, passed on to gateways: take no new requests, finish those that run, and then end."""
 
 
 class Stop(Message):
-    """From a launcher: the system shuts down. The router passes it on to everyone, and then stops itself."""
+    """From a launcher: the system shuts down. The router sends it on to all processes, and then stops itself."""
 
 
 AnyMessage = (

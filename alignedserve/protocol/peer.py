@@ -1,8 +1,8 @@
-"""One end of a connection. Its closing is the death notice, so it closes rather than limps: on a message that can't
-be read, on a peer that does not read, and (by TCP's keepalive) on a host that has gone away.
+"""One end of a connection.
 
-It begins with a handshake (`handshake.py`): before the other end has proved itself nothing is sent to it
-and nothing of it is decoded.
+Its closing is the death notice, so it closes rather than limps: when a message can't be read, when the peer does not
+read, and (by TCP's keepalive) when its host is gone. The connection begins with a handshake (`handshake.py`): until
+the other end has proved itself nothing is sent to it except the handshake, and nothing of it is decoded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _of_strangers = RateLimitedLog(logger)
 # So many unsent bytes mean that the peer hangs.
 MAX_UNSENT_BYTES = 256 << 20
 
-# A host that answers nothing is given up after 5 + 3 * 2 = 11 seconds.
+# A host which answers nothing is given up after 5 + 3 * 2 = 11 seconds.
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
@@ -43,13 +43,13 @@ class Peer(asyncio.Protocol):
         on_open: Callable[[Peer], None] | None = None,
     ) -> None:
         self.name = "a stranger"
-        # the pings since anything last came; the end that pings counts them here
+        # The number of pings since anything last came; the end that pings counts them here.
         self.num_unanswered = 0
         self._on_message = on_message
         self._on_closed = on_closed
         self._on_open = on_open
         self._handshake = handshake
-        # what has come of the bytes that are due next in the handshake
+        # The bytes received so far of those that the handshake expects next.
         self._due = b""
         self._reader = FrameReader()
         self._unsent: list[bytes] = []
@@ -65,11 +65,8 @@ class Peer(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: Message) -> None:
-        """Nothing happens when the connection is closed, which `on_closed` tells, nor while the other end is
-        unproven.
-
-        What is sent in one turn of the event loop leaves in one write.
-        """
+        """Sends the message. It does nothing when the connection is closed, which `on_closed` tells, or while the
+        other end is unproven. Messages that are sent in one turn of the event loop leave in one write."""
         if not self.is_open or not self.is_proven:
             return
         if not self._unsent:
@@ -78,17 +75,17 @@ class Peer(asyncio.Protocol):
         log_message(logger, "to", self.name, message)
 
     def limit(self, max_frame_bytes: int) -> None:
-        """Sets the most bytes of each frame that comes from here on."""
+        """Sets the most bytes of each frame that is received from now on."""
         self._reader.max_bytes = max_frame_bytes
 
     def close(self) -> None:
-        """Closes the connection after what was sent. Safe to repeat."""
+        """Closes the connection after the messages that were sent. Safe to repeat."""
         self._flush()
         if self._transport:
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes the connection at once, for a peer that does not read. What was sent may be lost."""
+        """Closes the connection at once, for a peer that does not read. Messages that were sent may be lost."""
         if self._transport:
             self._transport.abort()
 
@@ -121,7 +118,7 @@ class Peer(asyncio.Protocol):
         self._on_closed(self)
 
     def _shake(self, data: bytes) -> bytes:
-        """Returns what came behind the handshake."""
+        """Feeds the handshake and returns the bytes that follow it."""
         assert self._transport
         data = self._due + data
         while (num_bytes := self._handshake.num_bytes) and len(data) >= num_bytes:

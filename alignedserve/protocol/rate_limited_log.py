@@ -1,4 +1,4 @@
-"""Log lines that a stranger can cause as often as he likes: one now and then, with how many there were."""
+"""Log lines that any client can cause at will: one is written now and then, with the number of them so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outlives every process: files, batch jobs and their results."""
+"""What outlives all processes: files, batch jobs and their results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether something that many ask still answers, told by what they hear: nobody else needs to wait for it.
+"""Whether a server with many callers still answers, found from the calls themselves: only they wait for it.
 
-Ticks are counted, and not time: while the event loop stands still nobody can hear anything, and that is one tick.
+Ticks are counted, not time: while the event loop stands still no answer can be read, and that is one tick.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 class Liveness:
     def __init__(self, num_ticks: int) -> None:
-        """Nothing heard for so many ticks, while somebody waits: it is silent."""
+        """The server is silent if nothing came from it for so many ticks while a call waited."""
         self._num_ticks = num_ticks
         self._num_waiting = 0
-        # since an answer came last, or the first one of those who wait asked
+        # The ticks since the last answer came, or since the first call that waits was made.
         self._num_missed = 0
-        # somebody has given up waiting: from here on one at a time tries, until there is an answer
+        # Whether a call has given up waiting: from then on one call at a time tries, until there is an answer.
         self._is_given_up = False
 
     @property
@@ -33,7 +33,7 @@ class Liveness:
         self._num_waiting += 1
 
     def answered(self) -> None:
-        """Whatever it said."""
+        """Notes that an answer came, whatever it was."""
         self._num_waiting -= 1
         self._num_missed = 0
         self._is_given_up = False

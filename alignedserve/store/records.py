@@ -1,6 +1,7 @@
-"""What is stored. Times are seconds since 1970, as in OpenAI's objects.
+"""The records that are stored. Times are seconds since 1970, as in OpenAI's objects.
 
-A record is replaced if it still reads as it was read: `omit_defaults` keeps that so when a field is added.
+A record is replaced only if its bytes are still those that were read: `omit_defaults` keeps them equal when a field is
+added.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def new_job_id() -> JobId:
 
 
 class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Its bytes are `num_chunks` chunks beside it."""
+    """A file; its bytes are stored beside it in `num_chunks` chunks."""
 
     id: FileId
     filename: str
@@ -37,7 +38,7 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     num_chunks: int
     created_at: int
     expires_at: int | None = None
-    # whose it is (gateway/http/keys.py); "": where no keys are needed
+    # The file's owner (gateway/http/keys.py); "" where no keys are needed.
     owner: str = ""
 
 
@@ -46,13 +47,13 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     code: str
     message: str
-    # of the input file, from 1
+    # The line in the input file, counted from 1.
     line: int | None = None
     param: str | None = None
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    # as it was asked for
+    # The fields with which the job was created.
     id: JobId
     endpoint: str
     input_file_id: FileId
@@ -61,7 +62,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_at: int
     metadata: dict[str, str] | None = None
     owner: str = ""
-    # of its way so far (alignedserve/batch/job.py)
+    # The state of the job (alignedserve/batch/job.py).
     status: Status = "validating"
     in_progress_at: int | None = None
     finalizing_at: int | None = None
@@ -70,13 +71,13 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    # the deadline came before the last answer
+    # Whether the deadline came before the last answer.
     is_late: bool = False
-    # found by validation
+    # The model, which validation has found.
     model: str | None = None
     num_lines: int = 0
     problems: list[Problem] = []
-    # made at the end
+    # The ids of the files that are made at the end.
     output_file_id: FileId | None = None
     error_file_id: FileId | None = None
 
@@ -86,15 +87,15 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """Of a job's lines that are done."""
+    """Counts of a job's lines that are done."""
 
     num_completed: int = 0
     num_failed: int = 0
     num_input_tokens: int = 0
     num_output_tokens: int = 0
-    # of the input, those whose KV was there, of earlier prompts
+    # The input tokens whose KV was reused from earlier prompts.
     num_cached_tokens: int = 0
-    # that are stored until the job is over
+    # The bytes of results, which are stored until the job is over.
     num_result_bytes: int = 0
 
 
@@ -102,7 +103,7 @@ class LineResult(msgspec.Struct, frozen=True):
     """The answer to one line, as it will be in the output or the error file."""
 
     is_error: bool
-    # a line of JSON, without its end
+    # A line of JSON, without its end.
     text: bytes
     num_input_tokens: int = 0
     num_output_tokens: int = 0

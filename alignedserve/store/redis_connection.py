@@ -1,4 +1,4 @@
-"""A Redis, or what speaks its protocol, and its ways of not being there."""
+"""A connection to Redis, or a server with its protocol, and the ways in which it can fail to answer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from alignedserve.store.base import StoreAway
 from alignedserve.store.liveness import Liveness
 
 MAX_CONNECTIONS = 32
-# Longer than a write to a busy disk takes; one that hangs is as good as away.
+# This is longer than a write to a busy disk takes; a server that hangs for so many seconds counts as away.
 TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 2.0
-# When nothing at all was heard for so long, nobody else begins to wait; in so many ticks.
+# When nothing was received for so many seconds, in so many ticks, no further call waits.
 PATIENCE_S, NUM_TICKS = 2.0, 10
 
-# Answers of a Redis that is there, and takes no writes, or nothing: its disk is full, its replicas are gone, ...
+# The errors of a Redis that is there but takes no writes, or no commands: its disk is full, its replicas are gone, ...
 _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b")
 
 Args = ParamSpec("Args")
@@ -34,14 +34,14 @@ Result = TypeVar("Result")
 
 class RedisConnection:
     def __init__(self, url: str) -> None:
-        """Raises ValueError for what is no URL of a Redis."""
+        """Raises ValueError for an invalid URL."""
         pool: Any = BlockingConnectionPool.from_url(
             url,
             max_connections=MAX_CONNECTIONS,
             timeout=TIMEOUT_S,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
-            # once: a connection from before Redis's restart is found to be dead when it is used
+            # There is one retry: a connection from before Redis's restart is found to be dead only when it is used.
             retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
         )
         self._redis: Any = Redis(connection_pool=pool)
@@ -49,7 +49,7 @@ class RedisConnection:
         self._hearing = Liveness(NUM_TICKS)
         self._is_ticking = False
         self._is_down = False
-        # that go on, perhaps with nobody waiting for them
+        # The calls that go on, perhaps with no caller waiting for them.
         self._calls: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
@@ -63,12 +63,14 @@ class RedisConnection:
 
     async def probe(self) -> None:
         """See Store."""
-        # that it can be read says little: on a full disk it ends at the first write after each start
+        # It writes, since being able to read says little: on a full disk Redis ends at the first write after each
+        # start.
         await self.call(self._redis.set(f"{scripts.PREFIX}probe", int(time.time())))
         self._is_down = False
 
     async def call(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """In a task of its own, which goes on when the caller is cancelled: redis-py 8.1 swallows cancellations."""
+        """Runs the call in a task of its own, which goes on when the caller is cancelled: redis-py 8.1 swallows
+        cancellations."""
         if self._hearing.is_silent:
             call.close()
             self._is_down = True
@@ -94,7 +96,7 @@ class RedisConnection:
             raise
 
     async def _translated(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """BusyLoadingError and AuthenticationError are ConnectionErrors."""
+        """Translates errors to StoreAway. BusyLoadingError and AuthenticationError are ConnectionErrors too."""
         is_heard = True
         try:
             return await call
@@ -111,7 +113,7 @@ class RedisConnection:
             self._hearing.answered() if is_heard else self._hearing.given_up()
 
     def _next_tick(self) -> None:
-        """While somebody waits."""
+        """Starts the next tick, as long as a call waits."""
         if self._is_ticking:
             self._hearing.tick()
         self._is_ticking = self._hearing.is_asked
@@ -119,7 +121,7 @@ class RedisConnection:
             asyncio.get_running_loop().call_later(PATIENCE_S / NUM_TICKS, self._next_tick)
 
     def _over(self, call: asyncio.Task[Any]) -> None:
-        """Whoever was cancelled meanwhile does not hear what became of it any more, and nobody else needs to."""
+        """If its caller was cancelled meanwhile, nobody needs the outcome of the call."""
         self._calls.discard(call)
         if not call.cancelled():
             call.exception()
@@ -130,7 +132,7 @@ Method = Callable[Concatenate[Connected, Args], Coroutine[Any, Any, Result]]
 
 
 def asks(method: Method[Connected, Args, Result]) -> Method[Connected, Args, Result]:
-    """What goes wrong with Redis is StoreAway."""
+    """A decorator which turns errors of Redis into StoreAway."""
 
     @functools.wraps(method)
     async def asking(store: Connected, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:

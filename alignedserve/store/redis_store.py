@@ -2,10 +2,9 @@
 
 Keys, all under one prefix: `file:ID` a record, `data:ID` a hash of its chunks by number, `uses:ID` the open jobs that
 read it; `uploads` the files that are not committed by when they lapse, `uploaders` a hash of their owners; `job:ID` a
-record, `holder:ID` the token of the one who took it last, `lease:ID` the same until it lapses, `running:ID` its lines
-that have begun and have no result, `falls:ID` a hash of counts by line number, `results:ID` a hash by line number,
-`tally:ID` a hash of counts; `bytes` and `bytes@OWNER` what is stored; `state:NAME` bytes; `format` which of all this
-there is.
+record, `holder:ID` the token of its last holder, `lease:ID` the same until it lapses, `running:ID` its lines that have
+begun and have no result, `falls:ID` a hash of counts by line number, `results:ID` a hash by line number, `tally:ID` a
+hash of counts; `bytes` and `bytes@OWNER` what is stored; `state:NAME` bytes; `format` the version of all this.
 
 Listings are sorted sets of ids: `files`, `files:PURPOSE` and `jobs` by age, `open` by deadline, and of each one an
 owner's part with `@OWNER` at its end; `open:STATUS` and `expiring` by deadline.
@@ -40,11 +39,11 @@ from alignedserve.store.redis_connection import RedisConnection, asks
 from alignedserve.store.scripts import PREFIX
 
 OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
-# what is deleted at a time, while others wait
+# The number of records that are deleted at a time, while other calls wait.
 _NUM_AT_A_TIME = 64
-# lines asked for at a time: the answer is taken apart in one go
+# The number of lines that are asked for at a time: an answer is decoded in one step.
 _NUM_LINES = 1024
-# of results that are fetched together
+# The bytes of results that are fetched together.
 _RESULT_BYTES = 4 << 20
 
 _STATUSES: dict[Stage, tuple[str, ...]] = {
@@ -57,7 +56,7 @@ _LEASE_STATES: tuple[LeaseState, ...] = ("lost", "held", "cancelling")
 
 class RedisStore(RedisConnection, Store):
     def __init__(self, url: str, limits: StoreLimits | None = None) -> None:
-        """Raises ValueError for what is no URL of a Redis."""
+        """Raises ValueError for an invalid URL."""
         super().__init__(url)
         self._limits = limits or StoreLimits()
 
@@ -180,7 +179,7 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def take(self, stage: Stage, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
-        # of all leases no two have the same: one that nothing is taken with is no loss
+        # No two leases ever have the same token; one with which no job is taken is simply not used.
         wanted: list[tuple[str, float | str]] = [(status, "+inf") for status in _STATUSES[stage]]
         if stage == "end":
             wanted.append(("in_progress", now))
@@ -250,7 +249,7 @@ class RedisStore(RedisConnection, Store):
     # ---- a store from before there were owners ----
 
     async def upgrade(self) -> None:
-        """What it holds is nobody's, and counted. Safe to repeat, and beside all else."""
+        """Gives what is stored an empty owner and counts it. Safe to repeat, and while other calls go on."""
         if await self._format():
             return
         for file_id in await self._all("files"):
@@ -272,7 +271,7 @@ class RedisStore(RedisConnection, Store):
         return [each.decode() for each in await self._redis.zrange(_key(listing), 0, -1)]
 
     async def _adopt_file(self, file_id: FileId) -> None:
-        # one that can't be read is nobody's affair
+        # Records that can't be read are left as they are.
         with contextlib.suppress(msgspec.DecodeError):
             if file := await self.file(file_id):
                 await self._run_script(scripts.ADOPT_FILE, file.id, file.owner, file.purpose)
@@ -314,7 +313,7 @@ class RedisStore(RedisConnection, Store):
         return (_or_none(limits.max_bytes), _or_none(limits.max_bytes_of_owner)) if is_bounded else ("", "")
 
     def _check(self, done: int, lease: Lease | None = None) -> int:
-        """A script's answer."""
+        """Raises the error that a script's answer stands for; otherwise returns the answer."""
         if done < 0:
             self._refused(done, lease)
         return done

@@ -1,7 +1,8 @@
-"""Steps that Redis takes whole or not at all.
+"""Lua scripts: changes that Redis makes completely or not at all.
 
-A script begins with COMMON, and names the keys that it uses by itself: a Redis cluster, where it would have to be told
-of them, can't hold this store. A lease lost is the answer -1, a store that is full -2, an owner's share of it -3.
+A script begins with COMMON and computes the names of the keys that it uses: a Redis cluster, which must be told of
+them, can't hold this store. The answer is -1 if the lease is lost, -2 if the store is full, -3 if the owner's share of
+it is; ADD_JOB has further ones for too many open jobs.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ end
 """
 )
 
-# id, owner, number, data; when it lapses; limits of bytes
+# Arguments: id, owner, number, data; when it lapses; limits of bytes.
 PUT_CHUNK = """
 local id, owner, number, data = unpack(ARGV)
 local more = #data - redis.call('HSTRLEN', key('data', id), number)
@@ -99,7 +100,7 @@ redis.call('HSET', key('uploaders'), id, owner)
 return 1
 """
 
-# record, id, owner, purpose; chunks; when it expires or ''
+# Arguments: record, id, owner, purpose; chunks; when it expires or ''.
 COMMIT_FILE = """
 local record, id, owner, purpose = unpack(ARGV)
 if redis.call('HLEN', key('data', id)) ~= tonumber(ARGV[5]) then return 0 end
@@ -110,14 +111,14 @@ return 1
 
 DROP_CHUNKS = "drop(ARGV[1]) return 1"
 
-# now; at most so many
+# Arguments: now; the most to delete.
 DROP_LAPSED = """
 local lapsed = redis.call('ZRANGEBYSCORE', key('uploads'), '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
 for _, id in ipairs(lapsed) do drop(id) end
 return #lapsed
 """
 
-# id, owner, purpose
+# Arguments: id, owner, purpose.
 DELETE_FILE = """
 local id, owner, purpose = unpack(ARGV)
 if redis.call('SCARD', key('uses', id)) > 0 then return 'in_use' end
@@ -133,7 +134,8 @@ redis.call('UNLINK', key('data', id), key('file', id))
 return 'deleted'
 """
 
-# record, id, owner, input file; when it expires; limits: of open jobs in all and of the owner, of bytes, of jobs kept
+# Arguments: record, id, owner, input file; when it expires; limits: of open jobs in all and of the owner, of bytes, of
+# jobs kept.
 ADD_JOB = """
 local record, id, owner, input = unpack(ARGV)
 if redis.call('EXISTS', key('job', id)) == 1 then return 1 end
@@ -167,8 +169,8 @@ end
 return 1
 """
 
-# token or ''; id, old job, new job, owner, status, '1' if it is over, when it expires, input file; and per file:
-# record, id, owner, purpose
+# Arguments: token or ''; id, old job, new job, owner, status, '1' if it is over, when it expires, input file; and per
+# file: record, id, owner, purpose.
 REPLACE_JOB = """
 local token, id, old, new, owner, status, is_over, expires_at, input = unpack(ARGV)
 if token ~= '' and not is_held(id, token) then return -1 end
@@ -189,7 +191,8 @@ for first = 10, #ARGV, 4 do commit(unpack(ARGV, first, first + 3)) end
 return 1
 """
 
-# which open jobs: of a status, due at this time at the latest or '+inf'; token, milliseconds, how many at most
+# Arguments: which open jobs: of a status, due at this time at the latest or '+inf'; token, milliseconds, the most to
+# take.
 TAKE = """
 local found = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('open', ARGV[1]), '-inf', ARGV[2])) do
@@ -207,7 +210,8 @@ end
 return found
 """
 
-# milliseconds; and per lease: job, token. For each 0: lost, 1: held, 2: held, and the job is being cancelled
+# Arguments: milliseconds; and per lease: job, token. The answer per lease is 0: lost, 1: held, 2: held, and the job is
+# being cancelled.
 RENEW = """
 local found = {}
 for at = 2, #ARGV, 2 do
@@ -222,17 +226,18 @@ end
 return found
 """
 
-# token, job
+# Arguments: token, job.
 RELEASE = "if is_held(ARGV[2], ARGV[1]) then let_go(ARGV[2]) end return 1"
 
-# token, job, lines
+# Arguments: token, job, lines.
 BEGIN_LINES = """
 if not is_held(ARGV[2], ARGV[1]) then return -1 end
 redis.call('SADD', key('running', ARGV[2]), unpack(ARGV, 3))
 return 1
 """
 
-# token, job, line, result, field of the tally; tokens of input, output, input that was cached; owner, limits of bytes
+# Arguments: token, job, line, result, field of the tally; tokens of input, of output, of input that was cached; owner,
+# limits of bytes.
 PUT_RESULT = """
 local token, id, line, result, field = unpack(ARGV)
 if not is_held(id, token) then return -1 end
@@ -252,7 +257,7 @@ redis.call('SREM', key('running', id), line)
 return 1
 """
 
-# job, first line, last line: how many there are in all, and which of these
+# Arguments: job, first line, last line. The answer: how many lines there are in all, and which of these are done.
 LINES_DONE = """
 local found = {redis.call('HLEN', key('results', ARGV[1]))}
 if found[1] == 0 then return found end
@@ -262,7 +267,8 @@ end
 return found
 """
 
-# job, bytes, lines: of the first one, and of those after it as far as they have no more bytes together
+# Arguments: job, bytes, lines. The answer: the first line's result, and those after it as long as they have no more
+# bytes together.
 RESULTS = """
 local found, size = {}, 0
 for at = 3, #ARGV do
@@ -274,7 +280,7 @@ end
 return found
 """
 
-# of a store from before there were owners: id, '' as owner, purpose
+# For a store from before there were owners. Arguments: id, '' as owner, purpose.
 ADOPT_FILE = """
 local id, owner, purpose = unpack(ARGV)
 for _, name in ipairs({'files', 'files:' .. purpose}) do
@@ -286,7 +292,7 @@ end
 return 1
 """
 
-# the same: id, owner, status, '1' if it is over, when it expires
+# The same for jobs. Arguments: id, owner, status, '1' if it is over, when it expires.
 ADOPT_JOB = """
 local id, owner, status, is_over, expires_at = unpack(ARGV)
 local score = redis.call('ZSCORE', key('jobs'), id)

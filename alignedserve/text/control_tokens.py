@@ -1,8 +1,8 @@
 """Tokens that say whose turn it is, and the text of a chat in which only the template's own become such tokens.
 
 Text alone does not tell a template's `<|im_end|>` from one that a client wrote. So the template's own are marked: each
-is followed by a secret that this process has made up. A second tokenizer knows the marked ones, and takes unmarked ones
-for the characters that they are. All else it does as the first one does: it is the same library with the same settings.
+is followed by a secret that this process has made up. A second tokenizer knows the marked ones, and takes unmarked
+ones for ordinary characters. In all else it behaves like the first one: it is the same library with the same settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Encoding
 
 # Texts of at least so many characters are encoded in a way that lets other threads run.
 LONG_TEXT = 2000
-# Some vocabularies (DeepSeek's) do not call the tokens of turns special; they look like those of others.
+# Some vocabularies (DeepSeek's) do not declare the tokens of turns as special, but they look like those of others.
 _BARRED = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 
 
@@ -27,25 +27,25 @@ class ControlTokens:
         self._backend = backend
         unknown = _unknown_token(backend)
         added = backend.get_added_tokens_decoder()
-        # text -> id
+        # The ids of the control tokens by their text.
         self.ids = {
             token.content: token_id
             for token_id, token in added.items()
             if (token.special or _BARRED.fullmatch(token.content)) and token.content != unknown
         }
-        # nobody outside can know it
+        # Nobody outside of this process can know it.
         self._mark = secrets.token_hex(16)
         self._any = re.compile(_one_of(list(self.ids)) or "(?!)")
 
     def marked(self, text: str) -> str:
-        """All of them that are in it, after those that have been marked before."""
+        """Marks all control tokens in the text, in addition to those that are marked already."""
         return self._any.sub(lambda found: found[0] + self._mark, self.unmarked(text))
 
     def unmarked(self, text: str) -> str:
         return text.replace(self._mark, "")
 
     def mark_also(self, text: str, those: frozenset[str]) -> str:
-        """Of those that are not marked yet."""
+        """Marks those of `those` that are not marked yet."""
 
         def mark(found: re.Match[str]) -> str:
             is_meant = found[0] in those and not text.startswith(self._mark, found.end())
@@ -54,18 +54,19 @@ class ControlTokens:
         return self._any.sub(mark, text)
 
     def in_text(self, text: str, is_marked: bool) -> Iterator[str]:
-        """Those that are marked in it, or that are not."""
+        """Yields the control tokens in the text that are marked, or those that are not."""
         for found in self._any.finditer(text):
             if text.startswith(self._mark, found.end()) == is_marked:
                 yield found[0]
 
     def are_all_marked(self, marked: str, ids: list[int]) -> bool:
-        """`ids`: of the unmarked text. No other control token is among them."""
+        """Returns whether all control tokens among `ids`, which are those of the unmarked text, are marked in
+        `marked`."""
         expected = [self.ids[token] for token in self.in_text(marked, is_marked=True)]
         return expected == [token_id for token_id in ids if token_id in self._all_ids]
 
     def encode(self, marked: str, add_special_tokens: bool) -> list[int]:
-        """Only marked ones become control tokens."""
+        """Encodes the text; only marked control tokens become control tokens."""
         found = Encoding.merge(list(self._encodings(marked)))
         whole = self._guarded.post_process(found, add_special_tokens=add_special_tokens)
         return [self._own_ids.get(token_id, token_id) for token_id in whole.ids]
@@ -75,7 +76,8 @@ class ControlTokens:
         if self._all_ids.isdisjoint(found.ids):
             yield found
             return
-        # The model itself spells some: as a word of its vocabulary. Cut in two, they are none.
+        # The model itself can spell some of them, as words of its vocabulary. They are cut in two, and are no control
+        # tokens then.
         pairs = zip(found.ids, found.offsets, strict=True)
         cuts = [
             start + 1 for token_id, (start, end) in pairs if token_id in self._all_ids and end > start + 1
@@ -112,7 +114,7 @@ class ControlTokens:
 
     @cached_property
     def _own_ids(self) -> dict[int, int]:
-        """Marked token -> the token itself."""
+        """Returns the id of each control token by the id of its marked form."""
         marked = {token: self._guarded.token_to_id(token + self._mark) for token in self.ids}
         return {marked_id: self.ids[token] for token, marked_id in marked.items() if marked_id is not None}
 
@@ -129,8 +131,8 @@ def _copied(token: AddedToken, content: str, special: bool) -> AddedToken:
 
 
 def _one_of(texts: list[str]) -> str:
-    """A pattern of the longest of them that is there. Each character of a text is looked at a few times at most: an
-    alternation of hundreds that begin alike would try them all wherever a text begins like them."""
+    """Returns a pattern that matches the longest of the texts at a position. It looks at each character a few times at
+    most: an alternation of hundreds of texts that share a prefix would try them all wherever that prefix occurs."""
     by_first: dict[str, list[str]] = {}
     for text in filter(None, texts):
         by_first.setdefault(text[0], []).append(text[1:])
@@ -140,7 +142,8 @@ def _one_of(texts: list[str]) -> str:
 
 
 def _unknown_token(backend: tokenizers.Tokenizer) -> str | None:
-    """What characters become that the model has no token for: it is in harmless texts. Of bytes there are none."""
+    """Returns the token for characters that the vocabulary lacks, which also occurs in harmless texts; None for
+    byte-level vocabularies, which lack no character."""
     spec = json.loads(backend.to_str())
     model = spec["model"]
     if (spec["decoder"] or {}).get("type") == "ByteLevel":

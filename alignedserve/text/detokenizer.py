@@ -19,9 +19,9 @@ from tokenizers import pre_tokenizers
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 REPLACEMENT = "\ufffd"
-# So many tokens of a text that always seems to end inside of a character are no beginning of one.
+# If so many tokens always seem to end within a character, they are not the beginning of one.
 MAX_PENDING = 64
-# Longer runs of byte tokens are not decoded again for each of them.
+# The text of a longer run of byte tokens is not decoded again for each token.
 SHORT_RUN = 16
 
 
@@ -34,7 +34,7 @@ class Pieces(Protocol):
 
 
 class Vocabulary(Protocol):
-    """What is asked of a Tokenizer."""
+    """The methods of a Tokenizer that are used here."""
 
     @property
     def special_ids(self) -> frozenset[int]: ...
@@ -49,26 +49,26 @@ class IncrementalDetokenizer:
         self._pieces = tokenizer.detokenizer_tables.new_pieces()
 
     def append(self, token_id: int) -> str:
-        """The text that this token completes; empty while it is in the middle of a character."""
+        """Adds a token and returns the text that it completes; empty while the text ends within a character."""
         return "" if token_id in self._skipped else self._pieces.append(token_id)
 
     def held_back(self) -> str:
-        """What `flush` would return, without what may be half a character. Changes nothing."""
+        """Returns what `flush` would return, without what may be half a character. Changes nothing."""
         return self._pieces.held_back()
 
     def flush(self) -> str:
-        """The text still held back. Nothing may be appended after it."""
+        """Returns the text that is still held back. Nothing may be appended after it."""
         return self._pieces.flush()
 
 
 class DetokenizerTables:
-    """What the detokenizers of one tokenizer share; filled as tokens turn up."""
+    """What the detokenizers of one tokenizer share; it is filled as tokens occur."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         decoder = json.loads(backend.to_str())["decoder"] or {}
         kinds = {part["type"] for part in [decoder, *decoder.get("decoders", [])] if part}
         self.is_byte_level = decoder.get("type") == "ByteLevel"
-        # byte-level as one step of several: only the text shows whether a character is complete
+        # Byte-level decoding is one step of several here: only the text shows whether a character is complete.
         self.may_end_inside_character = not self.is_byte_level and "ByteLevel" in kinds
         self.backend = backend
         self.bytes_of = _TokenBytes(backend)
@@ -76,7 +76,7 @@ class DetokenizerTables:
         self.is_byte = _IsByteToken(backend, has_fallback="ByteFallback" in kinds)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What it adds to the text's UTF-8: of a token that is part of a character, that part."""
+        """Returns what the token adds to the text's UTF-8; for a token that is a part of a character, that part."""
         if self.is_byte_level:
             return self.bytes_of[token_id]
         token = self.backend.id_to_token(token_id)
@@ -104,7 +104,7 @@ class _BytePieces:
 
 
 class _WindowPieces:
-    """Decodes what is pending behind the token handed out last, whose text it then cuts off.
+    """Decodes the pending tokens together with the last token before them, whose text it then cuts off.
 
     The token before matters: decoders treat the first token of a list specially (they strip its space).
     """
@@ -118,7 +118,7 @@ class _WindowPieces:
     def append(self, token_id: int) -> str:
         is_byte = self._tables.is_byte[token_id]
         if is_byte is None:
-            # decodes to nothing, and so may not become the context
+            # The token decodes to nothing, so it may not become the context.
             return ""
         self._pending.append(token_id)
         if is_byte:
@@ -150,7 +150,7 @@ class _WindowPieces:
 
 
 class _ByteRun:
-    """The text of byte tokens in a row."""
+    """The text of consecutive byte tokens."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -168,18 +168,19 @@ class _ByteRun:
 
     @property
     def text(self) -> str:
-        """Empty while it is in the middle of a character, or can't be text any more."""
+        """Returns the text; empty while it ends within a character, or can't become text any more."""
         is_whole = self._decoder is not None and not self._decoder.getstate()[0]
         return self._text if is_whole else ""
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Of a byte-level vocabulary, where a token is spelled in an alphabet of 256 printable characters."""
+    """The bytes of each token in a byte-level vocabulary, which spells them in an alphabet of 256 printable
+    characters."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        # printable bytes are spelled as themselves, the others in order by characters above 255
+        # Printable bytes are spelled as themselves, the others in order by characters above 255.
         self._byte_of = {char: ord(char) for char in alphabet if ord(char) < 256}
         others = [byte for byte in range(256) if byte not in self._byte_of.values()]
         self._byte_of |= dict(zip((char for char in alphabet if ord(char) > 255), others, strict=True))
@@ -189,14 +190,14 @@ class _TokenBytes(dict[int, bytes]):
         if all(char in self._byte_of for char in token):
             value = bytes(self._byte_of[char] for char in token)
         else:
-            # an added token, spelled as plain text
+            # This is an added token, which is spelled as plain text.
             value = token.encode()
         self[token_id] = value
         return value
 
 
 class _TokenTexts(dict[int, str]):
-    """A token decoded by itself."""
+    """The text of each token when it is decoded by itself."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
@@ -207,7 +208,7 @@ class _TokenTexts(dict[int, str]):
 
 
 class _IsByteToken(dict[int, bool | None]):
-    """None for an id that is not in the vocabulary."""
+    """Whether an id is a byte token; None for an id that is not in the vocabulary."""
 
     def __init__(self, backend: tokenizers.Tokenizer, has_fallback: bool) -> None:
         self._backend = backend

@@ -1,11 +1,11 @@
-"""Grammars over tokens: of a JSON schema, a regular expression, a list of choices, or a grammar as such, which tokens
-may come next. llguidance does it.
+"""Which tokens may come next under a grammar: a JSON schema, a regular expression, a list of choices, or a grammar in
+text form. llguidance computes it.
 
-What may come next is a function of the output so far. So whoever goes on with a request, after preemption or a death,
-needs nothing but its tokens: a matcher takes in those that it has not seen.
+This is a function of the output so far. So a process that goes on with a request, after preemption or another's death,
+needs only its tokens: a matcher consumes those that it has not seen.
 
-llguidance gives itself limits, in steps of work rather than in seconds: what is too complex is an error in the end,
-the same one on every machine.
+llguidance has limits of its own, in steps of work rather than in seconds: a grammar that is too complex ends in an
+error, the same one on every machine.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from alignedserve.types import InvalidRequest
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Compiled grammars that are kept: one of a usual size takes a few hundred KB.
+# The number of compiled grammars that are kept: one of the usual size takes a few hundred KB.
 MAX_KEPT = 128
-# Whitespace as json.dumps writes it, and no other: a small model could go on with it for ever.
+# Whitespace is allowed only as json.dumps writes it: otherwise a small model could go on with it for ever.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -38,12 +38,12 @@ class GrammarError(RuntimeError):
 
 
 class Grammars:
-    """Of one model. Safe to use from several threads."""
+    """The compiled grammars of one model. It may be used from several threads."""
 
     def __init__(
         self, tokenizer: Callable[[], Tokenizer | None], vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
-        """`tokenizer` is asked for it when the first grammar comes."""
+        """`tokenizer` is called when the first grammar comes."""
         self._load = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
@@ -53,21 +53,21 @@ class Grammars:
         self._taking_in = Lock()
 
     def prepare(self) -> None:
-        """Takes the vocabulary in, if this model can have grammars: seconds, for a large one, that the first request
-        need not wait for, nor what runs beside it."""
+        """Loads the vocabulary, if this model can have grammars. For a large one that takes seconds, for which the
+        first request, and those that run beside it, then need not wait."""
         with contextlib.suppress(InvalidRequest):
             self._vocabulary()
 
     def check(self, wanted: StructuredOutputsParams) -> None:
-        """Compiles it. Raises InvalidRequest that says what is wrong with it."""
+        """Compiles the grammar. Raises InvalidRequest with what is wrong with it."""
         self.compiled(wanted)
 
     def matcher(self, wanted: StructuredOutputsParams) -> Matcher:
-        """Compiles nothing: it is ready if this grammar is kept."""
+        """Returns a matcher without compiling: it is ready if this grammar is kept."""
         return Matcher(self, wanted, self._kept_one(wanted))
 
     def compiled(self, wanted: StructuredOutputsParams) -> LLMatcher:
-        """A matcher at the beginning, of the caller's own."""
+        """Returns a matcher at its start, which belongs to the caller."""
         kept = self._kept_one(wanted)
         if kept is not None:
             return kept
@@ -83,7 +83,7 @@ class Grammars:
         return self._vocab_size
 
     def _kept_one(self, wanted: StructuredOutputsParams) -> LLMatcher | None:
-        """A copy."""
+        """Returns a copy of the kept matcher, if there is one."""
         key = (wanted.kind, wanted.text)
         with self._lock:
             kept = self._kept.get(key)
@@ -100,7 +100,7 @@ class Grammars:
         except ValueError as error:
             raise _invalid(wanted, str(error)) from error
         if not found.is_error():
-            # what nothing can follow is found out here, not when the model is to begin
+            # Errors that occur only when the first token is asked for are found here, before the model starts.
             found.compute_bitmask()
         if found.is_error():
             raise _invalid(wanted, found.get_error())
@@ -129,7 +129,7 @@ class Grammars:
 
 
 class Matcher:
-    """One request's way through a grammar."""
+    """The state of one request in a grammar."""
 
     def __init__(
         self, grammars: Grammars, wanted: StructuredOutputsParams, state: LLMatcher | None = None
@@ -137,17 +137,17 @@ class Matcher:
         self._grammars = grammars
         self._wanted = wanted
         self._state = state
-        # why there is none, and never will be
+        # Why there is no matcher, and never will be.
         self._failure: InvalidRequest | None = None
         self._num_seen = 0
 
     @property
     def is_ready(self) -> bool:
-        """Nothing is left to be compiled: `allowed` answers at once, or raises."""
+        """Whether nothing is left to be compiled: `allowed` returns at once, or raises."""
         return self._state is not None or self._failure is not None
 
     def prepare(self) -> None:
-        """Compiles, unless that is done. On any thread, while nobody else has this matcher in hand."""
+        """Compiles the grammar, unless that is done. It may run on any thread, while no other uses this matcher."""
         if self.is_ready:
             return
         try:
@@ -156,8 +156,8 @@ class Matcher:
             self._failure = error
 
     def allowed(self, output: Sequence[int]) -> NDArray[np.bool_]:
-        """Of each token, whether it may come after `output`, which only ever grows. At the end of the grammar that is
-        the end of sequence alone. Raises GrammarError."""
+        """Returns for each token whether it may come after `output`, which only ever grows. At the end of the grammar
+        only the end of sequence may. Raises GrammarError."""
         self.prepare()
         state = self._state
         if state is None:
@@ -187,7 +187,7 @@ def _source(wanted: StructuredOutputsParams) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(str(wanted.regex))
         case "choice":
-            # one terminal, which is an automaton: of rules, two thousand would be too many
+            # The choices are one terminal, which is an automaton; as rules, two thousand would be too many.
             choices = " | ".join(json.dumps(each) for each in wanted.choice or [])
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
     return LLMatcher.grammar_from_lark(_as_lark(str(wanted.grammar)))
@@ -209,6 +209,6 @@ def _invalid(wanted: StructuredOutputsParams, reason: str) -> InvalidRequest:
 
 
 def _first_line(reason: str) -> str:
-    """What follows is the state of the parser, at length."""
+    """Returns the first line: the others are the long state of the parser."""
     line = reason.strip().split("\n")[0][:500]
     return "there is no output that it allows" if line == "NoExtensionBias" else line

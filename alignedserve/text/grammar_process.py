@@ -1,12 +1,12 @@
-"""A process that compiles grammars for another one, and can be stopped at it, which a thread can't.
+"""A process that compiles grammars for another one, and can be stopped meanwhile, which a thread can't.
 
-It takes in the vocabulary once, and forks for each grammar: what takes too long, or too much memory, ends with its
-child, and costs the next one nothing.
+It loads the vocabulary once, and forks for each grammar: one that takes too long, or too much memory, ends with its
+child, and does not affect the next.
 
-On stdin, frames of four bytes of length and then JSON: first the vocabulary, then grammars, each with a number and the
-time that it may take, of the clock and of the processor. On stdout, in any order, the number and what is wrong with
-the grammar, or null; or the number and how it ended: SIGALRM and SIGPROF say that the time was up. It ends with its
-stdin.
+On stdin it reads frames of four bytes of length and then JSON: first the vocabulary, then grammars, each with a number
+and the time that it may take, of the clock and of the processor. On stdout it writes, in any order, the number and
+what is wrong with the grammar, or null; or the number and how the child ended: SIGALRM and SIGPROF mean that the time
+was up. It ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
 from alignedserve.types import InvalidRequest
 
-# A large vocabulary takes some hundred MB; a grammar that takes this much is none.
+# A large vocabulary takes some hundred MB; no acceptable grammar takes this much.
 MAX_MEMORY_BYTES = 4 << 30
 # Threads do not survive a fork.
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-# how a child ended that nobody stopped, and that did not answer
+# How a child ended which was not stopped and did not answer.
 FAILED = "failed"
 
 
@@ -43,7 +43,7 @@ def main() -> None:
         return
     grammars = _grammars(vocabulary)
     grammars.prepare()
-    # else collecting it would copy it into each child
+    # Otherwise garbage collection would copy these objects into each child.
     gc.freeze()
     _answer({"number": None})
     _serve(grammars, source)
@@ -52,7 +52,7 @@ def main() -> None:
 def _serve(grammars: Grammars, source: BinaryIO) -> None:
     waiting = select.poll()
     waiting.register(source, select.POLLIN)
-    # of children, by what tells that they have ended
+    # The process and the number of each child's grammar, by the file descriptor that tells that the child has ended.
     numbers: dict[int, tuple[int, int]] = {}
     while True:
         for place, _ in waiting.poll():
@@ -74,7 +74,7 @@ def _fork(grammars: Grammars, asked: Any) -> int:
         return child
     status = 1
     try:
-        # whoever writes to it learns that its reader has gone
+        # Otherwise a writer to this pipe would not notice that its reader is gone.
         os.close(0)
         signal.setitimer(signal.ITIMER_REAL, asked["timeout_s"])
         signal.setitimer(signal.ITIMER_PROF, asked["cpu_s"])
@@ -96,7 +96,7 @@ def _bury(ended: int, child: int, number: int) -> None:
 
 
 def _read(source: BinaryIO) -> Any:
-    """None at the end."""
+    """Returns the next value; None at the end."""
     found = read_frame(source)
     return None if found is None else json.loads(found)
 
@@ -115,7 +115,8 @@ def _problem(grammars: Grammars, asked: Any) -> str | None:
 
 
 def _answer(value: Any) -> None:
-    """At once: what a pipe takes whole is not mixed with what others write. (A reason has a line of 500 characters.)"""
+    """Writes the answer in one call: a write that fits a pipe is not mixed with those of other processes. (A reason is
+    a line of 500 characters.)"""
     data = frame(json.dumps(value).encode())
     assert len(data) <= select.PIPE_BUF
     os.write(1, data)

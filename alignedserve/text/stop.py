@@ -1,7 +1,7 @@
 """Stop strings: where in a growing text the first of them ends it.
 
-Text is handed on as soon as no stop string can take it away, and what has been handed on is not looked at again: a
-token costs the same at the end of a long text as at its beginning.
+Text is released as soon as no stop string can take it away, and released text is not searched again: a token costs the
+same at the end of a long text as at its beginning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
-# `_fallbacks` of so many stop strings are kept: all choices of a call have the same.
+# The number of stop strings whose `_fallbacks` are kept: all choices of a call have the same.
 MAX_KEPT = 256
 
 
@@ -22,25 +22,25 @@ class StopStrings:
         self._overlaps = [_Overlap(string) for string in self._strings]
         self._min_tokens = params.min_tokens
         self._keeps_string = params.include_stop_str_in_output
-        # text that was not taken yet
+        # The text that was not taken yet.
         self._text = ""
-        # characters of it in which every stop string has been looked for
+        # The number of characters in it in which every stop string has been looked for.
         self._num_searched = 0
 
     def append(self, token_id: int, num_tokens: int) -> str | None:
-        """The stop string that this token completed; the text then ends there."""
+        """Adds a token and returns the stop string that it completed, if any; the text then ends there."""
         new = self._detokenizer.append(token_id)
         self._text += new
         if not self._strings:
             return None
         for overlap in self._overlaps:
             overlap.append(new)
-        # Text held back is the text if it ends here, and a stop string ends it here.
+        # If the request ended here the text would include what is held back, so a stop string in that counts.
         text = self._text + self._detokenizer.held_back()
         searched, self._num_searched = self._num_searched, max(self._num_searched, len(text))
         if len(text) <= searched or num_tokens <= self._min_tokens:
             return None
-        # only a string that ends within the new text is new
+        # Only a string that ends within the new text has not been looked for.
         found = [(text.find(string, max(0, searched - len(string) + 1)), string) for string in self._strings]
         hits = [(position, string) for position, string in found if position >= 0]
         if not hits:
@@ -50,16 +50,16 @@ class StopStrings:
         return string
 
     def flush(self) -> None:
-        """Appends what is still held back. Nothing may be appended after it."""
+        """Appends the text that is still held back. Nothing may be appended after it."""
         self._text += self._detokenizer.flush()
 
     def take(self) -> str:
-        """What is new and no stop string can take away any more."""
+        """Returns the new text that no stop string can take away any more."""
         longest = max((overlap.size for overlap in self._overlaps), default=0)
         return self._take(len(self._text) - longest)
 
     def take_all(self) -> str:
-        """What is new, to the end."""
+        """Returns the new text, to the end."""
         return self._take(len(self._text))
 
     def _take(self, end: int) -> str:
@@ -69,7 +69,7 @@ class StopStrings:
 
 
 class _Overlap:
-    """`size`: of the longest end of a growing text that a string begins with, the whole of it aside (Knuth, Morris and
+    """`size` is the length of the longest end of a growing text that is a proper prefix of a string (Knuth, Morris and
     Pratt)."""
 
     def __init__(self, string: str) -> None:
@@ -93,7 +93,7 @@ class _Overlap:
 
 @lru_cache(maxsize=MAX_KEPT)
 def _fallbacks(string: str) -> list[int]:
-    """For each beginning of it, the length of the longest shorter one that it ends with."""
+    """Returns, for each prefix of the string, the length of the longest shorter prefix that it ends with."""
     found, size = [0], 0
     for letter in string[1:]:
         while size and string[size] != letter:

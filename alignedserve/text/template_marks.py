@@ -1,9 +1,9 @@
-"""A chat template whose control tokens are marked as its own, wherever it writes them.
+"""Marks the control tokens that a chat template writes itself.
 
-Most templates hold them as literals: these are marked in the template itself, and whatever it does with what a client
-sent (strip, cut, replace, escape), no mark comes of that. Some put them together, `'<|' + message.role + '|>'`: which
-ones those are is found out by rendering a few harmless chats, and where a client's strings hold the beginning of one, a
-character that is in none of them is put in between while the template works.
+Most templates contain them as literals: these are marked in the template itself, and nothing that it does with a
+client's text (strip, cut, replace, escape) can make a mark. Some templates put them together, `'<|' + message.role +
+'|>'`: which tokens those are is found by rendering a few harmless chats, and where a client's strings contain the
+beginning of one, a character that is in none of them is inserted while the template runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-# What is not written but looked for: what a client sent must be found. Of `replace` the first argument alone.
+# The arguments of these are not written but looked for in what a client sent, so they stay unmarked; of `replace` only
+# the first.
 _LOOKING = frozenset(
     (
         *("split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "index"),
@@ -23,17 +24,17 @@ _LOOKING = frozenset(
         *("select", "reject", "selectattr", "rejectattr"),
     )
 )
-# Characters that stand for themselves in JSON and in Python's repr, and that few texts have.
+# Characters that stand for themselves in JSON and in Python's repr, and that few texts contain.
 _SEPARATORS = range(0x3400, 0xA000)
 
-# Shapes of a chat that templates know; not every template knows every one.
+# The roles of messages that templates know; not every template knows every one.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "observation", "ipython")
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
 class Marker(NodeTransformer):
-    """Of a template's tree."""
+    """Marks the literals in a template's syntax tree."""
 
     def __init__(self, mark: Callable[[str], str]) -> None:
         self._mark = mark
@@ -68,7 +69,7 @@ class Marker(NodeTransformer):
 
 
 def harmless_chats() -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
-    """Messages and variables."""
+    """Yields messages and variables."""
     user, assistant = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
     called = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
     for role in _ROLES:
@@ -80,10 +81,10 @@ def harmless_chats() -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
 
 
 class Breaking:
-    """Puts a character into what begins like one of `tokens`, and takes it out again."""
+    """Inserts a character into whatever begins like one of `tokens`, and removes it again."""
 
     def __init__(self, tokens: frozenset[str], values: Any) -> None:
-        """Raises ValueError where `values` have every character that could be taken."""
+        """Raises ValueError if `values` contain every character that could be used."""
         beginnings = sorted({token[:2] for token in tokens if len(token) > 1})
         self._beginning = re.compile("|".join(map(re.escape, beginnings)) or "(?!)")
         is_needed = any(self._beginning.search(text) for text in _strings(values))
@@ -103,12 +104,12 @@ class Breaking:
     def whole(self, text: str) -> str:
         if not self._separator:
             return text
-        # a template may have escaped it
+        # A template may have escaped it.
         return text.replace(self._separator, "").replace(f"\\u{ord(self._separator):04x}", "")
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Of JSON, keys included."""
+    """Yields the strings in a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -121,7 +122,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _free_character(values: Any) -> str:
-    """One that is in no text, and not as an escape either."""
+    """Returns a character that is in no text, not even as an escape."""
     taken: set[str] = set()
     for text in _strings(values):
         taken.update(text)

@@ -17,14 +17,14 @@ from alignedserve.text.tokenizer_files import TokenizerFiles, read_tokenizer_fil
 __all__ = ["IncrementalDetokenizer", "Tokenizer"]
 
 
-# What normalizers make of one character at least: NFC makes one of up to four.
+# The most characters that a normalizer can make into one: NFC combines up to four.
 _SHRINKS_BY = {"none": 1, "NFC": 4}
 
 
 @dataclass(frozen=True)
 class RenderedChat:
     text: str
-    # with the template's own control tokens marked; None: all that are in the text become tokens
+    # The text with the template's own control tokens marked; None: all control tokens in the text count.
     marked: str | None = None
 
 
@@ -38,15 +38,13 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path | str, where: str | None = None) -> Tokenizer:
-        """Raises ValueError naming the directory and the files looked for when it holds no tokenizer.
-
-        `where`: what later errors call it, if not the directory.
-        """
+        """Reads the tokenizer. Raises ValueError with the directory and the files looked for when there is none.
+        `where` is how later errors call it, if not by the directory."""
         return cls(read_tokenizer_files(Path(directory).expanduser()), where or str(directory))
 
     @cached_property
     def tool_template(self) -> str | None:
-        """The chat template for when tools are given; None where it would make nothing of them."""
+        """The chat template for when tools are given; None if it would ignore them."""
         return self._chat_templates.with_tools
 
     @cached_property
@@ -59,12 +57,12 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The highest id, plus one. A model's own vocabulary may be larger: rows are added to round it up."""
+        """The highest id plus one. A model's own vocabulary may be larger: rows are added to round it up."""
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
 
     @cached_property
     def max_token_chars(self) -> int | None:
-        """No token stands for more characters of a text than these. None where that is not certain."""
+        """The most characters of a text for which one token stands; None if that is uncertain."""
         spec = json.loads(self.backend.to_str())
         normalizer = (spec["normalizer"] or {"type": "none"})["type"]
         is_bytewise = (spec["decoder"] or {}).get("type") == "ByteLevel" and spec["model"]["type"] == "BPE"
@@ -72,15 +70,15 @@ class Tokenizer:
             token["lstrip"] or token["rstrip"] for token in spec["added_tokens"]
         )
         if not is_bytewise or drops or normalizer not in _SHRINKS_BY:
-            # an unknown token may stand for a whole word, and others for all the space around them
+            # An unknown token may stand for a whole word, and others for all the space around them.
             return None
-        # in these vocabularies one letter stands for one byte
+        # In these vocabularies one letter stands for one byte.
         longest = max(map(len, self.backend.get_vocab(with_added_tokens=True)))
         return longest * _SHRINKS_BY[normalizer]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that decode leaves out when it skips special tokens."""
+        """The ids that `decode` leaves out when it skips special tokens."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -93,17 +91,17 @@ class Tokenizer:
         return ControlTokens(self.backend)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Special tokens in the text become tokens. Other threads go on meanwhile."""
+        """Encodes the text; special tokens in it become tokens. Other threads can run meanwhile."""
         try:
             if len(text) < LONG_TEXT:
                 return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-            # which, unlike encode, does not hold the interpreter's lock
+            # Unlike `encode`, this does not hold the interpreter's lock.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise ValueError("text: must be a string without lone surrogates") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Ids that are not in the vocabulary decode to nothing."""
+        """Decodes the ids; those that are not in the vocabulary decode to nothing."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
@@ -113,10 +111,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """`variables` are the template's own, e.g. Qwen3's enable_thinking.
-
-        Raises ValueError when there is no template, or when it rejects the messages.
-        """
+        """Renders the chat as text. `variables` are the template's own, e.g. Qwen3's enable_thinking. Raises
+        ValueError when there is no template, or when it rejects the messages."""
         return self._chat_templates.render(
             messages, tools, add_generation_prompt=add_generation_prompt, **variables
         )
@@ -130,8 +126,8 @@ class Tokenizer:
         parses_special_tokens: bool = False,
         **variables: Any,
     ) -> RenderedChat:
-        """`parses_special_tokens`: those in messages, tools and variables become tokens too, and not the template's
-        alone. Raises as apply_chat_template does."""
+        """Renders the chat. With `parses_special_tokens`, those in messages, tools and variables become tokens too,
+        not only the template's own. Raises as apply_chat_template does."""
         variables["add_generation_prompt"] = add_generation_prompt
         if parses_special_tokens or not self.control_tokens.ids:
             return RenderedChat(self._chat_templates.render(messages, tools, **variables))
@@ -139,7 +135,8 @@ class Tokenizer:
         return RenderedChat(self.control_tokens.unmarked(marked), marked)
 
     def rendered_ids(self, chat: RenderedChat, add_special_tokens: bool = False) -> list[int]:
-        """The template writes its special tokens itself; `add_special_tokens` adds the tokenizer's to them."""
+        """Encodes the chat. The template writes its special tokens itself; `add_special_tokens` adds the
+        tokenizer's."""
         ids = self.encode(chat.text, add_special_tokens=False)
         if chat.marked is None or self.control_tokens.are_all_marked(chat.marked, ids):
             return self.encode(chat.text) if add_special_tokens else ids
@@ -155,7 +152,7 @@ class Tokenizer:
         add_special_tokens: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """Both of them."""
+        """Does `render_chat` and `rendered_ids`."""
         chat = self.render_chat(
             messages,
             add_generation_prompt,

@@ -1,4 +1,4 @@
-"""The control connection of transfers: what its two ends tell each other, and how each learns that the other is gone.
+"""The control connection of transfers: what its two ends tell each other, and how each notices that the other is gone.
 
 First both prove that they know the cluster's token (`protocol/handshake.py`). Then a frame is four bytes of length,
 and msgpack. The blocks themselves do not pass here (`group.py`, `ipc.py`).
@@ -6,8 +6,8 @@ and msgpack. The blocks themselves do not pass here (`group.py`, `ipc.py`).
     receiver -> sender   HandshakeRequest           sender -> receiver   Opened | Refused
     receiver -> sender   Joining (gloo, nccl)       both form their process group, by way of the receiver's file
     receiver -> sender   Pull                       sender -> receiver   Granted, then the blocks | Denied
-    receiver -> sender   Pulled: they have arrived, the sender may let go of its copy
-                                                    sender -> receiver   Released (ipc): it had it until then
+    receiver -> sender   Pulled: the blocks have arrived; the sender may free its copy
+                                                    sender -> receiver   Released (ipc): the copy was held until then
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from alignedserve.transport.runs import Run
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 
 MAX_FRAME_BYTES = 16 << 20
-# CU_IPC_HANDLE_SIZE of cuda.h
+# This is CU_IPC_HANDLE_SIZE of cuda.h.
 IPC_HANDLE_BYTES = 64
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One end of a connection, as it introduces itself."""
+    """How one end of a connection introduces itself."""
 
     instance_id: InstanceId
     epoch: Epoch
     fingerprint: dict[str, str]
-    # the cluster's token; it is not shown when an identity is printed
+    # The cluster's token; it is not shown when an identity is printed.
     token: str = field(repr=False)
 
 
 class HandshakeRequest(Message):
-    # which instance it takes the other end for
+    # The instance that this end expects at the other end.
     expected: InstanceId
     instance_id: InstanceId
     epoch: Epoch
@@ -58,7 +58,7 @@ class HostMemory(Message):
 
     pid: Count
     fd: Count
-    # the file's inode, which another process's file or a later one does not have
+    # The file's inode, by which another process's file or a later one is told from it.
     inode: Count
     num_bytes: Count
 
@@ -66,34 +66,34 @@ class HostMemory(Message):
 class DeviceMemory(Message):
     """Blocks on a GPU (`cuda_ipc.py`)."""
 
-    # the handle of the driver's whole allocation, and the offset in bytes at which the blocks begin in it
+    # The handle of the driver's whole allocation, and the offset in bytes at which the blocks begin in it.
     handle: Annotated[bytes, msgspec.Meta(min_length=IPC_HANDLE_BYTES, max_length=IPC_HANDLE_BYTES)]
     offset: Count
     num_bytes: Count
 
 
 class Opened(Message):
-    """The receiver is let in. The sender says where its blocks are, or waits to be told of a process group's file."""
+    """The receiver is admitted. The sender says where its blocks are, or waits for Joining."""
 
     memory: HostMemory | DeviceMemory | None = None
 
 
 class Joining(Message):
-    # the file in which both ends meet to form their process group
+    # The path of the file by which both ends form their process group.
     store: str
 
 
 class Pull(Message):
     transfer: TransferId
     keys: list[RequestKey]
-    # for each key, the receiver's blocks that are to be filled
+    # For each key, the receiver's blocks that are to be filled.
     blocks: list[list[BlockId]]
     timeout_s: float
 
 
 class Granted(Message):
     transfer: TransferId
-    # `here` counts the receiver's blocks, `there` the sender's; in the order in which they will be sent
+    # `here` counts the receiver's blocks, `there` the sender's; the runs are in the order in which they will be sent.
     runs: list[Run]
 
 
@@ -107,7 +107,7 @@ class Pulled(Message):
 
 
 class Released(Message):
-    """The blocks were held until the receiver said that it has them, so it has read what was in them."""
+    """The sender held the blocks until Pulled came, so the receiver has read what was in them."""
 
     transfer: TransferId
 
@@ -118,13 +118,13 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Channel:
-    """It belongs to one thread. Any thread may call `shut`, and `check_open` while that one neither sends nor receives.
-    Its methods raise OSError or msgspec.MsgspecError when they fail."""
+    """The connection, which belongs to one thread. Any thread may call `shut`, and `check_open` while that one neither
+    sends nor receives. Its methods raise OSError or msgspec.MsgspecError when they fail."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        # whether the other end has proved that it knows the token
+        # Whether the other end has proved that it knows the token.
         self.is_proven = False
 
     def shake(self, handshake: Handshake, deadline_s: float) -> None:
@@ -138,7 +138,7 @@ class Channel:
         self._send_bytes(encoded(frame), deadline_s)
 
     def receive(self, deadline_s: float | None = None, digest: bytes = b"") -> Frame:
-        """`digest` is the frame's digest by the handshake, where that gave one."""
+        """Receives a frame. `digest` is the frame's digest, where the handshake gave one."""
         head = self._receive_bytes(4, deadline_s)
         num_bytes = int.from_bytes(head)
         if num_bytes > MAX_FRAME_BYTES:
@@ -149,7 +149,7 @@ class Channel:
         return _DECODER.decode(body)
 
     def check_open(self) -> None:
-        """Raises if the other end is gone. It never waits, and leaves what has arrived where it is."""
+        """Raises if the other end is gone. It does not wait, and leaves what has arrived in the socket."""
         self.sock.settimeout(None)
         try:
             if not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -158,7 +158,7 @@ class Channel:
             return
 
     def shut(self) -> None:
-        """Shuts the connection, and so wakes the thread that waits in it. Safe to repeat."""
+        """Shuts the connection, which wakes the thread that waits in it. Safe to repeat."""
         shut(self.sock)
 
     def close(self) -> None:
@@ -192,6 +192,6 @@ def remaining_s(deadline_s: float) -> float:
 
 
 def shut(sock: socket.socket) -> None:
-    """Shuts both directions at once; a socket that is closed or not connected any more is left as it is."""
+    """Shuts both directions at once. It does nothing for a socket that is closed or no longer connected."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Which transport two instances use: what the machine has, or what the operator named."""
+"""Which transport two instances use: the best that the machine has, or the one that the operator chose."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where transfers, and whatever else works on threads of its own, report that they have ended.
+"""Where transfers, and other work on threads of its own, report that they have ended.
 
-Transfers run on threads of their own; an instance's loop runs on one thread and owns everything that they are about.
-So an outcome waits in `Completions` until the loop picks it up, at an iteration boundary: then `done` is called, in the
+Transfers run on threads of their own; an instance's loop runs on one thread and owns all blocks and requests. So an
+outcome waits in `Completions` until the loop picks it up, at an iteration boundary: then `done` is called, in the
 loop's thread. Every transfer that was started ends with exactly one outcome, also if it is abandoned, if its deadline
 passes, or if its connection breaks; only then do its blocks belong to their owner again.
 """
@@ -20,7 +20,7 @@ from alignedserve.types import Epoch, RequestKey
 
 
 class TransferId(msgspec.Struct, frozen=True, array_like=True):
-    # the epoch of the process that gives the numbers
+    # The epoch of the process that gives the numbers.
     epoch: Epoch
     number: int
 
@@ -31,12 +31,12 @@ class TransferId(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(frozen=True)
 class Outcome:
     transfer: TransferId
-    # "save", "load", "pull", "send"
+    # "save", "load", "pull" or "send".
     what: str
     keys: tuple[RequestKey, ...]
-    # With None every byte is where it belongs. Else the destination holds nothing of use, and the source is untouched.
+    # None: every byte has arrived. Otherwise the content of the destination is undefined, and the source is unchanged.
     error: str | None = None
-    # what the transfer took; outcomes that differ in that alone are equal
+    # The bytes and the time of the transfer; outcomes that differ only in these are equal.
     num_bytes: int = field(default=0, compare=False)
     seconds: float = field(default=0.0, compare=False)
 
@@ -45,7 +45,8 @@ Done = Callable[[Outcome], None]
 
 
 class Completions:
-    """An instance has one for all of its transports. `wake` is called for each report, on the thread that reports."""
+    """The outcomes that wait for the loop. An instance has one for all of its transports. `wake` is called for each
+    report, on the thread that reports."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
         self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -55,12 +56,13 @@ class Completions:
         self.call(partial(done, outcome))
 
     def call(self, what: Callable[[], object]) -> None:
-        """Has `what` called by `run`. Any thread may ask for that."""
+        """Makes `run` call `what`. Any thread may call this."""
         self._waiting.put(what)
         self._wake()
 
     def run(self, timeout_s: float = 0.0) -> int:
-        """Calls what is waiting, and returns the number of calls. It waits for one for `timeout_s` at most."""
+        """Makes the calls that are waiting, and returns their number. If there are none it waits for one, for
+        `timeout_s` at most."""
         num_run = 0
         while True:
             try:

@@ -1,11 +1,11 @@
-"""Copies of runs of blocks between a KV cache and memory of others: the pool's, or a sender's (`ipc.py`).
+"""Copies of runs of blocks between a KV cache and the memory of another process: the pool, or a sender (`ipc.py`).
 
-On a CPU it is a plain copy that holds no lock of Python's and takes no thread of torch's (whose own copy would call its
-whole pool to it, and wait for cores that compute is using). One core gets little more than half of what memory can do,
-so two share a transfer's copies; one transfer at a time.
+On a CPU it is a plain copy that holds no lock of Python's and takes no thread of torch's (whose own copy would use its
+whole pool, and wait for cores that compute is using). One core gets little more than half of the memory's bandwidth,
+so two share a transfer's copies; there is one transfer at a time.
 
-On a GPU each direction has a stream and a copy engine of its own, and so goes on beside the other. Copies are queued by
-the group, in one call of the driver's: a call per block would take the interpreter's lock 50,000 times a second from
+On a GPU each direction has a stream and a copy engine of its own, so both go on at the same time. Copies are queued in
+groups, in one call of the driver's each: a call per block would take the interpreter's lock 50,000 times a second from
 the thread that decodes. Two groups are under way at most, so that a transfer that is to stop does so soon.
 """
 
@@ -25,9 +25,9 @@ from alignedserve.transport.runs import Run
 Direction = Literal["save", "load"]
 DIRECTIONS: tuple[Direction, Direction] = ("save", "load")
 
-# What is queued on a GPU in one call: at 50 GB/s, little more than a millisecond.
+# The bytes that are queued on a GPU in one call: at 50 GB/s, little more than a millisecond.
 GROUP_BYTES = 64 << 20
-# What one thread copies in less time than it takes to call another.
+# The bytes that one thread copies in less time than it takes to wake another.
 ALONE_BYTES = 1 << 20
 
 
@@ -36,7 +36,8 @@ class Copier(Protocol):
     num_lanes: int
 
     def mark(self) -> torch.cuda.Event | None:
-        """The thread that computes calls it. A copy which waits for the mark comes after all work before it."""
+        """Returns a mark, called by the thread that computes. A copy which waits for the mark comes after all work
+        before it."""
 
     def copy(
         self,
@@ -92,7 +93,7 @@ class HostCopier:
         shares = [runs[first :: self._num_threads] for first in range(self._num_threads)]
         copies = [self._helpers.submit(self._copy, direction, share, is_stopped) for share in shares if share]
         wait(copies)
-        # They are taken out one by one: an error that leaves this call must not refer to what refers to it.
+        # The futures are removed one by one: an error that leaves this call must not refer to what refers to it.
         while copies:
             copies.pop().result()
 

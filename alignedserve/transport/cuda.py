@@ -1,4 +1,4 @@
-"""What the transports need of CUDA, typed."""
+"""What the transports use of CUDA, with types."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event behind all that is queued on the stream. A thread that waits for it sleeps."""
+    """Returns an event behind all that is queued on the stream. A thread that waits for it sleeps."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 
 
 def is_through(event: torch.cuda.Event) -> bool:
-    """Whether all before the event is done. It never waits."""
+    """Returns whether all work before the event is done. It does not wait."""
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
@@ -32,7 +32,7 @@ def use(device: torch.device) -> None:
 
 
 def pin(memory: NDArray[np.uint8]) -> None:
-    """Pins memory that CUDA did not make, the pool's segment: copies to and from it then need no waiting CPU."""
+    """Pins memory that CUDA did not allocate, the pool's segment: copies to and from it then need no waiting CPU."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
 
@@ -42,7 +42,7 @@ def unpin(memory: NDArray[np.uint8]) -> None:
     torch.cuda.check_error(cudart.cudaHostUnregister(memory.ctypes.data))
 
 
-# values of the driver's enumerations
+# Values of the driver's enumerations.
 _NOT_SUPPORTED = 801
 _SOURCE_IS_READ_IN_STREAM_ORDER = 1
 
@@ -50,7 +50,7 @@ Addresses = NDArray[np.uint64]
 
 
 class _BatchAttributes(ctypes.Structure):
-    """CUmemcpyAttributes. The location hints are for memory of no fixed place: ours has one."""
+    """CUmemcpyAttributes. The location hints are for memory without a fixed place; ours has one."""
 
     _fields_ = (
         ("source_order", ctypes.c_int),
@@ -61,16 +61,17 @@ class _BatchAttributes(ctypes.Structure):
 
 
 class Copies:
-    """Queues any number of copies between addresses, in whichever direction, without Python's lock.
+    """Queues any number of copies between addresses, in any direction, without holding Python's lock.
 
-    In one call where the driver can (12.8), else with one each. The calling thread has to have its device set.
+    They are queued in one call where the driver can do that (12.8), else with one each. The calling thread must have
+    its device set.
     """
 
     can_batch = True
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
-        # the name stands for its first form, with `failed_at`, in later drivers too
+        # In later drivers this name still stands for the first form, with `failed_at`.
         self.can_batch = self.can_batch and hasattr(self._driver, "cuMemcpyBatchAsync")
 
     def queue(
@@ -88,7 +89,7 @@ class Copies:
     def _batch(
         self, targets: Addresses, sources: Addresses, num_bytes: Addresses, stream: torch.cuda.Stream
     ) -> int:
-        # the driver takes contiguous arrays of 64-bit numbers
+        # The driver takes contiguous arrays of 64-bit numbers.
         arrays = [np.ascontiguousarray(array) for array in (targets, sources, num_bytes)]
         attributes = _BatchAttributes(source_order=_SOURCE_IS_READ_IN_STREAM_ORDER)
         first_with_them, failed_at = ctypes.c_size_t(0), ctypes.c_size_t(0)

@@ -1,8 +1,8 @@
 """GPU memory of one process, mapped by another one of the same host: the driver's IPC handles.
 
-A handle stands for a whole allocation of the driver's, of which torch's allocator may have given out a part: so it goes
-with an offset. Neither a handle nor a mapping moves anything, and nothing runs at the process whose memory it is. The
-calling thread has to have a context (`cuda.use`). Errors are RuntimeErrors that name the call.
+A handle stands for a whole allocation of the driver's, of which torch's allocator may have given out a part, so it is
+sent with an offset. Neither a handle nor a mapping moves anything, and nothing runs in the process whose memory it is.
+The calling thread must have a context (`cuda.use`). Errors are RuntimeErrors that name the call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ctypes import POINTER, c_int, c_size_t, c_uint, c_uint64
 from alignedserve.transport.channel import IPC_HANDLE_BYTES, DeviceMemory
 from alignedserve.transport.cuda import check
 
-# CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: where the memory is another GPU's, this one may read it from then on
+# CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: if the memory is on another GPU, this one may read it after the mapping.
 _LAZY_ENABLE_PEER_ACCESS = 1
 
 
@@ -46,12 +46,12 @@ class Driver:
         return DeviceMemory(bytes(handle), address - base.value, num_bytes)
 
     def map(self, memory: DeviceMemory) -> int:
-        """The address of the allocation that the memory is in, until `unmap`."""
+        """Returns the address of the allocation that contains the memory; it is valid until `unmap`."""
         base = c_uint64()
         handle = _Handle.from_buffer_copy(memory.handle)
         check(self._open_handle(base, handle, _LAZY_ENABLE_PEER_ACCESS), "cuIpcOpenMemHandle")
         return base.value
 
     def unmap(self, base: int) -> None:
-        """Must not be called while a copy from it is under way."""
+        """Unmaps the allocation. It must not be called while a copy from it is under way."""
         check(self._close_handle(base), "cuIpcCloseMemHandle")

@@ -1,4 +1,4 @@
-"""How blocks get from one end to the other: what `TransferSession` and `SenderConnection` need of a way, and all ways.
+"""How blocks get from one end to the other: the interface that `TransferSession` and `SenderConnection` use.
 
 `group_path.py`: both ends move them together. `ipc.py`: the receiver copies them out of the sender's memory. Each
 connection has two ends of its own, used by its two threads. Their methods raise what `failures.py` lists.
@@ -18,35 +18,36 @@ from alignedserve.transport.runs import Run
 
 
 class SenderEnd(Protocol):
-    # whether the sender answers `Pulled`, and the blocks count as pulled only then
+    # Whether the sender answers `Pulled`, so that the blocks count as pulled only then.
     is_confirmed: bool
 
     def open(self, channel: Channel, deadline_s: float) -> None:
-        """Says `Opened` to a receiver that is let in, and returns when blocks can be sent to it."""
+        """Sends `Opened` to a receiver that is admitted, and returns when blocks can be sent to it."""
 
     def send(self, runs: Sequence[Run]) -> None:
-        """Returns at once. The blocks are in use until the receiver says that it has them all, or until `close`."""
+        """Starts to send and returns at once. The blocks are in use until the receiver has sent `Pulled`, or until
+        `close`."""
 
     def close(self) -> None:
-        """Nothing here reads any block after this. Safe before `open`, and after it failed."""
+        """Ends the path: it reads no block after this. Safe before `open`, and after `open` failed."""
 
 
 class ReceiverEnd(Protocol):
     is_confirmed: bool
 
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
-        """Called after `Opened` has come; it returns when blocks can be pulled."""
+        """Opens the path, after `Opened` has come; returns when blocks can be pulled."""
 
     def pull(self, runs: Sequence[Run], deadline_s: float) -> None:
-        """All blocks are there when it returns. If it raises, `close` comes next."""
+        """Pulls the blocks; all of them are there when it returns. If it raises, `close` must be called next."""
 
     def close(self) -> None:
-        """Nothing writes to any block after this. Safe before `open`, and after it failed."""
+        """Ends the path: it writes to no block after this. Safe before `open`, and after `open` failed."""
 
 
 def sender_ends(transport: str, blocks: torch.Tensor) -> Callable[[], SenderEnd]:
-    """Returns what makes an end for each connection. `blocks` are the sender's, as bytes. Raises RuntimeError if they
-    can't be sent so."""
+    """Returns a function that makes a sender's end for each connection. `blocks` are the sender's, as bytes. Raises
+    RuntimeError if this transport can't send them."""
     if transport == "ipc":
         memory = ipc.describe(blocks)
         return lambda: ipc.IpcSender(memory)
@@ -58,5 +59,5 @@ def receiver_end(transport: str, blocks: torch.Tensor) -> ReceiverEnd:
 
 
 def allocator(transport: str) -> Callable[..., torch.Tensor]:
-    """Returns what a sender's blocks have to be made with; it is called like torch.empty."""
+    """Returns the function, called like torch.empty, with which a sender's blocks must be allocated."""
     return shared_memory.empty if transport == "ipc" else torch.empty

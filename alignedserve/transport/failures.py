@@ -1,10 +1,10 @@
-"""How a connection fails: its peer dies or hangs, says something out of order, or torch's process group breaks."""
+"""How a connection fails: its peer dies or hangs, or sends a wrong message, or torch's process group breaks."""
 
 from __future__ import annotations
 
 import msgspec
 
-# torch reports a broken process group as a RuntimeError
+# torch reports a broken process group as a RuntimeError.
 CONNECTION_FAILURES = (OSError, RuntimeError, msgspec.MsgspecError)
 
 

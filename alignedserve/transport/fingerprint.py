@@ -8,7 +8,7 @@ Fingerprint = Mapping[str, str]
 
 
 def differences(ours: Fingerprint, theirs: Fingerprint, we: str, they: str) -> str:
-    """Names the differences one by one. The text is empty if there are none."""
+    """Returns the differences as text, which is empty if there are none."""
     names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     return "; ".join(
         f"{name} is {_value(ours, name)} at {we} and {_value(theirs, name)} at {they}" for name in names

@@ -1,13 +1,13 @@
 """The data connection of a transfer: a torch.distributed process group of its two ends, one sends and one pulls.
 
 The group is built directly on a store of its own, beside torch's global default group, which stays unused. So groups
-come and go one by one, and the death of one peer breaks one group. After any failure a group is of no use: `abort` it.
-The store is a file that only the user can read: a port would be open to everyone on the host, to read and to write in.
+come and go one by one, and the death of one peer breaks one group. After any failure a group must be aborted. The
+store is a file that only the user can read: any user of the host could read from a port, and write to it.
 
 `gloo` moves CPU memory. When its peer dies, or a wait runs out of time, it closes the connection and wakes a thread
-that waits for a piece which has not begun; one that waits for a piece on its way sleeps on. So a byte follows the
-pieces, and the receiver waits for that one first. The sender does not wait here at all, but for word on the control
-connection.
+that waits for a piece which has not begun; a thread that waits for a piece on its way sleeps on. So a byte follows the
+pieces, and the receiver waits for that byte first. The sender does not wait here at all, only for a message on the
+control connection.
 
 `nccl` moves GPU memory, all pieces in one launch. It never notices that its peer is dead, so while pieces are on their
 way, the receiver watches the control connection.
@@ -33,27 +33,27 @@ from alignedserve.transport.channel import Channel, remaining_s
 
 SENDER, RECEIVER = 0, 1
 SETUP_TIMEOUT_S = 10.0
-# It begins as the names of pools' segments do, so that what a killed process leaves is swept up with them.
+# The prefix begins like those of pools' segments, so that files which a killed process leaves are swept with them.
 _STORE_PREFIX = "/dev/shm/alignedserve-link-"
-# NCCL's own time-out is never reached, since the deadlines are ours.
+# NCCL's own time-out is never reached, since this code has its own deadlines.
 _NO_TIMEOUT = timedelta(hours=1)
 _WATCH_S = 0.0005
-# The shortest time-out that gloo takes; 0 would mean none at all.
+# The shortest time-out that gloo takes; 0 would mean none.
 _SHORTEST_WAIT_S = 0.001
 
 _Move = Callable[[list[torch.Tensor], int, int], Work]
 
 
 def make_store_file() -> Path:
-    """Makes the file in which the two ends meet. Its maker removes it; what a killed process leaves goes with the next
-    pool that sweeps up."""
+    """Makes the file by which the two ends meet. The process that made it removes it; the file of a killed process is
+    removed by the next pool that sweeps."""
     path = Path(f"{_STORE_PREFIX}{secrets.token_hex(16)}")
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     return path
 
 
 def open_store(path: Path, timeout_s: float) -> FileStore:
-    """Raises OSError if the file was not made by `make_store_file`."""
+    """Opens the file. Raises OSError if it was not made by `make_store_file`."""
     if not re.fullmatch(re.escape(_STORE_PREFIX) + "[0-9a-f]{32}", str(path)):
         raise OSError(f"{path} is no file for a process group")
     if path.lstat().st_uid != os.getuid():
@@ -73,12 +73,12 @@ class PairGroup:
         device: torch.device,
         timeout_s: float,
     ) -> None:
-        """Returns when the other end has joined. `timeout_s` is for this alone."""
+        """Returns when the other end has joined. `timeout_s` is only for that."""
         self._channel = channel
         self._device = device
         self._peer = RECEIVER if rank == SENDER else SENDER
         self._group = ProcessGroup(store, rank, 2)
-        # what was last posted to gloo, in the order in which it goes
+        # The pieces that were last posted to gloo, in the order in which they are sent.
         self._works: list[Work] = []
         if transport == "nccl":
             self._use_nccl(store, rank)
@@ -86,7 +86,8 @@ class PairGroup:
             self._use_gloo(store, rank, timeout_s)
 
     def send(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Returns at once. The pieces are in use until the other end says that it has them all, or until `abort`."""
+        """Starts to send and returns at once. The pieces are in use until the other end has reported that it has all,
+        or until `abort`."""
         if self._device.type == "cuda":
             self._launch(self._group.send, pieces)
         else:
@@ -103,7 +104,7 @@ class PairGroup:
             work.wait(timedelta(seconds=left_s))
 
     def abort(self) -> None:
-        """Nothing reads or writes any piece after this."""
+        """Ends the group: it reads and writes no piece after this."""
         if self._works:
             with contextlib.suppress(RuntimeError):
                 self._works[-1].wait(timedelta(seconds=_SHORTEST_WAIT_S))
@@ -133,7 +134,7 @@ class PairGroup:
 
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
-        # It uses the address under which the two ends reach each other already.
+        # It uses the address under which the two ends are connected already.
         options._devices = [ProcessGroupGloo.create_device(hostname=self._channel.sock.getsockname()[0])]
         options._threads = 1
         backend = ProcessGroupGloo(store, rank, 2, options)
@@ -142,7 +143,7 @@ class PairGroup:
     def _use_nccl(self, store: Store, rank: int) -> None:
         from torch.distributed import ProcessGroupNCCL
 
-        # Left to itself, torch ends the process when a communicator fails; here that is one connection's matter.
+        # By default torch ends the process when a communicator fails; here that concerns one connection.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         # NCCL listens while it connects; both ends are on this host.

@@ -14,7 +14,7 @@ from alignedserve.transport.runs import Run
 
 
 class _GroupEnd:
-    # the sender sends only what it holds for the transfer
+    # The sender sends only blocks that it holds for the transfer, so no confirmation is needed.
     is_confirmed = False
 
     def __init__(self, transport: str, blocks: torch.Tensor) -> None:
@@ -43,7 +43,7 @@ class GroupSender(_GroupEnd):
 
 
 class GroupReceiver(_GroupEnd):
-    # the file that this end has made, and removes
+    # The file that this end has made, and removes.
     _store_file: Path | None = None
 
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:

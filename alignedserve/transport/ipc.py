@@ -1,8 +1,8 @@
 """The data path of `ipc`: the receiver copies blocks out of the sender's memory, which it has mapped.
 
-The sender says where its blocks are, and takes no part: it may hang, or be killed, under a copy. If it ends a pull
-early, because of a deadline say, it may write to the blocks while the receiver still copies. So a pull counts only if
-the sender says afterwards that the blocks were held until the end (`Released`).
+The sender says where its blocks are, and does nothing else: it may hang, or be killed, during a copy. If it ends a
+pull early, because of a deadline for instance, it may write to the blocks while the receiver still copies. So a pull
+counts only if the sender reports afterwards that it held the blocks until the end (`Released`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_THREADS = 2
 
 
 def describe(blocks: torch.Tensor) -> HostMemory | DeviceMemory:
-    """Says where the blocks are. Raises RuntimeError if another process can't map them."""
+    """Returns where the blocks are. Raises RuntimeError if another process can't map them."""
     if not blocks.is_cuda:
         return shared_memory.describe(blocks)
     cuda.use(blocks.device)
@@ -96,7 +96,8 @@ def _kind(memory: HostMemory | DeviceMemory | None) -> str:
 
 
 def _unmap(driver: cuda_ipc.Driver, base: int) -> None:
-    """An error is logged only: the sender may be gone, and that must not hold up the outcome of a pull."""
+    """Unmaps the memory. An error is only logged: the sender may be gone, and that must not hold up the outcome of a
+    pull."""
     try:
         driver.unmap(base)
     except RuntimeError as error:

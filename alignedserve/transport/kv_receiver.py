@@ -1,6 +1,7 @@
 """A decode instance's end of transfers.
 
-It has one connection to each prefill instance that it pulls from, made when needed, and anew after it broke.
+It has one connection to each prefill instance that it pulls from, which is made when it is needed, and again after it
+broke.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class KVReceiver:
-    """It is used by one thread, the instance's loop. Nothing here waits but `close`."""
+    """A decode instance's connections to KV senders. It is used by one thread, the instance's loop. Only `close`
+    waits."""
 
     def __init__(self, transport: str, blocks: torch.Tensor, me: Identity, completions: Completions) -> None:
         self._transport = transport
@@ -29,7 +31,7 @@ class KVReceiver:
         self._ids = TransferIds(me.epoch)
         self._completions = completions
         self._connections: dict[InstanceId, SenderConnection] = {}
-        # connections that were stopped and may not have ended yet
+        # The connections that were stopped and may not have ended yet.
         self._stopped: list[SenderConnection] = []
 
     def pull(
@@ -51,14 +53,14 @@ class KVReceiver:
             self._stopped.append(self._connections.pop(source))
 
     def close(self) -> None:
-        """Ends all transfers. It waits until their deadlines at most, for other ends that hang."""
+        """Ends all transfers. It waits for other ends that hang, until their deadlines at most."""
         for source in list(self._connections):
             self.drop(source)
         for connection in self._stopped:
             connection.close()
 
     def error(self, source: InstanceId) -> str | None:
-        """Why the connection to this instance is of no use any more; None if it is of use, or if there is none."""
+        """Returns why the connection to this instance is broken; None if it works, or if there is none."""
         return self._connections[source].error if source in self._connections else None
 
     def _to(self, source: InstanceId, address: str, timeout_s: float) -> SenderConnection:

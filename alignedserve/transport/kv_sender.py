@@ -1,7 +1,7 @@
-"""A prefill instance's end of transfers: listens, and lets decode instances pull what is in the staging buffer.
+"""A prefill instance's end of transfers: it listens, and lets decode instances pull what is in the staging buffer.
 
-One thread per decode instance (`transfer_session.py`). A decode instance that starts anew has a greater epoch: its old
-connection is cut, and whatever still comes from an older start is refused.
+There is one thread per decode instance (`transfer_session.py`). A decode instance that starts again has a greater
+epoch: its old connection is cut, and requests of an older start are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from alignedserve.types import Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
 
-# Connections, each with a thread, that have not proved that they belong to this cluster. The oldest goes.
+# The most connections, each with a thread, that have not proved that they belong to this cluster. The oldest is closed
+# for a new one.
 MAX_STRANGERS = 16
 
 
@@ -35,12 +36,12 @@ class KVSender:
         host: str = "127.0.0.1",
     ) -> None:
         self._transport = transport
-        # The blocks stay as long as they can be pulled, whatever becomes of the caller's.
+        # This reference keeps the memory as long as blocks can be pulled, whatever the caller does with its own.
         self._blocks = as_bytes(blocks)
         self._make_end = sender_ends(transport, self._blocks)
         self._staging_buffer = staging_buffer
         self._me = me
-        # the epoch of each decode instance's latest start, and that start's connection
+        # The epoch of each decode instance's latest start, and that start's connection.
         self._peers: dict[InstanceId, tuple[Epoch, Channel]] = {}
         self._channels: dict[threading.Thread, Channel] = {}
         self._lock = threading.Lock()
@@ -102,7 +103,7 @@ class KVSender:
         logger.info("%s: %s", session.name, reason)
 
     def _admit(self, request: HandshakeRequest, channel: Channel) -> str | None:
-        """Returns why it is not admitted, if this is not the latest start of its instance."""
+        """Admits the receiver if this is the latest start of its instance; else returns why it is not admitted."""
         with self._lock:
             epoch, old = self._peers.get(request.instance_id, (request.epoch, channel))
             if request.epoch < epoch:

@@ -1,8 +1,8 @@
-"""The transport `host`: blocks between an instance's KV cache and the pool's memory, moved while it computes.
+"""The transport `host`: moves blocks between an instance's KV cache and the pool's memory while the instance computes.
 
-A thread carries out transfers in the order in which they were started, urgent ones before others; on a GPU, one for
-each direction. Before each piece it looks at the transfer's deadline, and whether it has been abandoned, so that
-nothing is written long after the blocks may belong to someone else.
+A thread does transfers in the order in which they were started, urgent ones before others; on a GPU there is one
+thread for each direction. Before each piece it checks the transfer's deadline, and whether it has been abandoned, so
+that nothing is written long after the blocks may belong to another request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from alignedserve.transport.runs import Pairs, Run, check_blocks, merge
 from alignedserve.types import Epoch, RequestKey
 
 DEFAULT_TIMEOUT_S = 30.0
-# the priorities of jobs in a lane's queue
+# The priorities of jobs in a lane's queue.
 _URGENT, _PLAIN, _LAST = range(3)
 
 
@@ -34,7 +34,7 @@ class _Job:
     what: Direction
     key: RequestKey
     runs: list[Run]
-    # the copy comes after what was computed before this mark
+    # The copy is made after what was computed before this mark.
     mark: torch.cuda.Event | None
     deadline_s: float
     done: Done
@@ -52,7 +52,7 @@ class Mover:
         num_threads: int = 2,
         quick_bytes: int = 0,
     ) -> None:
-        """Transfers of less than `quick_bytes` are carried out by the thread that starts them."""
+        """Transfers of less than `quick_bytes` are done by the thread that starts them."""
         self._copier = make_copier(blocks, pool, num_threads)
         self._num_blocks, self._num_pool_blocks, self._block_bytes = len(blocks), len(pool), pool.shape[1]
         self._ids = TransferIds(epoch)
@@ -161,7 +161,7 @@ class Mover:
 
 
 class _Lane:
-    """A thread and its jobs: urgent ones go first, others in order."""
+    """A thread and its jobs: urgent ones first, others in order."""
 
     def __init__(self, carry_out: Callable[[_Job], None]) -> None:
         self._jobs: queue.PriorityQueue[tuple[int, int, _Job | None]] = queue.PriorityQueue()
@@ -178,6 +178,6 @@ class _Lane:
             self._carry_out(job)
 
     def close(self) -> None:
-        """Returns once all that is queued has been carried out, or found to be stopped."""
+        """Returns when all queued jobs have been done, or found to be stopped."""
         self._jobs.put((_LAST, next(self._numbers), None))
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Which copies a transfer needs: one per block, or one for several where they follow each other at both ends."""
+"""Which copies a transfer needs: one per block, or one for several blocks which are consecutive at both ends."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import NamedTuple
 
 from alignedserve.types import BlockId, PoolBlockId, RequestKey
 
-# blocks of an instance, each with the pool's block that it is copied from or to
+# Blocks of an instance, each with the pool's block that it is copied from or to.
 Pairs = Sequence[tuple[BlockId, PoolBlockId]]
-# a request, and the blocks of the receiving instance that its KV is to fill
+# A request, and the blocks of the receiving instance that its KV is to fill.
 TransferSpec = tuple[RequestKey, Sequence[BlockId]]
 
-# The most bytes that are moved in one piece: a transfer can be stopped between two, after about a millisecond.
+# The most bytes that are moved in one piece: a transfer can be stopped between two pieces, after about a millisecond.
 MAX_PIECE_BYTES = 16 << 20
 
 
 class Run(NamedTuple):
-    """`num_blocks` blocks, from `here` on at the end that counts the runs, from `there` on at the other one."""
+    """`num_blocks` consecutive blocks, which start at `here` on the side that counts the runs and at `there` on the
+    other side."""
 
     here: int
     there: int

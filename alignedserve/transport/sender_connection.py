@@ -1,9 +1,9 @@
 """A decode instance's connection to a KV sender: pulls blocks that are staged there into blocks of its own cache.
 
-Its thread opens the connection, then carries out pulls in the order in which they were started. While there is none to
-carry out it watches the connection, so that it learns of the other end's death at once. What breaks a connection, a
-deadline included, breaks it for good: all its transfers end, and so does every later one. `kv_receiver.py` opens
-the next one.
+Its thread opens the connection, then does the pulls in the order in which they were started. While there is none it
+watches the connection, so that it notices the other end's death at once. Any failure, a deadline included, breaks the
+connection for good: all its transfers end with an error, and so does every later one. `kv_receiver.py` opens the next
+one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SenderConnection:
         setup_timeout_s: float,
     ) -> None:
         self.address = address
-        # why the connection is of no use any more; None while it is of use
+        # Why the connection is broken; None while it works.
         self.error: str | None = None
         self._transport = transport
         self._blocks = as_bytes(blocks)
@@ -91,7 +91,7 @@ class SenderConnection:
         self._thread.start()
 
     def pull(self, specs: Sequence[TransferSpec], done: Done, timeout_s: float) -> TransferId:
-        """Pulls all of the requests' blocks in one transfer, or none that count. Its `timeout_s` starts now."""
+        """Pulls all of the requests' blocks in one transfer; if any fails, none count. Its `timeout_s` starts now."""
         for _, blocks in specs:
             check_blocks(blocks, len(self._blocks), "the KV cache")
         job = _Job(self._ids.next(), specs, time.monotonic() + timeout_s, done)
@@ -104,14 +104,14 @@ class SenderConnection:
         return job.transfer
 
     def stop(self) -> None:
-        """Ends all transfers and the connection, and does not wait for that. Safe to repeat."""
+        """Ends all transfers and the connection, without waiting for that. Safe to repeat."""
         with self._lock:
             self._is_stopping = True
             if self._channel is not None:
                 self._channel.shut()
 
     def close(self) -> None:
-        """Stops, and waits for the end: until a running transfer's deadline at most, if the other end hangs."""
+        """Stops, and waits for the end; if the other end hangs, until a running transfer's deadline at most."""
         self.stop()
         self._thread.join()
 
@@ -167,7 +167,7 @@ class SenderConnection:
         return None if self._is_stopping else self._jobs[0]
 
     def _carry_out(self, job: _Job, channel: Channel, end: ReceiverEnd) -> str | None:
-        """Returns why the transfer has failed, where the connection goes on; raises where it does not."""
+        """Does a pull and returns why it has failed, if the connection can still be used; raises if it can't."""
         if time.monotonic() >= job.deadline_s:
             return "its deadline passed before it could begin"
         channel.send(job.frame(), job.deadline_s)

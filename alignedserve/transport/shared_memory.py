@@ -1,7 +1,7 @@
 """CPU memory that a process of the same user can map: a file in memory without a name, which goes with its last user.
 
-torch maps it, keeps it open, and knows of a tensor which file its memory is. A process which maps it opens it by way
-of /proc, which lets the same user only, and can read it.
+torch maps it, keeps it open, and knows for a tensor which file its memory is. Another process opens the file by way of
+/proc, which only the same user can do, and maps it to be read only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from alignedserve.transport.channel import HostMemory
 
-# A file that shrank would kill the processes that read what they have mapped of it.
+# If the file shrank, processes which read their mapping of it would be killed.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Like torch.empty, but on a CPU `describe` can say where it is. Its pages cost nothing until they are written."""
+    """Is like torch.empty, but on a CPU `describe` can tell where the memory is. Its pages cost nothing until they are
+    written."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -40,7 +41,7 @@ def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> 
 
 
 def describe(blocks: torch.Tensor) -> HostMemory:
-    """Describes memory for `attach` in another process. It is valid as long as this process has the memory."""
+    """Describes the memory for `attach` in another process. It is valid as long as this process has the memory."""
     storage = blocks.untyped_storage()
     if not storage.is_shared() or storage.nbytes() != blocks.nbytes:
         raise RuntimeError("the KV cache is in this process's own memory, which no other one can map")

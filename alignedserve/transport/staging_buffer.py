@@ -1,8 +1,8 @@
-"""What a prefill instance holds ready to be pulled: the blocks of staged requests.
+"""The blocks of staged requests, which a prefill instance holds ready to be pulled.
 
-From `put` until its `done` is called, a request's blocks are not to be freed or written. It is called once: without an
-error when they were pulled, with one when they were withdrawn. A transfer that fails leaves them here, for the next
-pull. Used by the instance's loop and by the sender's threads.
+From `put` until its `done` is called, a request's blocks must not be freed or written. `done` is called once: without
+an error when the blocks were pulled, with one when they were withdrawn. After a transfer that fails they stay here,
+for the next pull. It is used by the instance's loop and by the sender's threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from alignedserve.types import BlockId, Epoch, RequestKey
 
 
 class NotStaged(LookupError):
-    """What was asked for can't be pulled."""
+    """The requests can't be pulled."""
 
 
 @dataclass
@@ -43,14 +43,15 @@ class StagingBuffer:
             return staged.transfer
 
     def withdraw(self, key: RequestKey) -> None:
-        """Withdraws the request; one that is being pulled goes when the pull has failed. Safe to repeat."""
+        """Withdraws the request; if it is being pulled, when that pull fails. Safe to repeat."""
         with self._lock:
             if key in self._staged:
                 self._staged[key].is_withdrawn = True
                 self._drop_withdrawn(key)
 
     def begin_pull(self, keys: Sequence[RequestKey], num_blocks: Sequence[int]) -> list[BlockId]:
-        """Returns all of their blocks, one request after the other. If it raises NotStaged nothing has changed."""
+        """Returns all blocks of the requests, one request after the other. If it raises NotStaged nothing has
+        changed."""
         with self._lock:
             for key, num in zip(keys, num_blocks, strict=True):
                 self._check(key, num)
@@ -66,14 +67,14 @@ class StagingBuffer:
                 self._end(key, error=None)
 
     def cancel_pull(self, keys: Sequence[RequestKey]) -> None:
-        """Called after a transfer that failed."""
+        """Makes the requests available again, after a transfer that failed."""
         with self._lock:
             for key in keys:
                 self._staged[key].is_being_pulled = False
                 self._drop_withdrawn(key)
 
     def clear(self) -> None:
-        """Withdraws everything."""
+        """Withdraws all requests."""
         for key in list(self._staged):
             self.withdraw(key)
 

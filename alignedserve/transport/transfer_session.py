@@ -1,6 +1,7 @@
 """One connection of a sender: the handshake, then blocks for every pull, until either end goes.
 
-It ends at a deadline too, and at the first frame out of order. What was being pulled can be pulled again then.
+It ends at a deadline too, and at the first message that is out of order. The requests that were being pulled can then
+be pulled again.
 """
 
 from __future__ import annotations

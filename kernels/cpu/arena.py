@@ -1,8 +1,8 @@
-"""Memory for weights: zeroed, in huge pages where the kernel has them, given back as a whole.
+"""Memory for weights: zeroed, in huge pages where the operating system has them, and freed as a whole.
 
-Streaming 100 GB/s through 4 KB pages is bound by address translation. Weights are laid out in the order in
-which they are asked for, which is the order in which a forward reads them, so that prefetching past the end
-of one arrives in the next.
+Streaming 100 GB/s through 4 KB pages is bound by address translation. Weights are laid out in the order in which they
+are allocated, which is the order in which a forward reads them, so that prefetching past the end of one arrives in the
+next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Arena:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """uint8, page-aligned. It lives as long as the tensor or its neighbours do."""
+        """Returns page-aligned memory as uint8. It lives as long as this tensor or one of its neighbours does."""
         size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         if size > self._free.numel():
             self._free = _map_huge_pages(max(size, _CHUNK))
@@ -35,7 +35,7 @@ def _map_huge_pages(size: int) -> torch.Tensor:
     size = -(-size // _HUGE_PAGE) * _HUGE_PAGE
     memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel built without them
+        with suppress(OSError):  # The operating system may have been built without huge pages.
             memory.madvise(mmap.MADV_HUGEPAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=-address % _HUGE_PAGE)

@@ -1,8 +1,8 @@
 """Compiles csrc/ into one shared library, once per machine and version of the sources.
 
-The library lies in a cache folder under a name that hashes all that its code depends on: sources, flags,
-compiler and the CPU's features (it is built for exactly this CPU). Two processes may build at once: each
-works in its own folder, and the last rename wins, with the same contents.
+The library is in a cache folder under a name that hashes all that its code depends on: sources, flags, compiler and
+the CPU's features (it is built for exactly this CPU). Two processes may build at once: each works in its own folder,
+and the last rename wins, with the same contents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOURCE_DIR = Path(__file__).parent / "csrc"
 FLAGS = (
     "-std=c++20",
     "-O3",
-    # no contraction: a multiplication and an addition are fused where the source says so, and nowhere else
+    # There is no contraction: a multiplication and an addition are fused only where the source does it explicitly.
     "-ffp-contract=off",
     "-fPIC",
     "-pthread",
@@ -35,7 +35,7 @@ class NoCompiler(RuntimeError):
 
 
 class BuildFailed(RuntimeError):
-    """The compiler refused the sources; the message is the compiler's."""
+    """The compiler failed; the message is the compiler's."""
 
 
 def cache_dir() -> Path:
@@ -57,7 +57,7 @@ def find_compiler() -> str:
 
 
 def build() -> Path:
-    """The path of the compiled library, which is compiled now if the cache does not hold it."""
+    """Returns the path of the compiled library, and compiles it if the cache does not have it."""
     compiler, path = find_compiler(), library_path()
     try:
         if not path.exists():
@@ -73,7 +73,7 @@ def build() -> Path:
 
 
 def library_path() -> Path:
-    """Where it is, or will be."""
+    """Returns the path that the library has, or will have."""
     return cache_dir() / f"cpu-kernels-{_fingerprint(find_compiler(), _flags())}.so"
 
 
@@ -111,7 +111,8 @@ def _compile(compiler: str, flags: list[str], folder: Path) -> Path:
     library = folder / "library.so"
     _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
     with library.open("rb") as file:
-        # or a crash soon after leaves a library under its final name whose contents never reached the disk
+        # Otherwise a crash soon after could leave a library under its final name whose contents never reached the
+        # disk.
         os.fsync(file)
     return library
 

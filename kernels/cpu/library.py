@@ -25,6 +25,6 @@ def _load() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError:
-        # not a whole library, whoever cut it off: built again
+        # The file is incomplete, for whatever reason, and is built again.
         path.unlink(missing_ok=True)
         return ctypes.CDLL(str(build.build()))

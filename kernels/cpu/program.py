@@ -15,10 +15,10 @@ from alignedserve.kernels.cpu.structs import DTYPE_CODES, Op, OpKind, Step
 
 
 class Buffers:
-    """Activations [num_rows, width], reused once nobody holds them.
+    """Activations [num_rows, width], reused when no `Value` refers to them any more.
 
-    Rows are padded with zeros that no operation overwrites (a matrix product reads whole words): buffers are
-    only reused at the same width.
+    Rows are padded with zeros that no operation overwrites (a matrix product reads whole words), so a buffer is only
+    reused at the same width.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -36,14 +36,15 @@ class Buffers:
 
 
 def _stride(width: int, dtype: torch.dtype) -> int:
-    """Whole cache lines, and no multiple of 4 KB: rows so far apart share a few lines of L1."""
+    """Returns a number of whole cache lines that is no multiple of 4 KB: rows that far apart share a few lines of
+    L1."""
     line, page = 64 // dtype.itemsize, 4096 // dtype.itemsize
     stride = -(-width // line) * line
     return stride + line if stride % page == 0 else stride
 
 
 class Value:
-    """What an operation of a program yields. Its buffer is free again as soon as this object is gone.
+    """The result of an operation of a program. Its buffer is free again as soon as this object is gone.
 
     It has a row for each token of the step, or (`of_rows`) for each of the step's `rows`.
     """
@@ -74,7 +75,7 @@ class Program:
     def __init__(self) -> None:
         self._ops: list[Op] = []
         self._array: Any = None
-        # weights, buffers and tables that the ops point to
+        # The weights, buffers and tables that the operations point to.
         self._kept: list[object] = []
 
     def append(
@@ -92,7 +93,7 @@ class Program:
         return tuple(self._ops)
 
     def make_last_float32(self, value: Value) -> torch.Tensor:
-        """Lets the last operation, the linear layer that yields `value`, write float32. Returns that."""
+        """Makes the last operation, the linear layer that yields `value`, write float32. Returns that tensor."""
         last = self._ops[-1]
         if last.kind != OpKind.LINEAR or last.args.linear.out != value.pointer:
             raise ValueError("logits must be what a linear layer yields")
@@ -103,7 +104,7 @@ class Program:
         return out
 
     def profile(self, step: Step) -> list[float]:
-        """Runs the program; seconds of each operation, all threads' waiting included."""
+        """Runs the program and returns the seconds of each operation, in which threads' waiting is included."""
         ended_ns = (ctypes.c_int64 * len(self._ops))()
         step.ended_ns = ctypes.addressof(ended_ns)
         begin_ns = time.monotonic_ns()

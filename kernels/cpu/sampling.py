@@ -6,7 +6,7 @@ of (key, j) only:
     g = -log(-log1p(-u)),  u = (h + 0.5) * 2**-32 in float32,  h = mix(mix(j ^ low(key)) ^ high(key))
 
 with `mix` the 32-bit integer hash "lowbias32", and u kept below one, to which the last 128 hashes would round: their
-noise would be -inf, and a token that is the only one allowed must have some. `gumbel_argmax_torch` says the same in
+noise would be -inf, and the only token that is allowed must be finite. `gumbel_argmax_torch` does the same in
 plain torch, for any device. The two agree up to the rounding of the logarithms.
 """
 
@@ -20,7 +20,8 @@ _MASK = 0xFFFFFFFF
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per row: index (int64) of the first maximum; whether there is a NaN or the maximum is not finite."""
+    """Returns per row the index (int64) of the first maximum, and whether there is a NaN or the maximum is not
+    finite."""
     _check_logits(logits)
     num_rows, width = logits.shape
     index = torch.empty(num_rows, dtype=torch.int64)
@@ -38,7 +39,7 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gumbel_argmax(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Per row of logits (scaled by temperature; -inf: never) and its key: the sampled index (int64)."""
+    """Returns the sampled index (int64) per row of logits (scaled by temperature; -inf: never) and its key."""
     _check_logits(logits)
     _check_keys(logits, keys)
     num_rows, width = logits.shape
@@ -56,12 +57,12 @@ def gumbel_argmax(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel_argmax_torch(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The reference of `gumbel_argmax`, on any device."""
+    """The reference of `gumbel_argmax`, for any device."""
     return (logits + gumbel_noise_torch(keys, logits.shape[1])).argmax(dim=1)
 
 
 def gumbel_noise_torch(keys: torch.Tensor, width: int) -> torch.Tensor:
-    """[len(keys), width] float32."""
+    """Returns float32 noise of shape [len(keys), width]."""
     column = torch.arange(width, dtype=torch.int64, device=keys.device)
     low, high = keys.unsqueeze(1) & _MASK, (keys.unsqueeze(1) >> 32) & _MASK
     hashed = _mix(_mix(column ^ low) ^ high)

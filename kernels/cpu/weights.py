@@ -1,4 +1,4 @@
-"""Linear weights in the layout that the kernels read (csrc/tile.h)."""
+"""Weights of linear layers in the layout that the kernels read (csrc/tile.h)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _WORD_BYTES = 4
 @dataclass(frozen=True)
 class PackedWeight:
     tiles: torch.Tensor
-    # float32, padded to whole tiles
+    # The bias in float32, padded to whole tiles.
     bias: torch.Tensor | None
     in_features: int
-    # as wide as the output: half the weight's columns if gated
+    # The width of the output: half of the weight's columns if the layer is gated.
     out_features: int
     activation: ActivationCode
     dtype: torch.dtype
 
     @property
     def tile_bytes(self) -> int:
-        """Of 32 columns: a row of the unpacked weight is a column here."""
+        """The bytes of a tile of 32 columns; a row of the unpacked weight is a column here."""
         return _num_steps(self.in_features, self.dtype) * TILE_COLUMNS * _WORD_BYTES
 
 
@@ -62,7 +62,7 @@ def pack(
     tiles = arena.allocate(num_tiles * steps * TILE_COLUMNS * _WORD_BYTES)
     bias = torch.zeros(num_tiles * TILE_COLUMNS, dtype=torch.float32) if biases is not None else None
     for i, part in enumerate(parts):
-        # gate and up of 16 outputs share a tile
+        # The gate and up columns of 16 outputs share a tile.
         placement = (
             _Placement(16 * i, 16, 32) if is_gated else _Placement(sum(widths[:i]), widths[i], widths[i])
         )

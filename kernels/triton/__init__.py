@@ -1,1 +1,2 @@
-"""Triton kernels for NVIDIA GPUs, one file per kernel. Importing this package imports nothing, Triton least of all."""
+"""Triton kernels for NVIDIA GPUs, one file per kernel. To import this package imports nothing, in particular not
+Triton."""

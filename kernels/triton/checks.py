@@ -1,4 +1,4 @@
-"""What the wrappers ask of their arguments. Every complaint is a ValueError that names the argument."""
+"""The wrappers' checks of their arguments. Each raises a ValueError that names the argument."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_rows(name: str, x: torch.Tensor) -> None:
-    """[rows, width] of floats; rows may lie apart, what is in a row may not."""
+    """Checks for [rows, width] of floats; rows may be strided, columns may not."""
     if x.dtype not in FLOATS:
         raise ValueError(f"{name} must be float32, float16 or bfloat16, not {x.dtype}")
     if x.dim() != 2 or x.shape[1] == 0 or x.stride(1) != 1:
@@ -23,7 +23,7 @@ def check_row_width(name: str, x: torch.Tensor) -> None:
 
 
 def check_like(name: str, x: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
-    """Contiguous, of that shape, and with the dtype and on the device of `like`."""
+    """Checks that x is contiguous, has that shape, and has the dtype and the device of `like`."""
     check_tensor(name, x, shape, like.dtype, like.device)
 
 
@@ -37,14 +37,14 @@ def check_tensor(
 
 
 def check_vector(name: str, x: torch.Tensor, length: int, device: torch.device) -> None:
-    """Contiguous floats, one for each of `length` columns."""
+    """Checks for contiguous floats, one for each of `length` columns."""
     if x.dtype not in FLOATS:
         raise ValueError(f"{name} must be float32, float16 or bfloat16, not {x.dtype}")
     check_tensor(name, x, (length,), x.dtype, device)
 
 
 def check_cache(name: str, cache: torch.Tensor) -> None:
-    """[block, layer, k|v, kv head, slot, head_dim]; only blocks and layers may lie apart."""
+    """Checks for [block, layer, k|v, kv head, slot, head_dim], of which only blocks and layers may be strided."""
     if cache.dtype not in FLOATS:
         raise ValueError(f"{name} must be float32, float16 or bfloat16, not {cache.dtype}")
     if cache.dim() != 6 or cache.shape[2] != 2:

@@ -1,16 +1,18 @@
 """Attention of one new token per sequence over its paged KV: bound by how fast keys and values can be read.
 
 Blocks are [kv_head, slot, head_dim] for K and the same for V, somewhere in a cache of [block, layer, k|v, ...]: a
-head's slots are one piece of memory. All query heads of one KV head share a tile of keys, so that each is read once.
+head's slots are one piece of memory. All query heads of one KV head share a tile of keys, so that each key is read
+once.
 
 - `balanced` (grid: num_programs, fixed): each program takes an equal piece of all tiles (decode_plan.py), whatever
-  sequences they belong to. Where a head's tiles were cut between programs, each leaves its part in float32, and
-  whoever comes last adds the parts up, in the order of the keys. One launch, and nothing to be zeroed between steps.
-- `plain` (grid: sequences, KV heads): one program reads all keys of its head. What others do, and what the balanced
-  form is measured against.
+  sequences they belong to. Where a head's tiles were cut between programs, each stores its part in float32, and the
+  program that finishes last adds the parts up, in the order of the keys. There is one launch, and nothing to be zeroed
+  between steps.
+- `plain` (grid: sequences, KV heads): one program reads all keys of its head. This is the usual form, and what the
+  balanced form is measured against.
 
-q, out [tokens, num_heads, head_dim]; sequence s's token is query_start[s]. Sequences that compute more than one token
-are left alone, and so are padding's rows. float32, float16 or bfloat16; arithmetic in float32.
+q, out [tokens, num_heads, head_dim]; sequence s's token is query_start[s]. Rows of sequences that compute more than
+one token, and of padding, are not written. float32, float16 or bfloat16; arithmetic in float32.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a kernel is cut to the device. Measured on an H200: see benchmarks/gpu/attention.py."""
+    """How a kernel is divided for the device. Measured on an H200: see benchmarks/gpu/attention.py."""
 
     tile: int = 64
     num_warps: int = 4
@@ -37,7 +39,7 @@ class Tuning:
 
 
 def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int) -> Tuning:
-    """What an H200 was fastest with."""
+    """Returns what was fastest on an H200."""
     if element_bytes > 2:
         return Tuning(tile=32, num_warps=4, num_stages=2, programs_per_sm=2)
     if heads_per_kv == 1:
@@ -47,14 +49,14 @@ def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int) -> Tunin
 
 @dataclass(frozen=True)
 class PagedStep:
-    """What all layers of a step share."""
+    """The inputs that all layers of a step share."""
 
     query_start: torch.Tensor
     context_len: torch.Tensor
-    # flat; sequence s's blocks begin at s * table_stride[0]
+    # The table is flat; sequence s's blocks begin at s * table_stride[0].
     block_table: torch.Tensor
     table_stride: torch.Tensor
-    # with padding
+    # The number of sequences, with padding.
     num_seqs: int
 
 
@@ -75,9 +77,9 @@ class DecodeScratch:
         self.num_programs = num_sms * tuning.programs_per_sm
         rows, width = _rows(num_heads, num_kv_heads), triton.next_power_of_2(head_dim)
         self.parts = torch.empty(2 * self.num_programs, rows, width, dtype=torch.float32, device=device)
-        # per part and row: maximum, then sum
+        # The maximum and the sum per part and row.
         self.weights = torch.empty(2 * self.num_programs, 2, rows, dtype=torch.float32, device=device)
-        # parts of a head that are there; back at zero when all are
+        # The number of stored parts of each head; it returns to zero when all are there.
         self.num_done = torch.zeros(max_seqs * num_kv_heads, dtype=torch.int32, device=device)
         self.max_plan = plan_size(max_seqs, self.num_programs)
 
@@ -107,7 +109,8 @@ def balanced_attention(
     window: int | None,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """`cache`: one layer's [block, 2, kv_head, slot, head_dim], a view of all. `plan`: of this step and window."""
+    """`cache` is one layer's [block, 2, kv_head, slot, head_dim], a view of all layers. `plan` is that of this step
+    and window."""
     num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out)
     tuning = scratch.tuning
     _balanced_kernel[(scratch.num_programs,)](
@@ -177,7 +180,7 @@ def plain_attention(
 
 
 def _rows(num_heads: int, num_kv_heads: int) -> int:
-    # what a matrix instruction takes at least
+    # A matrix instruction takes at least so many rows.
     heads_per_kv: int = triton.next_power_of_2(num_heads // num_kv_heads)
     return max(16, heads_per_kv)
 
@@ -209,14 +212,14 @@ def _load_q(
 
 @triton.jit
 def _look_up(table, tile, length, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """The block of each key of a tile."""
+    """Returns the block of each key of a tile."""
     position = tile * TILE + tl.arange(0, TILE)
     return tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
 
 
 @triton.jit
 def _skipped(length, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """Tiles before the window."""
+    """Returns the number of tiles before the window."""
     return tl.maximum(length - WINDOW, 0) // TILE if WINDOW > 0 else 0
 
 
@@ -239,9 +242,10 @@ def _attend_to_tile(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Adds one tile to weighted values that are not yet divided, their maximum and sum.
+    """Adds one tile to weighted values that are not yet divided, and to their maximum and sum.
 
-    `block`: where the tile's keys are, looked up a tile before: the loads of keys, which go ahead, would wait for it.
+    `block` holds the blocks of the tile's keys, which are looked up one tile earlier: otherwise the loads of keys,
+    which are issued ahead, would wait for it.
     """
     dim = tl.arange(0, WIDTH)
     position = tile * TILE + tl.arange(0, TILE)
@@ -255,7 +259,7 @@ def _attend_to_tile(
     value = tl.load(at + value_offset, mask=mask, other=0.0)
     score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
     score = tl.where(is_key[None, :], score, float("-inf"))
-    # a tile has at least one key, so this is a number
+    # A tile has at least one key, so this is a number.
     higher = tl.maximum(highest, tl.max(score, 1))
     weight = tl.exp2(score - higher[:, None])
     shrink = tl.exp2(highest - higher)
@@ -325,7 +329,7 @@ def _balanced_kernel(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    # One loop over tiles of whatever head: keys of the next head are on their way while this one ends.
+    # There is one loop over the tiles of all heads, so that keys of the next head are loaded while this one ends.
     for unit in range(first_unit, end_unit):
         highest, total, acc = _attend_to_tile(
             _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH),
@@ -366,14 +370,14 @@ def _balanced_kernel(
         skipped = _skipped(length, WINDOW, TILE)
         block = _look_up(block_table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
     if is_used:
-        # what this program left is there before it says so
+        # What this program has stored must be visible before it says so.
         tl.debug_barrier()
         if (first_start < first_unit) | (first_start + first_tiles > end_unit):
             _add_up(
                 out, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
                 per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
             )  # fmt: skip
-        # Of the last head nothing is taken from the loop: its addresses were computed ahead, past the end.
+        # The values of the last head are not taken from the loop, which has computed addresses ahead, past the end.
         record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + tl.num_programs(0) + program)
         last_seq, seq_start, last_tiles, length, last_token = _load_record(record, is_used)
         into = end_unit - 1 - seq_start * NUM_KV_HEADS
@@ -391,7 +395,7 @@ def _add_up(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
 ):  # fmt: skip
-    """A part of this head is there; whoever brings the last one adds them up."""
+    """Counts one more part of this head as stored; the program that stores the last one adds them up."""
     HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     first_program = head_start // per_program
     last_program = (head_start + num_tiles - 1) // per_program
@@ -406,7 +410,7 @@ def _add_up(
 
 @triton.jit
 def _load_record(record, is_there):
-    """A sequence of the plan: its number, tiles before it, its tiles, its length, its token."""
+    """Returns a sequence of the plan: its number, tiles before it, its tiles, its length, its token."""
     return (
         tl.load(record, mask=is_there, other=0),
         tl.load(record + 1, mask=is_there, other=0),
@@ -420,7 +424,8 @@ def _load_record(record, is_there):
 def _leave_part(
     parts, weights, slot, acc, highest, total, HEADS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """A program leaves at most two: of the head that it began within (slot 0), and of the one that it did not end."""
+    """Stores a part. A program has at most two: of the head within which it began (slot 0), and of the one that it did
+    not end."""
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, WIDTH)
     is_head = row < HEADS
@@ -435,7 +440,7 @@ def _add_parts(
     parts, weights, first_program, last_program, head_start, per_program, HEADS: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
 ):  # fmt: skip
-    """Eight parts at a time, so that their loads are under way together."""
+    """Adds up the parts, eight at a time, so that their loads are issued together."""
     row = tl.arange(0, HEADS_UP)
     dim = tl.arange(0, WIDTH)
     is_head = row < HEADS
@@ -447,13 +452,13 @@ def _add_parts(
         slot = 2 * program + (program * per_program < head_start)
         mask = (program <= last_program)[:, None] & is_head[None, :]
         at = weights + slot[:, None] * 2 * ROWS + row[None, :]
-        # past this multiprocessor's own cache: others wrote them
+        # This bypasses the multiprocessor's own cache, since other programs wrote the parts.
         part_highest = tl.load(at, mask=mask, other=float("-inf"), cache_modifier=".cg")
         part_total = tl.load(at + ROWS, mask=mask, other=0.0, cache_modifier=".cg")
         at = parts + slot[:, None, None] * ROWS * WIDTH + row[None, :, None] * WIDTH + dim[None, None, :]
         part = tl.load(at, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
         higher = tl.maximum(highest, tl.max(part_highest, 0))
-        # padding rows have no maximum
+        # Padding rows have no maximum.
         higher = tl.where(is_head, higher, 0.0)
         shrink = tl.exp2(highest - higher)
         part_shrink = tl.exp2(part_highest - higher[None, :])
@@ -525,7 +530,7 @@ def _plain_kernel(
 def decode_attention_torch(
     q: torch.Tensor, cache: torch.Tensor, step: PagedStep, scale: float, window: int | None
 ) -> torch.Tensor:
-    """In float64. Rows of other tokens are zero."""
+    """The reference, in float64. Rows of other tokens are zero."""
     num_kv_heads, block_size = cache.shape[2], cache.shape[3]
     heads = q.shape[1] // num_kv_heads
     stride = int(step.table_stride[0])
@@ -536,7 +541,7 @@ def decode_attention_torch(
         if length == 0 or starts[seq + 1] - starts[seq] != 1:
             continue
         blocks = step.block_table.flatten()[seq * stride :][: -(-length // block_size)].long()
-        # [2, kv_head, tokens, head_dim]
+        # The shape is [2, kv_head, tokens, head_dim].
         kv = cache[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length].double()
         if window:
             kv = kv[:, :, max(0, length - window) :]

@@ -9,7 +9,7 @@ plan, int32: [units per program, units in all, -, -,
               sequences with tiles, 8 numbers of each: sequence, tiles before it, tiles, length, token, -: num_seqs,
               which of those each program begins with, and which it ends with: num_programs, num_programs]
 
-Grid: (num_programs / 32,); every program sums up the sequences again, that is quicker than waiting.
+Grid: (num_programs / 32,); every program sums up the sequences again, which is quicker than waiting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton.language as tl
 HEADER = 4
 RECORD = 8
 PROGRAMS_PER_BLOCK = 32
-# Less would be mostly starting up, and adding up.
+# With fewer keys a program would mostly start up and add up parts.
 MIN_KEYS_PER_PROGRAM = 128
 
 
@@ -39,7 +39,7 @@ def make_plan(
     tile: int,
     window: int | None,
 ) -> None:
-    """Fills `plan`. `num_seqs` counts padding too; the plan is laid out for it."""
+    """Fills `plan`. `num_seqs` counts padding too; the plan has room for it."""
     if plan.numel() < plan_size(num_seqs, num_programs):
         raise ValueError(f"plan holds {plan.numel()} numbers, needs {plan_size(num_seqs, num_programs)}")
     _plan_kernel[(triton.cdiv(num_programs, PROGRAMS_PER_BLOCK),)](
@@ -94,7 +94,7 @@ def _plan_kernel(
         tl.store(record + 2, num_tiles, mask=has_tiles)
         tl.store(record + 3, length, mask=has_tiles)
         tl.store(record + 4, begin, mask=has_tiles)
-    # a unit is of the sequence that comes after all that end at or before it
+    # A unit belongs to the sequence after all those that end at or before it.
     ends = (tiles_end * NUM_KV_HEADS)[None, :]
     program = block * 32 + tl.arange(0, 32)
     first_unit = program * per_program

@@ -1,10 +1,11 @@
-"""Contexts of several sequences, out of the paged cache and side by side: what varlen prefill attention reads.
+"""The contexts of several sequences, copied from the paged cache to contiguous memory, for varlen prefill attention.
 
 Grid: (programs, kv heads); each program takes every num_programs-th tile of TILE tokens.
 Shapes: cache [block, layer, k|v, kv_head, slot, head_dim]; block_table int32, flat, row r at r * table_stride[0];
-first_row [1]: the row of the first of these sequences; context_start [seqs + 1] int32, from where to where each context
-goes; k, v [total context, kv_heads, head_dim].
+first_row [1]: the row of the first of these sequences; context_start [seqs + 1] int32, the bounds of the contexts; k,
+v [total context, kv_heads, head_dim].
 dtypes: any float that the cache may have; bytes are copied as they are.
+
 All numbers are read on the GPU. The host knows only a bound of all contexts together: the rows of k and v.
 """
 
@@ -17,7 +18,8 @@ import triton.language as tl
 from alignedserve.kernels.triton.checks import check_cache, check_layer, check_tensor
 
 TILE = 32
-# times kv heads: enough to fill a GPU, few enough to start at once where there is little to do
+# The number of programs, to be multiplied by KV heads: enough to fill a GPU, few enough to start at once for small
+# work.
 MAX_PROGRAMS = 256
 
 
@@ -49,7 +51,7 @@ def gather_kv_kernel(
     for start in range(tl.program_id(0) * TILE, total, tl.num_programs(0) * TILE):
         token = start + tl.arange(0, TILE)
         exists = token < total
-        # whose it is: the last one that begins no later
+        # A token belongs to the last sequence that begins no later.
         row = tl.zeros([TILE], tl.int32)
         for bit in tl.static_range(SEQ_BITS):
             later = row + (1 << (SEQ_BITS - 1 - bit))

@@ -6,7 +6,7 @@ norm: RMS norm with weight `norm`, if given. Gated activation: the weight's uppe
 out = silu(gate) * up. x [in], weight [out, in] (contiguous), out [out]. Sums in float32.
 
 Grid: (outputs / ROWS,). The first piece of a program's weights is on its way before the kernel before this one has
-ended: weights depend on nobody.
+ended: weights depend on no kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ACTIVATIONS = {"none": NONE, "relu": RELU, "gelu": GELU, "gelu_tanh": GELU_TANH,
 
 @dataclass(frozen=True)
 class GemvTuning:
-    """Outputs of a program, how much of their weights it reads at a time, and by how many warps."""
+    """The outputs of a program, how much of their weights it reads at a time, and the number of its warps."""
 
     rows: int
     chunk: int
@@ -34,7 +34,7 @@ class GemvTuning:
 
 
 def gemv_tuning(num_in: int, num_out: int, is_gated: bool) -> GemvTuning:
-    """What an H200 was fastest with."""
+    """Returns what was fastest on an H200."""
     if is_gated:
         return GemvTuning(rows=2, chunk=4096, num_warps=8, num_stages=1)
     if num_in > 8192 or num_out > 32768:
@@ -152,7 +152,7 @@ def _gemv_kernel(
     if ACTIVATION == 2:
         result = 0.5 * result * (1.0 + tl.erf(result * 0.7071067811865476))
     if ACTIVATION == 3:
-        # tanh(z) = 2 sigmoid(2z) - 1
+        # This uses tanh(z) = 2 sigmoid(2z) - 1.
         result = result * tl.sigmoid(1.5957691216057308 * (result + 0.044715 * result * result * result))
     if HAS_RESIDUAL:
         result += tl.load(residual + row, mask=is_row, other=0.0).to(tl.float32)
@@ -161,7 +161,7 @@ def _gemv_kernel(
 
 @triton.jit
 def _load_x(x, norm, column, NUM_IN: tl.constexpr, HAS_NORM: tl.constexpr):
-    """Part of x, times the norm's weights, and its squares."""
+    """Returns a part of x, times the norm's weights, and its squares."""
     is_in = column < NUM_IN
     value = tl.load(x + column, mask=is_in, other=0.0).to(tl.float32)
     squares = value * value
@@ -179,7 +179,7 @@ def gemv_torch(
     norm_eps: float = 0.0,
     activation: int = NONE,
 ) -> torch.Tensor:
-    """In float64."""
+    """The reference, in float64."""
     value = x.double()
     if norm is not None:
         value = value * torch.rsqrt(value.square().mean() + norm_eps) * norm.double()

@@ -51,7 +51,7 @@ def layer_norm(
     eps: float,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns `out`, made if not given; it may be x, if x is contiguous."""
+    """Returns `out`, which is allocated if not given; it may be x, if x is contiguous."""
     check_rows("x", x)
     check_row_width("x", x)
     rows, width = x.shape

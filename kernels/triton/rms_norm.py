@@ -29,7 +29,7 @@ def rms_norm_kernel(x, weight, out, eps, x_stride, WIDTH: tl.constexpr, BLOCK: t
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns `out`, made if not given; it may be x, if x is contiguous."""
+    """Returns `out`, which is allocated if not given; it may be x, if x is contiguous."""
     check_rows("x", x)
     check_row_width("x", x)
     check_vector("weight", weight, x.shape[1], x.device)

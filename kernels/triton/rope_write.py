@@ -8,7 +8,7 @@ rope [max_position, head_dim] float32, cos of head_dim/2 angles and then their s
 cache [block, layer, k|v, kv_head, slot, head_dim]; q_out [tokens, heads, head_dim].
 dtypes: float32, float16, bfloat16; arithmetic in float32. What a norm gives is rounded to the dtype before it is
 rotated, as it is where these are operations of their own.
-A token of slot -1 is padding: it writes nothing to the cache, and its position is not looked at.
+A token of slot -1 is padding: nothing of it is written to the cache, and its position is not used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from alignedserve.kernels.triton.checks import (
 )
 from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
-# Up to so many tokens, small programs: all of them fit the GPU at once, and each is as short as can be.
+# For at most so many tokens programs are small: all of them fit the GPU at once, and each is as short as possible.
 FEW_TOKENS = 256
 
 
@@ -92,7 +92,7 @@ def rope_write_kernel(
 
 @triton.jit
 def places(group, head_stride, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr):
-    """Offsets of the first halves of a group of heads, and which of them exist."""
+    """Returns the offsets of the first halves of a group of heads, and which of them exist."""
     heads = group * GROUP + tl.arange(0, GROUP)
     columns = tl.arange(0, HALF)
     exists = (heads < num_heads)[:, None] & (columns < HEAD_DIM // 2)[None, :]
@@ -164,7 +164,7 @@ def rope_write(
     eps: float = 1e-6,
     q_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns `q_out`, made if not given."""
+    """Returns `q_out`, which is allocated if not given."""
     _check(qkv, positions, slots, cache, layer, num_heads, rope, q_norm, k_norm)
     num_tokens = qkv.shape[0]
     _, _, _, num_kv_heads, block_size, head_dim = cache.shape

@@ -1,4 +1,4 @@
-"""How a program holds a whole row: what the norms have in common."""
+"""How a program holds a whole row: the code that the norms share."""
 
 from __future__ import annotations
 
@@ -7,5 +7,6 @@ MAX_ROW_WIDTH = 8192
 
 
 def row_warps(block: int) -> int:
-    """Warps for a row of `block` columns: a thread has eight, 16 bytes of half precision, or more beyond 16 warps."""
+    """Returns the warps for a row of `block` columns: a thread has eight, 16 bytes of half precision, or more beyond
+    16 warps."""
     return min(max(block // 256, 1), 16)

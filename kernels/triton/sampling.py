@@ -1,6 +1,6 @@
 """Greedy and Gumbel-max sampling of rows of logits. Nothing waits for the GPU.
 
-Grid: first (rows, pieces of the vocabulary), each piece leaving its best value and where that is; then (rows,) over
+Grid: first (rows, pieces of the vocabulary), each piece storing its best value and where that is; then (rows,) over
 the pieces. So a single row, too, is read by many multiprocessors at once.
 Shapes: logits [rows, vocab], rows may lie apart; keys [rows] int64; temperature [rows] float32;
 tokens [rows] int64, is_broken [rows] bool.
@@ -19,7 +19,8 @@ import triton.language as tl
 
 from alignedserve.kernels.triton.checks import check_rows, check_tensor
 
-# Columns per program: small pieces spread few rows over the GPU, large ones keep many loads in flight in each thread.
+# The columns per program: small pieces spread few rows over the GPU, large ones keep many loads in flight in each
+# thread.
 FEW_ROWS = 16
 PIECE_OF_FEW = 1024
 PIECE_OF_MANY = 4096
@@ -95,8 +96,8 @@ def gumbel_noise(columns, key):
 
 @triton.jit
 def exponential(uniform):
-    """-log1p(-uniform). Small values, from which the largest noise comes, would lose their digits to 1 - uniform; they
-    take the series 2 atanh(s) of s = uniform / (2 - uniform)."""
+    """Returns -log1p(-uniform). Small values, from which the largest noise comes, would lose their digits to 1 -
+    uniform; they use the series 2 atanh(s) of s = uniform / (2 - uniform)."""
     s = uniform / (2.0 - uniform)
     z = s * s
     series = 2.0 * s * (1.0 + z * (1.0 / 3 + z * (1.0 / 5 + z * (1.0 / 7 + z * (1.0 / 9)))))
@@ -114,14 +115,15 @@ def mix(x):
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per row: index (int64) of the first maximum; whether there is a NaN or the maximum is not finite."""
+    """Returns per row the index (int64) of the first maximum, and whether there is a NaN or the maximum is not
+    finite."""
     check_rows("logits", logits)
     is_broken = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
     return _launch(logits, None, None, is_broken), is_broken
 
 
 def gumbel_argmax(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Per row of logits (scaled by temperature; -inf: never) and its key: the sampled index (int64)."""
+    """Returns the sampled index (int64) per row of logits (scaled by temperature; -inf: never) and its key."""
     check_rows("logits", logits)
     check_tensor("keys", keys, (len(logits),), torch.int64, logits.device)
     return _launch(logits, keys, None, None)
@@ -130,8 +132,8 @@ def gumbel_argmax(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 def sample(
     logits: torch.Tensor, keys: torch.Tensor, temperature: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both of a mixed batch in one pass: gumbel_argmax(logits / temperature) of the rows whose temperature (float32) is
-    above 0, argmax of the others; and whether a row is broken, as argmax has it."""
+    """Does both for a mixed batch in one pass: gumbel_argmax(logits / temperature) of the rows whose temperature
+    (float32) is above 0, argmax of the others. Also returns whether a row is broken, as argmax does."""
     check_rows("logits", logits)
     check_tensor("keys", keys, (len(logits),), torch.int64, logits.device)
     check_tensor("temperature", temperature, (len(logits),), torch.float32, logits.device)

@@ -31,7 +31,7 @@ def silu_mul_kernel(x, out, x_stride, INNER: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def silu_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns `out`, made if not given."""
+    """Returns `out`, which is allocated if not given."""
     check_rows("x", x)
     rows, width = x.shape
     if width % 2:

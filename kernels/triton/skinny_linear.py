@@ -7,7 +7,8 @@ x [rows, in], weight [out, in], both contiguous; out, residual [rows, out]. floa
 The product is computed as its transpose, weights on the long side of the instruction and rows on the short one, so
 that few rows waste little. The work is one line of equal units, (tile of outputs, piece of the inner dimension), of
 which each of the programs, as many as fit the device at once, takes an equal piece: the weights stream at one pace
-until all end together. Outputs that were cut between programs are left as parts, and added up by whoever comes last.
+until all end together. Outputs that were cut between programs are stored as parts, and the program that finishes last
+adds them up.
 
 Grid: (num_programs,).
 """
@@ -22,14 +23,14 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# of outputs times rows of a tile, and of tiles
+# The most numbers in a part (outputs times rows of a tile), and the most tiles.
 MAX_PART = 64 * 64
 MAX_TILES = 8192
 
 
 @dataclass(frozen=True)
 class SkinnyTuning:
-    """Outputs and inner numbers of a tile, warps, tiles under way."""
+    """The outputs and inner numbers of a tile, warps, and tiles that are loaded at a time."""
 
     outputs: int
     inner: int
@@ -38,7 +39,7 @@ class SkinnyTuning:
 
 
 def skinny_tuning(num_rows: int, num_in: int, num_out: int) -> SkinnyTuning | None:
-    """What an H200 was fastest with; None where cuBLAS was faster.
+    """Returns what was fastest on an H200; None where cuBLAS was faster.
 
     Where outputs are few, cuBLAS cuts the inner dimension, and needs another kernel to add the parts up.
     """
@@ -50,14 +51,14 @@ def skinny_tuning(num_rows: int, num_in: int, num_out: int) -> SkinnyTuning | No
 
 
 def can_be_skinny(x: torch.Tensor) -> bool:
-    """Tiles are loaded by Hopper's copy engine."""
+    """Returns whether Hopper's copy engine, which loads the tiles, can read x."""
     return x.is_cuda and x.element_size() == 2 and torch.cuda.get_device_capability(x.device)[0] >= 9
 
 
 class SkinnyScratch:
-    """Parts of outputs, and how many of each are there; for any layer, one after the other.
+    """Parts of outputs, and how many of each are stored; for any layer, one after the other.
 
-    Captured graphs hold on to these: they are made once, as large as they ever have to be.
+    Captured graphs refer to these buffers: they are allocated once, as large as they ever have to be.
     """
 
     def __init__(self, num_programs: int, device: torch.device) -> None:
@@ -148,14 +149,14 @@ def _skinny_kernel(
             if is_last & (unit - step >= first_unit):
                 _finish(acc, bias, residual, out, tile, num_rows, NUM_OUT, OUTPUTS, ROWS)
             else:
-                # slot 0: the tile that this program began within; slot 1: the one that it did not end
+                # Slot 0 is for the tile within which this program began, slot 1 for the one that it did not end.
                 slot = 2 * program + (unit - step > first_unit)
                 tl.store(parts + slot * PART + at, acc)
             acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
         step = tl.where(is_last, 0, step + 1)
         tile += is_last.to(tl.int32)
     if first_unit < end_unit:
-        # what this program left is there before it says so
+        # What this program has stored must be visible before it says so.
         tl.debug_barrier()
         first_tile = first_unit // STEPS
         last_tile = (end_unit - 1) // STEPS

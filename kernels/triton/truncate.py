@@ -2,7 +2,7 @@
 
 Cuts are by value, as in alignedserve/ops/truncate.py: all tokens as likely as the last one kept are kept.
 
-Grid: (rows,), one program per row: what a row loses does not depend on its company, to the last bit.
+Grid: (rows,), one program per row: the result of a row does not depend on the other rows, to the last bit.
 Shapes: logits [rows, vocab], rows may lie apart; temperature, top_p, min_p [rows] float32; top_k [rows] int32.
 dtypes: float32 logits; probabilities and their sums are float32.
 
@@ -39,7 +39,7 @@ def truncate_kernel(
     divisor = tl.load(temperature + row)
     if divisor > 0:
         top = scale_row(logits, divisor, WIDTH, BLOCK)
-        # of the threads that read next, some read what others wrote
+        # Some of the threads that read next read what others wrote.
         tl.debug_barrier()
         floor = top + tl.load(log_min_p + row)
         count = tl.load(top_k + row)
@@ -66,7 +66,8 @@ def scale_row(logits, divisor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def weights_above(logits, floor, top, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of exp(logit - top) of logits from `floor` up, added in the order in which highest_floor adds them."""
+    """Returns the sum of exp(logit - top) of logits from `floor` up, added in the order in which highest_floor adds
+    them."""
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, WIDTH, BLOCK):
         sums += weigh(load_part(logits, start, WIDTH, BLOCK), floor, top, start, True, WIDTH, BLOCK)
@@ -77,7 +78,8 @@ def weights_above(logits, floor, top, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 def highest_floor(
     logits, floor, top, wanted, IS_MASS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The largest value whose equals and betters, of logits from `floor` up, weigh at least `wanted`; or `floor`."""
+    """Returns the largest value such that logits of at least this value, from `floor` up, weigh at least `wanted`; or
+    `floor`."""
     found = tl.full([], 0, tl.uint32)
     step = tl.full([], 1 << 30, tl.uint32)
     for _ in range(16):
@@ -124,7 +126,8 @@ def drop_below(logits, floor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def to_ordered(values):
-    """Floats as uint32 in the same order: positive ones above the sign bit, negative ones turned round below it."""
+    """Converts floats to uint32 in the same order: positive ones above the sign bit, negative ones turned round below
+    it."""
     bits = values.to(tl.uint32, bitcast=True)
     return tl.where(bits >> 31 == 0, bits | 0x80000000, bits ^ 0xFFFFFFFF)
 
@@ -142,7 +145,7 @@ def truncate(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> None:
-    """In place. A row of temperature 0 (greedy) is left alone; top_k 0, top_p 1 and min_p 0 cut nothing."""
+    """Truncates in place. A row of temperature 0 (greedy) is not changed; top_k 0, top_p 1 and min_p 0 cut nothing."""
     check_rows("logits", logits)
     rows, width = logits.shape
     if logits.dtype != torch.float32:
@@ -168,7 +171,7 @@ def truncate(
 def truncate_reference(
     logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> torch.Tensor:
-    """One row, by sorting it. Probabilities are summed in float64."""
+    """The reference for one row, which sorts it. Probabilities are summed in float64."""
     if temperature == 0:
         return logits
     logits = logits / temperature

@@ -1,4 +1,4 @@
-"""`alignedserve doctor`: whether it will run here, and if not, or slowly, why. A file for each area.
+"""`alignedserve doctor`: whether a model would run here, and if not, or slowly, why. There is a file for each area.
 
-A check asks the code that decides when a server starts; it has no rules of its own.
+A check calls the code that decides when a server starts; it has no rules of its own.
 """

@@ -1,4 +1,4 @@
-"""What was asked for, and what the launcher and the instances would make of it here."""
+"""The settings that are checked, and what the launcher and the instances would make of them here."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Case:
 
     @cached_property
     def located(self) -> Location | ValueError:
-        """Never downloaded."""
+        """The model's files, which are not downloaded for this; or why there are none."""
         try:
             return locate_model(
                 self.engine.model, self.engine.load_format, self.engine.revision, may_download=False
@@ -84,14 +84,14 @@ class Case:
 
     @property
     def max_model_len(self) -> int:
-        """Raises ValueError."""
+        """The most tokens of a request. Raises ValueError."""
         return choose_max_model_len(self.engine, self.model.config)
 
     @cached_property
     def island(self) -> IslandPlan:
-        """Raises ValueError for what does not fit this machine."""
+        """The plan of the island. Raises ValueError for settings that do not fit this machine."""
         check(self.settings, self.model)
-        # nobody will connect to this router
+        # No process will connect to this router.
         address = RouterAddress.unix("", "")
         num_gpus = 0 if self.is_cpu else len(self.gpus.gpus)
         node = Node("localhost", None, num_gpus, free_shm_bytes(), address)
@@ -99,7 +99,7 @@ class Case:
 
     @property
     def instance(self) -> InstanceConfig:
-        """Any of them: they differ by their names only."""
+        """The configuration of any of the instances: they differ only in their names."""
         try:
             plan = self.island
         except ValueError:

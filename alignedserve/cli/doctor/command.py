@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _COLORS = {"ok": "green", "note": "blue", "warn": "yellow", "fail": "red"}
 
 
-# what serve reads from the environment is read here, too
+# It reads the same environment variables as `serve`.
 @click.command("doctor", context_settings={"auto_envvar_prefix": "ALIGNEDSERVE_SERVE"})
 @click.option(
     "--url", help="check the server that runs there instead; with the first --api-key, or OPENAI_API_KEY"
@@ -34,7 +34,7 @@ def command(model: str | None, url: str | None, is_json: bool, **options: Any) -
     """Will it run here, and if not, or slowly, why? Checks what `alignedserve serve` would do, without doing it."""
     if url is not None and model is not None:
         raise click.UsageError("--url checks a server that runs, with the model that it has")
-    # what it logs is found by the checks, too
+    # Otherwise the checks' log lines would be printed; their content is in the findings.
     logging.getLogger("alignedserve").addHandler(logging.NullHandler())
     if url is None:
         has_failed = _print(_checks(model, options), is_json)
@@ -62,7 +62,7 @@ def _checks(model: str | None, options: dict[str, Any]) -> Iterator[Check]:
 
 
 def _checks_of(settings: Settings) -> Iterator[Check]:
-    """In the order in which one thing depends on another."""
+    """Yields the checks in an order in which each comes after those that it depends on."""
     try:
         from alignedserve.cli.doctor import cpu, gpu, memory, model, network, profile, store
         from alignedserve.cli.doctor.case import Case
@@ -101,12 +101,12 @@ def _server_checks(http: httpx.Client) -> Iterator[Check]:
 
 
 def _known(area: str, finding: Finding) -> Check:
-    """One that has been made."""
+    """Returns a check whose finding is known already."""
     return Check(area, partial(iter, [finding]))
 
 
 def _print(checks: Iterator[Check], is_json: bool) -> bool:
-    """Each as it is made. Whether one has failed."""
+    """Prints each finding as it is made, and returns whether one has failed."""
     found = []
     for check in checks:
         for finding in findings_of(check):

@@ -1,4 +1,4 @@
-"""The CPU: how much of it there is, and the kernels for it."""
+"""The CPU: how many cores may be used, and the kernels for it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from alignedserve.cli.doctor.finding import Finding, fail, note, ok, warn
 from alignedserve.kernels.cpu.build import cpu_features, library_path
 from alignedserve.ops import UNAVAILABLE, fastest, make_ops
 
-# that the kernels have code for, the fastest first
+# The instruction sets for which the kernels have code, the fastest first.
 INSTRUCTIONS = ("avx512_bf16", "avx512f", "fma", "asimd")
 
 
 def check_cores(case: Case) -> Iterator[Finding]:
     num_cores = len(os.sched_getaffinity(0))
-    # on GPUs it is not the cores that compute
+    # Instances on GPUs do not compute on the cores.
     num_instances = case.num_instances if case.is_cpu else 0
     yield cores_finding(num_cores, cpu_quota(), num_instances, os.environ.get("OMP_NUM_THREADS"))
 
@@ -26,7 +26,8 @@ def check_cores(case: Case) -> Iterator[Finding]:
 def cores_finding(
     num_cores: int, quota: float | None, num_instances: int, num_threads: str | None
 ) -> Finding:
-    """`num_instances`: that compute on them. `num_threads`: of each, where the environment says so."""
+    """`num_instances` is the number of instances that compute on the cores; `num_threads` is the number of threads of
+    each, if the environment sets it."""
     text = f"{num_cores} cores"
     if quota is not None and quota < num_cores:
         return warn(
@@ -43,7 +44,7 @@ def cores_finding(
 
 
 def check_backend(case: Case) -> Iterator[Finding]:
-    """As an instance makes it; native kernels are built now if that was not done before."""
+    """Makes the backend as an instance does; native kernels are built now if they have not been before."""
     name, head_dim = case.engine.attention_backend, case.model.config.head_dim
     wanted = fastest(case.device) if name == "auto" else name
     begun_s = time.monotonic()

@@ -13,21 +13,21 @@ Level = Literal["ok", "note", "warn", "fail"]
 class Finding:
     level: Level
     text: str
-    # what to do; empty where nothing has to be done
+    # What the user should do; empty if nothing has to be done.
     remedy: str = ""
 
 
 @dataclass(frozen=True)
 class Check:
     area: str
-    # A ValueError is what `serve` would end with.
+    # `serve` would end with the ValueErrors that this raises.
     run: Callable[[], Iterator[Finding]]
-    # of its ValueErrors
+    # The remedy for its ValueErrors.
     remedy: str = ""
 
 
 class NotChecked(Exception):
-    """It takes what another check has found missing: this."""
+    """The check needs something that another check has found missing; the message names it."""
 
 
 def ok(text: str) -> Finding:
@@ -47,7 +47,7 @@ def fail(text: str, remedy: str) -> Finding:
 
 
 def findings_of(check: Check) -> Iterator[Finding]:
-    """Whatever happens in it, the next check can be run."""
+    """Runs the check. No error in it prevents the next check."""
     try:
         yield from check.run()
     except NotChecked as missing:

@@ -1,4 +1,4 @@
-"""GPUs: whether they can be used, by whom, and how KV gets from one to another."""
+"""GPUs: whether they can be used, by which instances, and how KV gets from one to another."""
 
 from __future__ import annotations
 

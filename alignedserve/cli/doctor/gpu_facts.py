@@ -1,4 +1,4 @@
-"""What there is to know of this machine's GPUs, as plain values."""
+"""The facts about this machine's GPUs, as plain values."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    # that torch is built for; None: for CPUs only
+    # The CUDA version for which torch is built; None: torch is for CPUs only.
     cuda_version: str | None
-    # of the driver; empty: there is none
+    # The driver's version; empty: there is no driver.
     driver: str
-    # that the driver has, whoever may use them
+    # The number of GPUs that the driver has, whether this process may use them or not.
     num_driver_gpus: int
-    # that torch can use
+    # The GPUs that torch can use.
     gpus: tuple[Gpu, ...]
-    # pairs of them of which the first can't reach the second's memory
+    # The pairs of GPUs of which the first can't reach the second's memory.
     unreachable: tuple[tuple[int, int], ...]
     triton_version: str | None
 

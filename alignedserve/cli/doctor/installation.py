@@ -1,4 +1,4 @@
-"""Python and packages, against the bounds that this package was installed with."""
+"""Python and packages, compared with the bounds in this package's metadata."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def packages_finding(lines: list[str]) -> Finding:
-    """`lines`: as in a package's metadata. Extras are left out."""
+    """`lines` are requirements as in a package's metadata. Extras are left out."""
     wanted = [requirement for line in lines if _is_needed(requirement := Requirement(line))]
     if wrong := list(filter(None, map(_wrong, wanted))):
         return fail("; ".join(wrong), "pip install --upgrade alignedserve, or the packages named")
@@ -39,7 +39,7 @@ def packages_finding(lines: list[str]) -> Finding:
 
 
 def check_ray() -> Iterator[Finding]:
-    # by name: only the launcher and the actors' shells import it
+    # Ray is looked up by name: only the launcher and the actors' shells import it.
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Memory: of the machine, of its GPUs, and shared; against weights, KV and the pool."""
+"""Memory: of the machine, of its GPUs, and shared; compared with weights, KV and the pool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_kv(case: Case) -> Iterator[Finding]:
 
 
 def check_plan(case: Case) -> Iterator[Finding]:
-    """What `serve` checks before it starts a process; the pool's memory, most of all."""
+    """Checks what `serve` checks before it starts a process, above all the pool's memory."""
     num_bytes = case.island.num_pool_blocks * case.island.form.block_bytes
     yield ok(
         f"{case.num_instances} instances, link {case.instance.transfers.transport}; "
@@ -44,14 +44,14 @@ def check_memory(case: Case) -> Iterator[Finding]:
         num_kv = _num_kv_blocks(case) * case.form.block_bytes
         num_pool = case.island.num_pool_blocks * case.form.block_bytes
     except ValueError:
-        # said by another check; what is known may already be too much
+        # Another check reports the error; the bytes that are known may already be too many.
         if not num_weights:
             raise NotChecked("whole weights") from None
     yield memory_finding(_num_available(), num_instances * num_weights, num_instances * num_kv, num_pool)
 
 
 def memory_finding(num_available: int, num_weights: int, num_kv: int, num_pool: int) -> Finding:
-    """Of the host. KV's pages are taken when they are first used, all else at the start."""
+    """Compares the host's memory. KV's pages are allocated when they are first used, all else at the start."""
     parts = {"weights": num_weights, "pool": num_pool, "KV, at most": num_kv}
     text = f"{in_bytes(num_available)} available: "
     text += ", ".join(f"{name} {in_bytes(size)}" for name, size in parts.items() if size)
@@ -85,7 +85,7 @@ def files_finding(num_files: int, max_requests: int) -> Finding:
 
 
 def _num_kv_blocks(case: Case) -> int:
-    """Of each instance. Raises ValueError when one request does not fit."""
+    """Returns the number of KV blocks of each instance. Raises ValueError when one request does not fit."""
     budget = case.engine.kv_cache_memory_bytes or (
         DEFAULT_CPU_KV_BYTES if case.is_cpu else _gpu_kv_bytes(case)
     )
@@ -93,7 +93,8 @@ def _num_kv_blocks(case: Case) -> int:
 
 
 def _gpu_kv_bytes(case: Case) -> int:
-    """What weights leave; the work of a step is measured at the start, and takes some of it."""
+    """Returns the bytes that the weights leave; an instance measures the work of a step at its start, which takes some
+    of them."""
     gpu, num_weights = min(case.gpus.gpus, key=lambda gpu: gpu.num_free_bytes), num_weight_bytes(case)
     use = MemoryUse(gpu.num_total_bytes, gpu.num_free_bytes - num_weights, num_weights)
     return kv_share(use, num_work=0, utilization=case.instance.engine.gpu_memory_utilization)

@@ -1,4 +1,4 @@
-"""The model's files: what kind it is, whether all weights are there, its tokenizer."""
+"""The model's files: the architecture, whether all weights are there, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def check_model(case: Case) -> Iterator[Finding]:
 
 
 def num_weight_bytes(case: Case) -> int:
-    """In the dtype that it runs with. Raises ValueError when the files don't hold the model."""
+    """Returns the bytes of the weights in the dtype with which the model runs. Raises ValueError when the files don't
+    contain the model."""
     found, checkpoint = case.model, None
     if not found.is_dummy and found.directory is not None:
         checkpoint = SafetensorsSource(found.directory, case.torch_dtype, "cpu", progress=False)

@@ -1,4 +1,4 @@
-"""The cost model's profile: saved before, or measured when instances start."""
+"""The cost model's profile: saved earlier, or measured when instances start."""
 
 from __future__ import annotations
 

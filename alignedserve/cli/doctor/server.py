@@ -16,13 +16,13 @@ _MAX_TOKENS = 4
 
 
 class Server:
-    """Its checks, in the order in which they make sense."""
+    """Checks of a running server, in the order in which they are made."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http = http
 
     def health(self) -> Iterator[Finding]:
-        """The first one: says whether there is a server at all."""
+        """The first check: whether there is a server."""
         try:
             body = self._http.get("/health").json()
         except httpx.TransportError as error:
@@ -51,7 +51,7 @@ class Server:
         yield ok(self._model())
 
     def request(self) -> Iterator[Finding]:
-        """A short one, by the clock."""
+        """Sends a short request, and measures how long the answer takes."""
         answer = Answer()
         client = ChatClient(self._http, self._model(), {"max_tokens": _MAX_TOKENS, "temperature": 0})
         try:

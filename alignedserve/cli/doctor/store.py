@@ -27,7 +27,7 @@ def check_store(case: Case) -> Iterator[Finding]:
 
 
 def check_private_redis(case: Case) -> Iterator[Finding]:
-    """On an empty directory: what is kept in the real one is left alone."""
+    """Starts Redis on an empty directory, so that the real one is not touched."""
     if case.settings.launch.redis_url is not None:
         return
     with (

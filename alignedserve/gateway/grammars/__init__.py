@@ -1,1 +1,1 @@
-"""Schemas, regexes and grammars of structured outputs, compiled before a request goes on its way."""
+"""Schemas, regexes and grammars of structured outputs, which are compiled before a request is submitted."""

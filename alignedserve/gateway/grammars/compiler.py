@@ -1,9 +1,10 @@
-"""Schemas, regexes and grammars, tried in a process of their own (text/grammar_process.py): one that takes too long, or
-too much memory, ends. Instances compile them again; what is refused here never gets there.
+"""Schemas, regexes and grammars, compiled in a process of their own (text/grammar_process.py): one that takes too
+long, or too much memory, is stopped. Instances compile them again; they never get one that is refused here.
 
 There are two lanes. In the first each may take a little of the processor's time, which is enough for ordinary ones.
-What takes longer begins anew in the second, and may take all of the time that it has: ordinary ones don't wait for
-that. In both, the owner goes next that has used the lane least of late: an API key's holder, if there are keys.
+One that takes longer begins again in the second, and may take all of the time that it has: ordinary ones don't wait
+for that. In both, the next turn is the owner's that has used the lane least recently; an owner is an API key's holder,
+if there are keys.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from alignedserve.types import InvalidRequest
 
 __all__ = ["Compiler", "QueueTimeout"]
 
-# So many answers are kept: a hash and a line of text each.
+# The number of answers that are kept: a hash and a line of text each.
 MAX_KEPT = 4096
 # A grammar may take so many seconds of the processor's time in the first lane. Schemas with some hundred properties
 # take less.
@@ -33,9 +34,9 @@ SHORT_S = 0.05
 CLOCK_FACTOR = 4
 # A request waits no longer than this for its turn, when others' grammars take their whole time one after the other.
 TURN_S = 10.0
-# What took too long is not tried again for so long: on a machine with less to do it might not.
+# A grammar that took too long is not tried again for so many seconds: on a less busy machine it might not.
 SLOW_KEPT_S = 300.0
-# signals that end a child whose time is up
+# The signals that end a child whose time is up.
 _TOO_SLOW = ("SIGALRM", "SIGPROF")
 
 logger = logging.getLogger(__name__)
@@ -43,11 +44,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Found:
-    # what is wrong with it; None: nothing
+    # What is wrong with the grammar; None: nothing is.
     problem: str | None = None
-    # True: it took too long, and nothing else is known of it
+    # Whether it took too long; then nothing else is known about it.
     is_slow: bool = False
-    # the time from which it is tried again
+    # The time from which it is tried again.
     until_s: float = float("inf")
 
 
@@ -69,7 +70,7 @@ class Compiler:
             logger.warning("grammars: the vocabulary could not be taken in, %s", error)
 
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
-        """Raises InvalidRequest that says what is wrong with it, TimeoutError, and QueueTimeout. `timeout_s` counts the
+        """Raises InvalidRequest with what is wrong with it, TimeoutError, or QueueTimeout. `timeout_s` counts the
         processor's time. Requests without an `owner` count as one owner's."""
         key = hashlib.sha256(f"{wanted.kind} {wanted.text}".encode()).digest()
         found = self._kept.get(key)
@@ -115,7 +116,7 @@ class Compiler:
             return _Found(
                 "structured_outputs: needs a tokenizer and an end of sequence, and this model has not both"
             )
-        # The start of the process is nobody's turn.
+        # The start of the process uses nobody's turn.
         await self.prepare()
         async with self._short.turn(owner, TURN_S):
             found = await self._compiled(self._process, wanted, min(SHORT_S, timeout_s))
@@ -132,7 +133,7 @@ class Compiler:
             answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
         except ProcessEnded:
             try:
-                # Whatever ended it, it was not this grammar: its children do the work.
+                # Whatever ended the process, it was not this grammar: the process's children do the work.
                 answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
             except ProcessEnded:
                 return _Found(

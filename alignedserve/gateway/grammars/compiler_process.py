@@ -1,5 +1,5 @@
-"""The process that compiles grammars (text/grammar_process.py), as the gateway has it in hand. It starts when it is
-needed, and again when it has ended."""
+"""The gateway's side of the process that compiles grammars (text/grammar_process.py). It starts when it is needed, and
+again when it has ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CompilerProcess:
         self._is_closed = False
 
     async def started(self) -> _Running:
-        """Raises ProcessEnded where the vocabulary can't be taken in."""
+        """Raises ProcessEnded if the vocabulary can't be loaded."""
         if self._is_closed:
             raise ProcessEnded("it is closed")
         if self._starting is None or _is_over(self._starting):
@@ -40,13 +40,14 @@ class CompilerProcess:
     async def compile(
         self, wanted: StructuredOutputsParams, timeout_s: float, cpu_s: float
     ) -> dict[str, Any]:
-        """Returns what the `problem` is, which may be None, or how the compilation `ended`. Raises ProcessEnded."""
+        """Returns the `problem` of the grammar, which may be None, or how the compilation `ended`. Raises
+        ProcessEnded."""
         asked = {"kind": wanted.kind, "value": getattr(wanted, wanted.kind)}
         running = await self.started()
         return await running.ask(asked | {"timeout_s": timeout_s, "cpu_s": cpu_s})
 
     async def aclose(self) -> None:
-        """Ends the process. Nothing is compiled afterwards."""
+        """Ends the process. No grammar is compiled afterwards."""
         self._is_closed = True
         if self._starting is not None:
             with contextlib.suppress(ProcessEnded):
@@ -70,13 +71,13 @@ class CompilerProcess:
 
 
 class _Running:
-    """A process that has taken in its vocabulary."""
+    """A process that has loaded its vocabulary."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.has_ended = False
         self._numbers = count()
-        # answers that are waited for, by number
+        # The answers that are waited for, by number.
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reading = asyncio.create_task(self._read())
 
@@ -88,7 +89,7 @@ class _Running:
         self._asked[number] = answer
         try:
             with contextlib.suppress(ConnectionError):
-                # `_read` hears of it, too.
+                # `_read` notices it, too.
                 await _tell(self.process, asked | {"number": number})
             return await answer
         finally:
@@ -110,7 +111,7 @@ class _Running:
                     asked.set_result(answer)
         except ENDED:
             self.has_ended = True
-            # To kill it once more could take its status from what waits for it.
+            # To kill it once more could take its status from the task that waits for it.
             status = await self.process.wait()
         for asked in self._asked.values():
             if not asked.done():

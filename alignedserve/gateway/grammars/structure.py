@@ -1,4 +1,4 @@
-"""What the output has to look like is compiled before a request goes on its way, and within a time."""
+"""A request's structured output is compiled before the request is submitted, within a time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alignedserve.types import InvalidRequest
 
 
 def check_size(limits: Limits, params: SamplingParams, name: str) -> None:
-    """The schema or grammar came in the parameter `name`. Raises ApiError."""
+    """Checks the size of the schema or grammar, which came in the parameter `name`. Raises ApiError."""
     num_bytes = len(params.structured_outputs.text) if params.structured_outputs else 0
     if num_bytes > limits.max_grammar_bytes:
         raise _refused(name, f"{num_bytes} bytes; at most {limits.max_grammar_bytes} are allowed")
@@ -19,8 +19,8 @@ def check_size(limits: Limits, params: SamplingParams, name: str) -> None:
 async def check_structure(
     compiler: Compiler, limits: Limits, params: SamplingParams, name: str, owner: str
 ) -> None:
-    """The schema or grammar came in the parameter `name`. `owner` is that of the request's key. Raises ApiError that
-    says what is wrong with it."""
+    """Compiles the schema or grammar, which came in the parameter `name`. `owner` is that of the request's key. Raises
+    ApiError with what is wrong with it."""
     wanted = params.structured_outputs
     if wanted is None:
         return

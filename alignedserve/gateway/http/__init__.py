@@ -1,1 +1,1 @@
-"""HTTP, whoever's API it carries: connections, bodies, who may ask and how much, errors, JSON written in steps."""
+"""HTTP, for any API: connections, bodies, authorisation and limits, errors, JSON written in steps."""

@@ -1,9 +1,10 @@
-"""What every request goes through before any of it is read: whose it is, whether there is room, how long it may be.
+"""The checks of every request before any of it is read: its owner, whether there is room, how long it may be.
 
 Where no keys are needed, any page that a user looks at may make the browser send requests: see callers.py.
+
 A client without a key gets nothing but `/health` and the page's files, which hold no data: no other route, no route
-that isn't there, no OPTIONS, no docs.
-What browsers ask before a call (CORS, see gateway/app.py) does not come so far.
+that does not exist, no OPTIONS, no docs. Preflight requests of browsers (CORS, see gateway/app.py) are answered before
+they get here.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class AuthLimitsMiddleware:
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
-            # there are no web sockets here
+            # There are no web sockets here.
             await send({"type": "websocket.close", "code": 1008})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,16 +1,17 @@
-"""Which web pages may make a browser ask, by the headers that a page can't choose: Host, Origin and Sec-Fetch-Site.
+"""Which web pages may make a browser send requests, by the headers that a page can't choose: Host, Origin and
+Sec-Fetch-Site.
 
-A server that listens on this machine, or within a network, and needs no key is reached by whoever can make a browser
-send something: any page. Two things keep them out.
+A server that listens on this machine, or within a network, and needs no key can be reached from any page, through the
+browser of a user. Two checks keep such pages out.
 
-- A page can have its own name lead to this machine (DNS rebinding), and is then of the same origin as this server to
-  the browser. But the browser says the name: it must be one that this server is known by. An address that somebody
+- A page can have its own name lead to this machine (DNS rebinding), and then has the same origin as this server for
+  the browser. But the browser sends the name: it must be one of this server's known names. An address that a user
   typed is no name that leads elsewhere.
-- A page can send a form, or a file, anywhere without reading what comes back. The browser says which page it was: what
-  changes anything must come from this server's own page, or from an allowed origin.
+- A page can send a form, or a file, anywhere without reading the answer. The browser sends the page's origin: a
+  request that changes anything must come from this server's own page, or from an allowed origin.
 
-With API keys neither is looked at, unless hosts are named: a page does not have the key, and no browser adds it by
-itself. Whatever is no browser can say what it likes, and needs no page to be asked by.
+With API keys neither is checked, unless hosts are named: a page does not have the key, and no browser adds it by
+itself. A client that is no browser can send any header, and needs no page to send requests.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from starlette.datastructures import Headers
 
 from alignedserve.gateway.http.errors import ApiError
 
-# These methods ask for no work: they are answered while the server stops, too.
+# These methods cause no work: they are answered while the server stops, too.
 LOOKING = ("GET", "HEAD", "OPTIONS")
 ANY = "*"
-# a host, with or without a port
+# A host, with or without a port.
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{0,5})?")
 
 
 @dataclass(frozen=True)
 class Callers:
-    """By default any host may be asked for, and pages of any origin may change something."""
+    """By default requests may name any host, and pages of any origin may change something."""
 
     names: frozenset[str] = frozenset((ANY,))
     takes_loopback: bool = False
     takes_addresses: bool = False
-    # None: pages of any origin may change something
+    # None: pages of any origin may change something.
     origins: frozenset[str] | None = None
 
     def refusal(self, method: str, headers: Headers) -> ApiError | None:
@@ -74,7 +75,7 @@ class Callers:
         return self.takes_addresses or (self.takes_loopback and address.is_loopback)
 
 
-# All callers are taken where keys are needed, and in tests of what comes behind.
+# All callers are accepted where keys are needed, and in tests of other parts.
 ANY_CALLER = Callers()
 _HOST_HELP = "this server is not known by that name; --allowed-hosts makes it known, when it is started"
 _ORIGIN_HELP = (
@@ -100,7 +101,7 @@ def callers_of(
 
 
 def plain(host: str) -> str:
-    """The form in which hosts are compared."""
+    """Returns the form in which hosts are compared."""
     name = host.lower().removeprefix("[").removesuffix("]").removesuffix(".")
     return str(_address(name) or name)
 
@@ -113,5 +114,5 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 
 def _is_of(origin: str, host: str | None) -> bool:
-    """Whether the page comes from this host. A proxy in front may speak TLS or not."""
+    """Returns whether the page comes from this host. A proxy in front may speak TLS or not."""
     return host is not None and origin.lower().partition("://")[2] == host.lower()

@@ -1,6 +1,7 @@
-"""One HTTP connection: uvicorn's, behind `Framing`, and with an end to everything that a client may keep waiting for.
+"""One HTTP connection: uvicorn's, behind `Framing`, and with a time limit for everything for which a client may be
+waited.
 
-The protocol is h11 always, also where something else is installed that uvicorn would prefer.
+The protocol is always h11, even if another one is installed that uvicorn would prefer.
 """
 
 from __future__ import annotations
@@ -20,31 +21,32 @@ from alignedserve.gateway.http.framing import BadRequest, Framing
 
 logger = logging.getLogger(__name__)
 
-# A request's head comes within this, once it is begun or the connection stands.
+# The seconds within which a request's head must come, once it has begun or the connection is open.
 HEAD_S = 20.0
-# A client that takes nothing of an answer for so long has gone, or might as well have.
+# A client that reads nothing of an answer for so many seconds is considered gone.
 HEARD_S = 60.0
-# What was written last before a connection is closed leaves within this.
+# The seconds within which the last bytes that are written before a connection is closed must leave.
 CLOSE_S = 60.0
-# A client that still sends when its connection is closed would not hear why: its system throws away what it has not
-# read. So it is told that nothing more will be said, and what it sends is thrown away, so much of it and so long.
+# A client that still sends when its connection is closed would not see the reason: its system discards what it has not
+# read. So only the sending side is closed first, and what the client sends is discarded, for so many seconds and
+# bytes.
 LINGER_S = 2.0
 LINGER_BYTES = 16 << 20
-# If no more than this is left of a body that nobody wants, the connection is kept.
+# If no more than this is left of a body that is not needed, the connection is kept.
 MAX_UNREAD_BYTES = 64 << 10
 
 
 class _Transport:
-    """A transport that is written to only while it is open. asyncio drops the rest too, but with a warning for each
-    piece, and there may be hundreds of them before it tells that the client has gone."""
+    """A transport that is written to only while it is open. asyncio drops later pieces too, but with a warning for
+    each, and there may be hundreds of them before it reports that the client has gone."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
-        # uvicorn has more of a body than it wants for now.
+        # Whether uvicorn has paused reading, since it has enough of a body for now.
         self._is_paused = False
-        # Other connections are read first.
+        # Whether the connection waits for others to be read first.
         self._awaits_turn = False
 
     @property
@@ -94,7 +96,7 @@ class _Transport:
         try:
             self._transport.write_eof()
         except OSError:
-            # the client has gone
+            # The client has gone.
             self._transport.abort()
         else:
             self._transport.resume_reading()
@@ -115,7 +117,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().__init__(**uvicorns)
         self._crowd = connections
         self._framing = Framing()
-        # bytes that have arrived and have not been read yet
+        # The bytes that have arrived and have not been read yet.
         self._arrived = bytearray()
         self._num_dropped = 0
         self._app, self.app = self.app, self._answer
@@ -169,7 +171,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     @property
     def is_still_told(self) -> bool:
-        """The client is in the middle of a request, or has begun another one."""
+        """Whether the client is in the middle of a request, or has begun another one."""
         return not self._framing.is_between or bool(self._arrived)
 
     @property
@@ -213,11 +215,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.linger()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what h11 does not take."""
+        """Refuses a request that h11 does not accept."""
         self._refuse(ApiError(400, msg))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """A client that offers another protocol gets this one, and that is no news."""
+        """A client that offers another protocol gets this one; that is not logged."""
 
     # ---- answers ----
 
@@ -237,7 +239,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if num_left is None or num_left > MAX_UNREAD_BYTES:
             self.transport.close()
         elif self._arrived:
-            # each request that waited has a turn of the event loop of its own
+            # Each request that waited has a turn of the event loop of its own.
             self.loop.call_soon(self._read)
 
     def pause_writing(self) -> None:
@@ -272,7 +274,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
 
 def _written(error: ApiError) -> bytes:
-    """The error as an answer, after which the connection is closed."""
+    """Returns the error as an answer, after which the connection is closed."""
     body = msgspec.json.encode(error.body)
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]

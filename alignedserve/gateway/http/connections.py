@@ -1,9 +1,9 @@
 """How many connections are open, and which one is closed in favour of a new one when there are too many.
 
-A bound for each address would be of no use behind a proxy, where all have the same, so there is one for all. A client
-that opens many connections and says nothing takes no place away from others: the connection that has been idle longest
-goes first, then the one that has waited longest for its client in the middle of a request. One whose request is being
-answered is never closed.
+A limit for each address would be useless behind a proxy, where all clients have the same address, so there is one for
+all. A client that opens many connections and sends nothing takes no places from others: the connection that has been
+idle longest is closed first, then the one that has waited longest for its client in the middle of a request. A
+connection whose request is being answered is never closed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DESCRIPTORS_SHARE = 0.75
 
 
 class Doing(Enum):
-    # it waits for a request, or for the rest of its head
+    # The connection waits for a request, or for the rest of its head.
     IDLE = auto()
-    # it waits for more of a body, or for its client to read what was answered
+    # The connection waits for more of a body, or for its client to read the answer.
     STALLED = auto()
     ANSWERING = auto()
 
@@ -38,7 +38,7 @@ class Closable(Protocol):
 class Connections:
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
-        # what each connection does; and for each of these, the connections in the order in which they began to
+        # What each connection does; and for each of these, the connections in the order in which they began it.
         self._doing: dict[Closable, Doing] = {}
         self._by_doing: dict[Doing, dict[Closable, None]] = {doing: {} for doing in Doing}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
@@ -57,7 +57,7 @@ class Connections:
         return True
 
     def note(self, connection: Closable, doing: Doing) -> None:
-        """Notes what a connection does. Safe to repeat, and for one that was not let in."""
+        """Notes what a connection does. Safe to repeat, and for one that was not admitted."""
         before = self._doing.get(connection, doing)
         if before is not doing:
             del self._by_doing[before][connection]

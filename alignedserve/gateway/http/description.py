@@ -1,4 +1,4 @@
-"""The OpenAPI description: every operation says that its errors come in OpenAI's envelope, and which there are."""
+"""The OpenAPI description: every operation lists its errors, which come in OpenAI's envelope."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def request_body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> Callable[[], dict[str, Any]]:
-    """Returns what replaces `app.openapi`. `bodies` are those that `request_body` names."""
+    """Returns the replacement of `app.openapi`. `bodies` are those that `request_body` names."""
     plain = app.openapi
 
     def described() -> dict[str, Any]:
@@ -71,5 +71,5 @@ def _responses(plain: dict[str, Any]) -> dict[str, Any]:
         status: {"description": text, "content": {"application/json": {"schema": schema}}}
         for status, text in ERRORS.items()
     }
-    # A route knows better what its own answers are like.
+    # A route's own description of an answer takes precedence.
     return errors | {status: answer for status, answer in plain.items() if status != "422"}

@@ -1,6 +1,6 @@
-"""Whether new work is taken, and how much is under way.
+"""Whether new requests are accepted, and how many are running.
 
-When the server stops, nothing new is taken, and what is under way finishes.
+When the server stops, no new requests are accepted, and those that run finish.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DrainState:
 
     @contextmanager
     def counted(self, owner: str) -> Iterator[None]:
-        """Counts a request of `owner` as under way, until the block ends."""
+        """Counts a request of `owner` as running, until the block ends."""
         self._num_open[owner] += 1
         self._idle.clear()
         try:
@@ -40,7 +40,7 @@ class DrainState:
                 self._idle.set()
 
     def begin(self) -> None:
-        """From now on, nothing new is taken. Safe to repeat."""
+        """From now on, no new requests are accepted. Safe to repeat."""
         self._draining.set()
 
     async def until_draining(self) -> None:

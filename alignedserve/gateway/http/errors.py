@@ -1,4 +1,5 @@
-"""OpenAI's error envelope: {"error": {"message", "type", "param", "code"}}, whatever went wrong and wherever."""
+"""OpenAI's error envelope: {"error": {"message", "type", "param", "code"}}, for every kind of error, wherever it
+occurs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry: bool = False,
     ) -> None:
-        """With `retry`, the client is told that the same request may well be answered a moment later."""
+        """With `retry`, the answer says that the same request may succeed a moment later."""
         super().__init__(message)
         self.status = status
         self.message = _sayable(message)
@@ -57,12 +58,12 @@ class BodyError(HTTPException):
 
 
 class BrokenOff(Exception):
-    """The rest of an answer whose beginning is on its way can't be had: the connection is closed, so that the client
-    sees it."""
+    """The rest of an answer that is being sent can't be had: the connection is closed, so that the client notices."""
 
 
 def _sayable(text: str) -> str:
-    """What a client sent and is told of may be long, and hold half of a surrogate pair."""
+    """Returns a text that an answer can contain: what a client sent may be long, and contain half of a surrogate
+    pair."""
     plain = shortened(text, MAX_MESSAGE_CHARS).encode("utf-8", "backslashreplace").decode()
     return shortened(plain, MAX_MESSAGE_CHARS)
 
@@ -72,7 +73,7 @@ def unavailable(message: str) -> ApiError:
 
 
 def invalid(error: ValueError) -> ApiError:
-    """Our messages begin with the name of what is wrong: "top_p=2: must be ..."."""
+    """The messages begin with the name of what is wrong: "top_p=2: must be ..."."""
     name = re.match(r"[a-z_]+(?=[=:\[ .])", str(error))
     return ApiError(400, str(error), param=name[0] if name else None)
 

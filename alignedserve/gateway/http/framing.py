@@ -1,12 +1,13 @@
-"""Where a request begins and ends in what arrives on a connection, and whether it is one.
+"""Finds where requests begin and end in the bytes of a connection, and refuses what is no request.
 
-h11 reads what comes out of here. By itself it takes seconds for some kilobytes: its patterns backtrack (a header of
-spaces that ends in a control character costs the square of its length), each chunk of a body costs 20 us however short
-it is, and a head may be as long as one read. So nothing reaches it that a pattern could stumble over, and chunks reach
-it joined. Everything here is linear in the number of bytes, however they are cut into segments.
+h11 reads the result. By itself it takes seconds for some kilobytes: its patterns backtrack (a header of spaces that
+ends in a control character costs the square of its length), each chunk of a body costs 20 us however short it is, and
+a head may be as long as one read. So nothing reaches it on which a pattern could backtrack, and chunks reach it
+joined. Everything here is linear in the number of bytes, however they are cut into segments.
 
-What two readers could understand differently (RFC 9112, sections 2.2, 5.2, 6.3) is refused, as another reader may stand
-in front of this server: lines that end in a bare LF, folded lines, two lengths, a length beside Transfer-Encoding.
+What two readers could understand differently (RFC 9112, sections 2.2, 5.2, 6.3) is refused, as another reader may
+stand in front of this server: lines that end in a bare LF, folded lines, two lengths, a length beside
+Transfer-Encoding.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
-# The request line and all headers may have so many bytes together. Browsers send the cookies of other servers on the
-# same machine along.
+# The most bytes of the request line and all headers together. Browsers also send the cookies of other servers on the
+# same machine.
 MAX_HEAD_BYTES = 32 << 10
 MAX_LINE_BYTES = 8 << 10
 MAX_HEADERS = 100
-# A chunk's size and extension may have so many bytes, and so may all trailers together; both are dropped.
+# The most bytes of a chunk's size and extension, and of all trailers together; both are dropped.
 MAX_CHUNK_LINE_BYTES = 256
 MAX_TRAILER_BYTES = 4 << 10
 # Chunks of a body must have so many bytes on average, not counting the first NUM_FREE_CHUNKS.
@@ -45,9 +46,9 @@ class BadRequest(Exception):
 
 class _Part(Enum):
     HEAD = auto()
-    # a body that is as long as Content-Length says
+    # A body of Content-Length bytes.
     BODY = auto()
-    # a chunked body: the size of the next chunk, the chunk, the end of line behind it, and what follows the last one
+    # A chunked body: the size of the next chunk, the chunk, the end of line behind it, and the trailers.
     SIZE = auto()
     CHUNK = auto()
     CHUNK_END = auto()
@@ -57,9 +58,9 @@ class _Part(Enum):
 class Framing:
     def __init__(self) -> None:
         self._part = _Part.HEAD
-        # bytes of an incomplete head that have been looked at
+        # The bytes of an incomplete head that have been searched.
         self._num_seen = 0
-        # bytes of the body or the chunk that have not come
+        # The bytes of the body or the chunk that have not come.
         self._num_left = 0
         self._num_chunks = 0
         self._num_body_bytes = 0
@@ -72,12 +73,12 @@ class Framing:
 
     @property
     def num_left(self) -> int | None:
-        """Bytes of the body that have not come; None where the client does not say."""
+        """The number of bytes of the body that have not come; None if the client does not announce it."""
         return self._num_left if self._part in (_Part.HEAD, _Part.BODY) else None
 
     def take(self, arrived: bytearray) -> bytes:
-        """Takes what h11 is given next out of `arrived`: a whole head, or what there is of the body, but one request at
-        most. Returns nothing if more has to arrive, or the request is whole. Raises BadRequest."""
+        """Removes from `arrived` and returns what h11 gets next: a whole head, or what there is of the body, but one
+        request at most. Returns nothing if more has to arrive, or the request is whole. Raises BadRequest."""
         match self._part:
             case _Part.HEAD:
                 return self._head(arrived)

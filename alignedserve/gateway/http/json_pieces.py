@@ -1,5 +1,5 @@
-"""JSON of any size, written down piece by piece: an answer with log-probabilities has tens of megabytes, and requests
-that wait for a token meanwhile must not notice. Pieces may be empty: each ends a step."""
+"""JSON of any size, written piece by piece: an answer with log-probabilities has tens of megabytes, and requests that
+wait for a token meanwhile must not be delayed. Pieces may be empty: each ends a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 Json = dict[str, Any]
 Piece = bytes | bytearray
 
-# Other requests get their turn after so long.
+# Other requests get their turn after so many seconds.
 STEP_S = 0.001
 BLOCK_BYTES = 1 << 16
 
@@ -111,7 +111,7 @@ def _cut(piece: Piece) -> Iterator[memoryview]:
 
 
 async def json_response(pieces: Iterable[Piece]) -> Response:
-    """The body has been written down when this returns."""
+    """Returns a response whose body has been written completely."""
     blocks = await blocks_of(pieces)
     if len(blocks) == 1:
         return Response(blocks[0], media_type="application/json")

@@ -1,5 +1,5 @@
-"""API keys: known here by their hashes only, and compared in constant time. What is made with a key belongs to the key,
-or to its group of keys."""
+"""API keys: only their hashes are known here, and they are compared in constant time. What is made with a key belongs
+to the key, or to its group of keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastapi import Request
 
-# the owner of all requests where no keys are needed
+# The owner of all requests where no keys are needed.
 ANYONE = ""
 
 # A group's name is a part of names in the store.
@@ -30,13 +30,13 @@ class Keys:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
         given = digest_of(key.strip())
-        # All keys are compared, whichever fits: how long that takes says nothing.
+        # All keys are compared, whichever fits, so that the time reveals nothing.
         fits = [owner for digest, owner in self._owners.items() if hmac.compare_digest(given, digest)]
         return fits[0] if fits and scheme.lower() == "bearer" else None
 
 
 def owner_of(http: Request) -> str:
-    """Returns the owner of what a request makes: AuthLimitsMiddleware has asked for its key."""
+    """Returns the owner of what a request makes, which AuthLimitsMiddleware has found by its key."""
     owner: str = http.state.owner
     return owner
 

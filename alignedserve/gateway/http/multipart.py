@@ -1,4 +1,5 @@
-"""multipart/form-data, read as it comes: a field is a value, a file is pieces, and neither waits for the other."""
+"""multipart/form-data, parsed as it comes: a field is yielded as a value, a file in pieces, and neither waits for the
+other."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from alignedserve.gateway.http.errors import ApiError
 
 # All that is not a file's content may have so many bytes together.
 MAX_FIELD_BYTES = 64 << 10
-# The header that says the boundary may have so many characters: to read it takes the square of its length.
+# The most characters of the header with the boundary: parsing it takes the square of its length.
 MAX_TYPE_CHARS = 1024
 # A form may have so many parts. OpenAI's has four.
 MAX_PARTS = 16
@@ -45,7 +46,7 @@ Event = Field | FileStart | FileData
 
 
 async def form_events(http: Request) -> AsyncIterator[Event]:
-    """Yields what comes. Raises ApiError when the body is not such a form."""
+    """Yields fields and pieces as they come. Raises ApiError when the body is not such a form."""
     content_type = http.headers.get("content-type", "")
     if len(content_type) > MAX_TYPE_CHARS:
         raise ApiError(400, f"the body must be multipart/form-data, said in {MAX_TYPE_CHARS} characters")
@@ -68,7 +69,7 @@ class _Form:
         self._header_name = b""
         self._header_value = b""
         self._disposition = b""
-        # the name of the field that is being read; None in a file
+        # The name of the field that is being read; None in a file.
         self._name: str | None = None
         self._value = b""
         self._num_field_bytes = 0

@@ -1,4 +1,4 @@
-"""A request's body while it is read: how long it may be, how slow, and how much memory all bodies take together."""
+"""A request's body while it is read: how long and how slow it may be, and how much memory all bodies take together."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from starlette.types import Message, Receive, Send
 
 from alignedserve.gateway.http.errors import ApiError, BodyError, unavailable
 
-# A body is waited for no longer than this without a byte of it,
+# The seconds for which the server waits for the next byte of a body.
 IDLE_S = 10.0
-# and in all no longer than this, and a second more for each so many bytes of it: 8 MiB in 9 minutes.
+# The seconds that a whole body may take, with one more for each MIN_BYTES_PER_S bytes of it: 8 MiB in 9 minutes.
 GRACE_S = 30.0
 MIN_BYTES_PER_S = 16 << 10
-# So much of each body is taken whatever the others hold.
+# So many bytes of each body are accepted however much the others have.
 SMALL_BYTES = 64 << 10
-# A small body that is not wanted is read and dropped, to keep the connection, within this.
+# The seconds within which a small body that is not needed is read and dropped, to keep the connection.
 DROPPING_S = 2.0
 
 
@@ -65,7 +65,7 @@ class BodyMemory:
 
     @contextlib.contextmanager
     def share(self, holder: str) -> Iterator[Share]:
-        """Yields the share of one body, which is given back when the block ends."""
+        """Yields the share of one body, which is freed when the block ends."""
         found = Share(self, holder)
         try:
             yield found
@@ -82,17 +82,17 @@ class Reading:
         self._share = share
         self._max_bytes = max_bytes
         self._max_held_bytes = max_held_bytes
-        # Framing has refused what is no number.
+        # Framing has refused values that are no number.
         self._announced = int(headers.get("content-length", "0"))
         self._is_chunked = "transfer-encoding" in headers
         self._is_whole = not self._announced and not self._is_chunked
         self._is_broken = False
         self._num_bytes = 0
-        # seconds that were spent waiting for the client; what this server takes itself does not count
+        # The seconds that were spent waiting for the client; this server's own time does not count.
         self._waited_s = 0.0
 
     def refusal(self) -> ApiError | None:
-        """The error for a body that is announced to be too large; None if it may come."""
+        """Returns the error for a body that is announced to be too large; None if it may come."""
         if self._announced > self._max_bytes:
             return _too_large(self._max_bytes)
         return None if self._share.can_grow(min(self._announced, self._max_held_bytes)) else _no_room()
@@ -130,7 +130,7 @@ class Reading:
         return BodyError(error)
 
     async def drop(self) -> None:
-        """Reads and drops a body that is not wanted, if it is small: then the connection can be used again."""
+        """Reads and drops a body that is not needed, if it is small: then the connection can be used again."""
         with contextlib.suppress(TimeoutError, BodyError):
             async with asyncio.timeout(DROPPING_S):
                 while not self._is_whole and self._is_small:
@@ -142,7 +142,8 @@ class Reading:
         return not self._is_chunked and self._announced <= SMALL_BYTES
 
     def answering(self, send: Send) -> Send:
-        """An answer ahead of its body's end is the connection's last one: the rest would have to be read first."""
+        """An answer that begins before the body has ended is the connection's last one: otherwise the rest would have
+        to be read first."""
 
         async def sending(message: Message) -> None:
             is_last = not self._is_whole and (self._is_broken or not self._is_small)

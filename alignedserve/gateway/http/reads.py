@@ -1,8 +1,8 @@
 """Which sockets are read in a round of the event loop when many clients send much at once.
 
-The event loop reads from each socket that has something before it goes on. With a hundred bodies under way, that is a
-round of tens of milliseconds, and a token of a stream waits for several rounds. So a connection that has filled the
-buffer, and has more to come, is read again when it is its turn: some in each round, in the order in which they came.
+The event loop reads from each socket that has data before it goes on. With a hundred bodies arriving, that is a round
+of tens of milliseconds, and a token of a stream waits for several rounds. So a connection that has filled the buffer,
+and has more to come, is read again when it is its turn: some in each round, in the order in which they came.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import asyncio
 from itertools import islice
 from typing import Protocol
 
-# So many connections are read in a round. A piece of 64 KiB takes 0.2 to 0.4 ms on a core of 2.5 GHz, with all that is
-# done with it.
+# So many connections are read in a round. A piece of 64 KiB takes 0.2 to 0.4 ms on a core of 2.5 GHz, with all its
+# processing.
 MAX_PIECES_A_ROUND = 4
 
 
@@ -22,11 +22,11 @@ class Reader(Protocol):
 
 class Reads:
     def __init__(self) -> None:
-        # readers that wait, in the order in which they came
+        # The readers that wait, in the order in which they came.
         self._waiting: dict[Reader, None] = {}
 
     def wait(self, reader: Reader) -> None:
-        """The reader is told to read on in one of the next rounds."""
+        """The reader is called to read on in one of the next rounds."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._next_round)
         self._waiting[reader] = None

@@ -1,5 +1,5 @@
-"""Each HTTP call has an id: the client's, where it sends a usable one, else a new one. It goes out with the answer, and
-into every line that is logged on the way."""
+"""Each HTTP call has an id: the client's, if it sends a usable one, else a new one. It is in the answer's headers, and
+in every line that is logged about the call."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 HEADER = "X-Request-Id"
 _USABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
-# Machines and the page ask for these again and again.
+# Machines and the page request these again and again.
 ROUTINE = ("/health", "/metrics", "/v1/cluster", "/v1/batches", "/", "/page/{name}")
 
-# the HTTP call that is being answered in this context
+# The HTTP call that is being answered in this context.
 current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)
 
 
@@ -37,13 +37,13 @@ class HttpCall:
     method: str
     headers: Headers
     begun_s: float = field(default_factory=time.monotonic)
-    # path of its route, without what the client filled in
+    # The path of its route, without the client's values.
     path: str = "-"
     status: int = 0
     is_answered: bool = False
-    # What goes on after the call (a job that it began) is not part of it.
+    # Whether the call has ended. What goes on after it (a job that it began) is not part of it.
     is_over: bool = False
-    # context of its trace, if there is one
+    # The context of its trace, if there is one.
     trace: Any = None
 
     @property
@@ -51,7 +51,7 @@ class HttpCall:
         return self.path in ROUTINE and self.method in ("GET", "HEAD")
 
 
-# Makes what goes around a call: a trace's span.
+# Makes the context manager around a call: a trace's span.
 Around = Callable[[HttpCall], AbstractContextManager[object]]
 
 
@@ -110,6 +110,6 @@ def _id_of(headers: Headers) -> str:
 def _log(call: HttpCall) -> None:
     seconds = round(time.monotonic() - call.begun_s, 4)
     said = {"method": call.method, "path": call.path, "status": call.status, "seconds": seconds}
-    # Routine calls are no news.
+    # Routine calls are logged at debug level.
     level = logging.DEBUG if call.is_routine else logging.INFO
     logger.log(level, "answered", extra={"fields": said})

@@ -1,4 +1,4 @@
-"""uvicorn, as this gateway needs it."""
+"""uvicorn with this gateway's settings."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from alignedserve.gateway.limits import Limits
 
 # Streams that are open when the server stops get so many seconds to end.
 GOODBYE_S = 1
-# A connection waits so long for its next request: longer than clients keep theirs (httpx, and with it OpenAI's: 5 s),
-# or one that is just being closed would be given a request.
+# A connection waits so many seconds for its next request: longer than clients keep theirs (httpx, and with it
+# OpenAI's: 5 s), or a client could send a request on a connection that is just being closed.
 KEEP_ALIVE_S = int(HEAD_S)
-# So many connections may wait in the kernel, and NUM_AT_ONCE of them are taken in one turn of the event loop.
+# The most connections that wait in the kernel; NUM_AT_ONCE of them are accepted in one turn of the event loop.
 MAX_WAITING = 2048
 NUM_AT_ONCE = 64
 

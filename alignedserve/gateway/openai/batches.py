@@ -1,4 +1,4 @@
-"""/v1/batches, as OpenAI has it."""
+"""/v1/batches, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BatchBody(BaseModel):
 
 
 def batch_routes(store: Store, runner: BatchRunner, is_shared: bool = False) -> APIRouter:
-    """With `is_shared`, everyone sees all batches, whoever made them."""
+    """With `is_shared`, everyone sees all batches, whichever key made them."""
     routes = APIRouter()
 
     @routes.post("/v1/batches")
@@ -107,7 +107,7 @@ async def _new_job(store: Store, body: BatchBody, owner: str, viewer: str | None
 
 
 async def _find_job(store: Store, batch_id: str, viewer: str | None) -> JobRecord:
-    """Raises ApiError, which is the same for a batch that is not there and for another owner's."""
+    """Returns the job. Raises ApiError, which is the same for a batch that does not exist and for another owner's."""
     job = await store.job(JobId(batch_id)) if _ID.fullmatch(batch_id) else None
     if job is None or viewer not in (None, job.owner):
         raise ApiError(404, f"batch_id={batch_id!r}: there is no such batch", param="batch_id")

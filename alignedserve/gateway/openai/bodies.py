@@ -1,6 +1,6 @@
-"""What a client may send, field by field. Anything else is refused by name: a misspelt parameter must not be ignored.
+"""The fields that a client may send. Any other field is refused by name: a misspelt parameter must not be ignored.
 
-Ranges are checked by SamplingParams, for every way into the system the same.
+Ranges are checked by SamplingParams, so that they are the same for every way into the system.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from alignedserve.types import InvalidRequest
 
 # This is OpenAI's default for completions; chats go on until the model ends them.
 COMPLETION_MAX_TOKENS = 16
-# `cache_salt` may have so many characters: more than any digest or key has.
+# The most characters of `cache_salt`: more than any digest or key has.
 MAX_SALT_CHARS = 256
 
-# Only the first error is told, and to make errors of all wrong items takes time.
+# Only the first error is reported, and making errors of all wrong items would take time.
 FIRST_ERROR: Any = Field(fail_fast=True)
 
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
-# A template gets these from elsewhere, or they would replace it.
+# A template gets these from elsewhere; as variables they would replace those.
 _NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
 
 
@@ -45,7 +45,7 @@ def _checked_prompt(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         return check(given)
     except ValidationError:
-        # pydantic would say for each of the kinds why the prompt is not that.
+        # pydantic would list for each of the types why the prompt is not of it.
         raise PydanticCustomError(
             "prompt", "must be a text, token ids, or a list of either, and not empty"
         ) from None
@@ -90,15 +90,15 @@ class _Body(BaseModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
-    # vLLM's field: log-probabilities of the prompt's tokens, with so many of the likeliest tokens in their places
+    # vLLM's field: log-probabilities of the prompt's tokens, with so many of the likeliest tokens in their places.
     prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     service_tier: ServiceTier | None = None
     slo: Slo | None = None
-    # vLLM's field: KV of earlier prompts is reused only where this is the same
+    # vLLM's field: KV of earlier prompts is reused only if this is the same.
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
-    # These fields are taken, and change nothing.
+    # These fields are accepted, and change nothing.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -107,7 +107,7 @@ class _Body(BaseModel):
 
     @property
     def structure_name(self) -> str:
-        """The parameter that says what the output has to look like."""
+        """The name of the parameter that prescribes the form of the output."""
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
@@ -221,7 +221,7 @@ class CompletionBody(_Body):
     def sampling_params(self) -> SamplingParams:
         """`n` becomes the number of choices that are made, which is `best_of` where that is given."""
         self.check()
-        # Nothing runs without a token, not even an echo alone.
+        # Every request computes at least one token, even an echo alone.
         params = self._sampling_params(1 if self.is_only_echo else self.max_tokens, self.logprobs)
         if self.best_of is None or self.best_of == params.n:
             return params
@@ -243,7 +243,7 @@ class ChatBody(_Body):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
-    # The default is auto where there are tools.
+    # The default is auto if there are tools.
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -294,7 +294,7 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _token_id(key: str) -> int:
-    # int() takes more than that: +5, 1_0, other scripts' digits.
+    # int() accepts more than that: +5, 1_0, other scripts' digits.
     if not re.fullmatch("[0-9]{1,18}", key):
         raise InvalidRequest(f"logit_bias key={key!r}: must be a token id")
     return int(key)

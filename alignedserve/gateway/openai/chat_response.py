@@ -1,4 +1,5 @@
-"""What chats have of their own: a role, tool calls read out of the text, a list of tokens' log-probabilities."""
+"""The parts of an answer that only chats have: a role, tool calls parsed from the text, a list of tokens'
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 
 @dataclass
 class ChatResponseBuilder(ResponseBuilder):
-    # makes what finds tool calls in the text of a choice; None where there are no tools
+    # Makes a parser of tool calls for the text of a choice; None if there are no tools.
     new_reader: Callable[[], Reader] | None = None
     _readers: dict[int, Reader] = field(default_factory=dict)
-    # number of calls that each choice has made
+    # The number of calls that each choice has made.
     _num_calls: dict[int, int] = field(default_factory=dict)
 
     id_prefix = "chatcmpl"

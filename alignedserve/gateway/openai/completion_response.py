@@ -1,4 +1,4 @@
-"""What completions have of their own: echoed prompts, log-probabilities with offsets, and `best_of`.
+"""The parts of an answer that only completions have: echoed prompts, log-probabilities with offsets, and `best_of`.
 
 For `best_of` more choices are made than are asked for, and the likeliest are kept.
 """
@@ -16,12 +16,12 @@ from alignedserve.gateway.openai.token_logprobs import TextOffsets, completion_l
 
 @dataclass
 class CompletionResponseBuilder(ResponseBuilder):
-    # number of choices that are made of each prompt, and of those that the answer gives
+    # The number of choices that are made of each prompt, and the number that the answer gives.
     num_made: int = 1
     num_given: int = 1
-    # texts that the choices of each prompt begin with; None where no echo is asked for
+    # The texts with which the choices of each prompt begin; None if no echo is asked for.
     echoes: Sequence[str] | None = None
-    # where the texts of each choice's tokens begin
+    # Where the texts of each choice's tokens begin.
     _offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
     id_prefix = "cmpl"
@@ -42,7 +42,7 @@ class CompletionResponseBuilder(ResponseBuilder):
             "finish_reason": choice.finish_reason,
         }
         members: dict[str, Iterable[Piece]] = {}
-        # They come with the first choice of a prompt.
+        # The prompt's log-probabilities come with its first choice.
         of_prompt = self._choices[number * self.num_made].prompt_logprobs
         if self.num_logprobs is None:
             body["logprobs"] = None
@@ -79,7 +79,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         yield from own.pieces()
 
     def _echo(self, number: int) -> str:
-        """Returns what the choices of a prompt begin with."""
+        """Returns the text with which the choices of a prompt begin."""
         return "" if self.echoes is None else self.echoes[number]
 
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions`: how an answer gets out, whole or as a stream."""
+"""`/v1/completions` and `/v1/chat/completions`: how an answer is sent, complete or as a stream."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _respond(
 ) -> Response:
     try:
         if is_stream:
-            # The status goes out before the body: what is refused is refused now.
+            # The status is sent before the body, so every error that can be found now is found now.
             deltas = generation.deltas()
             first = await _unless_gone(http, _first(generation, deltas))
             events = _events(first, deltas, generation, builder, includes_usage)
@@ -123,7 +123,7 @@ async def _unless_gone(http: Request, work: Awaitable[Result]) -> Result:
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            # Nobody reads this error; proxies log it as 499.
+            # No client reads this error; proxies log it as 499.
             raise ApiError(499, "the client has hung up")
         return working.result()
     finally:

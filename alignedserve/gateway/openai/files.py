@@ -1,4 +1,4 @@
-"""/v1/files, as OpenAI has it, for the two purposes there are here."""
+"""/v1/files, as in OpenAI's API, for the two purposes that exist here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from alignedserve.store import FileId, FileRecord, Store, StoreAway, StoreFull
 from alignedserve.store.records import new_file_id
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
-# A file may be asked to expire so many seconds after its creation.
+# The least and the most seconds after its creation for which a file's expiry may be set.
 _MIN_EXPIRES_S, _MAX_EXPIRES_S = 3600, 30 * 86400
 # So many files of a listing are read at a time.
 _STEP = 500
@@ -42,7 +42,7 @@ UPLOAD: Json = {"required": True, "content": {"multipart/form-data": {"schema": 
 
 
 def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> APIRouter:
-    """With `is_shared`, everyone sees all files, whoever made them."""
+    """With `is_shared`, everyone sees all files, whichever key made them."""
     routes = APIRouter()
 
     @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
@@ -88,7 +88,7 @@ def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> A
 
 
 async def _uploaded(http: Request, upload: _Upload) -> FileRecord:
-    """Reads the form into `upload` and commits it. Raises ApiError, and keeps nothing then."""
+    """Reads the form into `upload` and commits it. Raises ApiError; nothing is kept then."""
     try:
         async for event in form_events(http):
             match event:
@@ -124,7 +124,7 @@ def viewer(http: Request, is_shared: bool) -> str | None:
 async def find_file(
     store: Store, file_id: str, viewer: str | None, param: str = "file_id", status: int = 404
 ) -> FileRecord:
-    """Raises ApiError, which is the same for a file that is not there and for another owner's."""
+    """Returns the file. Raises ApiError, which is the same for a file that does not exist and for another owner's."""
     file = await store.file(FileId(file_id)) if _ID.fullmatch(file_id) else None
     if file is None or viewer not in (None, file.owner):
         raise ApiError(status, f"{param}={file_id!r}: there is no such file", param=param)
@@ -146,7 +146,7 @@ def file_body(file: FileRecord) -> Json:
 
 
 def list_response(data: list[Json], has_more: bool) -> Response:
-    """Encodes the list itself: there may be ten thousand items, and while FastAPI looked at each, others would wait."""
+    """Encodes the list itself: there may be ten thousand items, and FastAPI's checks of each would hold up others."""
     body = {
         "object": "list",
         "data": data,
@@ -158,7 +158,7 @@ def list_response(data: list[Json], has_more: bool) -> Response:
 
 
 async def _content(store: Store, file: FileRecord) -> AsyncIterator[bytes]:
-    """Yields the file's chunks. Raises BrokenOff when one can't be had: the length was announced."""
+    """Yields the file's chunks. Raises BrokenOff when one is missing: the length was announced."""
     for number in range(file.num_chunks):
         try:
             chunk = await store.chunk(file.id, number)
@@ -170,7 +170,7 @@ async def _content(store: Store, file: FileRecord) -> AsyncIterator[bytes]:
 
 
 class _Upload:
-    """What has come of a file so far: whole chunks are in the store, the rest waits here."""
+    """The part of a file that has come so far: whole chunks are in the store, the rest waits here."""
 
     def __init__(self, store: Store, owner: str, max_bytes: int) -> None:
         self._store = store

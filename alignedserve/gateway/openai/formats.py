@@ -1,4 +1,4 @@
-"""What a client says the output has to look like: OpenAI's response_format, and vLLM's structured_outputs."""
+"""How a client prescribes the form of the output: OpenAI's response_format, and vLLM's structured_outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JsonSchema(BaseModel):
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    # the output follows the schema in any case
+    # The output follows the schema in any case.
     strict: bool | None = None
 
 

@@ -1,4 +1,4 @@
-"""One API call: its prompts times n choices, each a request of its own to the router, and what comes back of them."""
+"""One API call: its prompts times n choices, each a request of its own to the router, and the tokens that come back."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NUM_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new of a choice. Its first token may have no text yet, and its last one none at all."""
+    """The new tokens and text of a choice. Its first token may have no text yet, and its last one none at all."""
 
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: str | None
-    # the prompt's log-probabilities, packed, which come with the first token where they are asked for
+    # The prompt's log-probabilities, packed, which come with the first token if they are asked for.
     prompt_logprobs: bytes = b""
 
 
@@ -45,7 +45,7 @@ class Delta:
 class Usage:
     num_prompt_tokens: int
     num_completion_tokens: int = 0
-    # number of prompt tokens whose KV was there from earlier prompts
+    # The number of prompt tokens whose KV was reused from earlier prompts.
     num_cached_tokens: int = 0
 
     @property
@@ -55,7 +55,7 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            # It is always there, as with OpenAI; vLLM leaves it out unless it is told not to.
+            # The field is always present, as in OpenAI's API; vLLM omits it by default.
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
@@ -73,18 +73,18 @@ class Generation:
     prompts: Sequence[list[int]]
     params: SamplingParams
     service: Service = field(default_factory=Service)
-    # the parameter that says what the output has to look like, if one does
+    # The name of the parameter that prescribes the form of the output, if there is one.
     structure_name: str = "structured_outputs"
-    # False: the client wants what is known with the first token, and not that token
+    # False: the client wants what is known with the first token, but not that token.
     gives_output: bool = True
-    # prompt_logprobs are asked for once a prompt, and come with its first answer: the prompt is computed in full for
-    # them, and what further answers need of it can be shared
+    # Whether prompt_logprobs are asked for once per prompt, and come with its first answer: the prompt is computed in
+    # full for them, and further answers can share its KV.
     asks_prompt_logprobs_once: bool = False
-    # predicted lengths of each prompt's answers
+    # The predicted lengths of each prompt's answers.
     predictions: Sequence[Prediction | None] = ()
-    # gives each prompt a seed if the call brings none
+    # Gives each prompt a seed if the call has none.
     seeds: Random = field(default_factory=Random)
-    # see messages.Request
+    # See messages.Request.
     cache_salt: str = ""
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
@@ -97,7 +97,7 @@ class Generation:
         wanted = list(self._wanted())
         async with self.islands.opening(self.service.tier) as turn:
             for number, each in enumerate(wanted):
-                # The first choices of a real-time call wait for nobody.
+                # The first choices of a real-time call do not wait.
                 if number % NUM_AT_ONCE == 0 and (number or self.service.tier != "rt"):
                     await turn()
                 self._open(*each)
@@ -112,7 +112,7 @@ class Generation:
                 yield prompt, further if n else first, child_seed(seed, n), prediction
 
     def close(self) -> None:
-        """Aborts what has not ended. Safe to repeat."""
+        """Aborts the requests that have not ended. Safe to repeat."""
         self.islands.close_all([choice.key for choice in self._choices])
 
     async def collect(self, add: Callable[[Delta], None]) -> None:
@@ -122,7 +122,7 @@ class Generation:
             add(delta)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Yields what is new until all choices have ended. Raises ApiError when one of them can't go on."""
+        """Yields deltas until all choices have ended. Raises ApiError when one of them can't go on."""
         num_unfinished = len(self._choices)
         while num_unfinished:
             index, news = await self._news.get()
@@ -166,7 +166,7 @@ class Generation:
     def _failure(self, reason: str) -> ApiError:
         kind, _, rest = reason.partition(": ")
         if kind.startswith("structured_outputs"):
-            # It could be compiled, and turned out to be too complex on the way.
+            # The grammar could be compiled, but turned out to be too complex while it was used.
             return ApiError(400, f"{self.structure_name}: {rest}", param=self.structure_name)
         return ApiError(500, f"generation failed: {reason}")
 

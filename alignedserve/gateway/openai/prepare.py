@@ -1,7 +1,7 @@
-"""From the bytes of a body to a call that has been found good: parsed, checked, put into the template, tokenised.
+"""From the bytes of a body to a valid call: parsed, checked, put into the template, tokenised.
 
-All of it grows with what a stranger sends, so it is done by plain functions that the event loop calls for small bodies
-and a process of its own for large ones (preparer.py). What comes out is bounded by the server's limits.
+The work grows with what a client sends, so it is done by plain functions, which the event loop calls for small bodies
+and a process of its own for large ones (preparer.py). The result is bounded by the server's limits.
 """
 
 from __future__ import annotations
@@ -29,61 +29,61 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
-# the type of token ids in `Prepared.prompts`: four bytes each
+# The type of token ids in `Prepared.prompts`: four bytes each.
 _ID: Final = "i"
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that has been found good, except for its grammar, which is compiled elsewhere."""
+    """A valid call, except for its grammar, which is compiled elsewhere."""
 
-    # token ids of each prompt, packed: lists of them take time to take apart and to put together
+    # The token ids of each prompt, packed: lists of them take long to decode and to encode.
     prompts: list[bytes]
     params: SamplingParams
-    # the parameter that says what the output has to look like
+    # The name of the parameter that prescribes the form of the output.
     structure_name: str
     is_chat: bool
-    # how it is to be served
+    # How the request is to be served.
     is_stream: bool
     includes_usage: bool
     service_tier: ServiceTier | None
     ttft_ms: float | None
     tbt_ms: float | None
     cache_salt: str
-    # what the answer shows
+    # What the answer shows.
     num_logprobs: int | None
     num_prompt_logprobs: int | None
-    # for completions: number of choices that are given for each prompt, and the texts that they begin with
+    # For completions: the number of choices that are given for each prompt, and the texts with which they begin.
     num_given: int = 1
     echoes: list[str] | None = None
     gives_output: bool = True
-    # for chats: what reads tool calls out of the text, and the tool where only one can be called
+    # For chats: the kind of parser for tool calls, and the tool if only one can be called.
     reader: str | None = None
     tool_name: str = ""
 
 
 @dataclass(frozen=True)
 class _Tooling:
-    """What tools mean for a chat: to its template, to how the model is held, and to how its text is read."""
+    """What tools mean for a chat: for its template, for the constraints on the output, and for parsing its text."""
 
-    # variables for the chat template
+    # The variables for the chat template.
     variables: dict[str, Any] = field(default_factory=dict)
-    # what finds calls in the text: a kind of reader (tools/readers.py), and the tool where only one can be called
+    # What finds calls in the text: a kind of reader (tools/readers.py), and the tool if only one can be called.
     reader: str | None = None
     tool_name: str = ""
-    # the grammar where the model may call or not, and the client asks for no other format
+    # The grammar if the model may call or not, and the client asks for no other format.
     structure: StructuredOutputsParams | None = None
-    # True: a tag around calls is a token that would be left out of the text
+    # Whether a tag around calls is a token that would be left out of the text.
     shows_special_tokens: bool = False
 
 
-# Bytes are the answer itself: /tokenize and /detokenize need no engine.
+# Bytes are the complete answer: /tokenize and /detokenize need no engine.
 Result = Prepared | bytes
 
 
 def prepare(endpoint: str, data: bytes, model: ServedModel, limits: Limits) -> Result:
-    """`endpoint` is one of ENDPOINTS. Raises ApiError, and nothing else that a client could bring about."""
+    """`endpoint` is one of ENDPOINTS. Raises ApiError, and nothing else that a client could cause."""
     body_type, made = ENDPOINTS[endpoint]
     body = _validated(_parsed(data), body_type)
     try:
@@ -157,7 +157,7 @@ def _chat(body: ChatBody, model: ServedModel, limits: Limits) -> Prepared:
 
 
 def _tooling_of(body: ChatBody, model: ServedModel) -> _Tooling:
-    """Raises ApiError and InvalidRequest where this model makes no calls."""
+    """Raises ApiError and InvalidRequest if this model makes no calls."""
     tools = body.called_tools
     if not tools:
         return _Tooling()
@@ -194,7 +194,7 @@ def _params(
 
 
 def _structure_name(body: CompletionBody | ChatBody, params: SamplingParams, tooling: _Tooling) -> str:
-    """The parameter that says what the output has to look like."""
+    """Returns the name of the parameter that prescribes the form of the output."""
     is_of_tools = tooling.structure is not None and params.structured_outputs is tooling.structure
     return "tools" if is_of_tools else body.structure_name
 
@@ -215,7 +215,7 @@ def _checked(
 
 
 def _num_kept(body: CompletionBody | ChatBody, params: SamplingParams) -> int | None:
-    """The number of likeliest tokens whose log-probabilities are kept until the answer is whole."""
+    """Returns the number of likeliest tokens whose log-probabilities are kept until the answer is complete."""
     if body.stream:
         return None
     if isinstance(body, CompletionBody):

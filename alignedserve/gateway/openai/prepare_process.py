@@ -1,7 +1,7 @@
-"""A process that prepares large bodies for the gateway (prepare.py), within a time and an amount of memory.
+"""A process that prepares large bodies for the gateway (prepare.py), within limits of time and memory.
 
-It is told of the model first, then one body after the other (child.py). SIGALRM ends it when a body takes too long,
-whatever it is doing; where memory runs out it says so, or a library ends it.
+It gets the model's description first, then one body after the other (child.py). SIGALRM ends it when a body takes too
+long, whatever it is doing; where memory runs out it reports that, or a library ends it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from alignedserve.text.tokenizer_files import TokenizerFiles
 
 # 8 MB of text become 8 million tokens at most, and take some 2 GB on their way.
 MAX_MEMORY_BYTES = 4 << 30
-# Memory that a body took is not all given back: a process that has had more than this ends, and another takes its
-# place.
+# Memory that a body took is not all freed: a process that has had more than this ends, and another takes its place.
 MAX_KEPT_BYTES = 1 << 30
-# Streams go before bodies.
+# Streams take precedence over bodies.
 NICENESS = 5
 
 
@@ -40,7 +39,7 @@ class TokenizerParts(msgspec.Struct, frozen=True):
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """What has to be known of the model."""
+    """The description of the model that the process needs."""
 
     name: str
     max_model_len: int
@@ -62,7 +61,7 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A frame holds the length of this, this, and then the body as it came."""
+    """What is asked for with a body. A frame holds the length of this, this, and then the body as it came."""
 
     endpoint: str
     timeout_s: float
@@ -73,7 +72,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @staticmethod
     def taken_from(content: bytes) -> tuple[Asked, bytes]:
-        """Takes this and the body out of a frame."""
+        """Returns this and the body from a frame."""
         source = io.BytesIO(content)
         head = read_frame(source)
         assert head is not None
@@ -81,13 +80,13 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Exactly one of these is set."""
+    """The answer; exactly one of these is set."""
 
     prepared: Prepared | None = None
     text: bytes | None = None
-    # (status, message, param, code) of an ApiError
+    # (status, message, param, code) of an ApiError.
     error: tuple[int, str, str | None, str | None] | None = None
-    # the name of an exception that is our own mistake, and where it was raised
+    # The name of an exception that is a bug of ours, and where it was raised.
     failure: str | None = None
 
 
@@ -132,7 +131,7 @@ def _told(endpoint: str, body: bytes, model: ServedModel, limits: Limits) -> Tol
 
 
 def _place(error: BaseException) -> str:
-    """Returns where the exception was raised. Its message is not told, as it may hold what a client sent."""
+    """Returns where the exception was raised. Its message is left out, as it may contain what a client sent."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next

@@ -1,7 +1,6 @@
 """Where bodies are prepared: small ones on the event loop, which they hold up for less than a switch of threads would;
-larger ones in a process of their own. Each size has its own, so that a chat with a long document does not wait behind
-the largest bodies that there may be.
-"""
+larger ones in child processes. Each size class has a process of its own, so that a chat with a long document does not
+wait behind the largest bodies that there may be."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from alignedserve.process.child import Child, ChildEnded
 
 # The slowest body of this size that was found, 8 KiB of text to be tokenised, takes 16 ms on a core of 2.5 GHz.
 INLINE_BYTES = 8 << 10
-# A document of this size is tokenised in 0.3 s there.
+# A document of this size is tokenised in 0.3 s on such a core.
 MEDIUM_BYTES = 256 << 10
-# The largest that is allowed by default, 8 MB of text, takes 6 s.
+# The largest body that is allowed by default, 8 MB of text, takes 6 s.
 TIMEOUT_S = 20.0
-# A client whose body gets no turn within this is told to come again.
+# The seconds for which a body waits for its turn; after that the client is asked to retry.
 TURN_S = 30.0
 
 
@@ -56,7 +55,7 @@ class Preparer:
         return found
 
     async def answer(self, endpoint: str, body: Sequence[bytes], owner: str) -> bytes:
-        """Returns the JSON of an endpoint that is answered here and now. Raises ApiError."""
+        """Returns the JSON of an endpoint that needs no engine. Raises ApiError."""
         found = await self._result(endpoint, body, owner)
         assert isinstance(found, bytes)
         return found
@@ -83,7 +82,8 @@ class Preparer:
 
     @cached_property
     def _encoded_greeting(self) -> bytes:
-        """It is kept: a large vocabulary takes a second to write down, and streams would wait each time."""
+        """Returns the greeting, which is kept: encoding a large vocabulary takes a second, for which streams would
+        wait each time."""
         model = self._model
         parts = None
         if model.tokenizer:

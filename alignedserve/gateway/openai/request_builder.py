@@ -1,4 +1,4 @@
-"""From a body that a client sent, or a line of a batch job, to a generation and the shape of its answer."""
+"""From a body that a client sent, or a line of a batch job, to a generation and the form of its answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STEP_IDS = 1 << 15
 
 @dataclass(frozen=True)
 class RequestBuilder:
-    """Builds generations, which have not been started, and what makes answers of them. Raises ApiError and
+    """Builds generations, which have not been started, and their response builders. Raises ApiError and
     InvalidRequest."""
 
     model: ServedModel
@@ -41,7 +41,7 @@ class RequestBuilder:
     limits: Limits = field(default_factory=Limits)
     slo: SloConfig = field(default_factory=SloConfig)
     lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
-    # gives a seed to requests that bring none
+    # Gives a seed to requests that have none.
     seeds: Random = field(default_factory=Random)
 
     async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, ResponseBuilder]:
@@ -93,7 +93,8 @@ class RequestBuilder:
 
 
 def _salt(owner: str, asked: str) -> str:
-    """How soon an answer comes tells whether its prompt was asked before: owners are not told of each other's."""
+    """Returns the salt: how soon an answer comes reveals whether its prompt was asked before, so owners do not share
+    KV."""
     return f"{owner} {asked}" if owner else asked
 
 

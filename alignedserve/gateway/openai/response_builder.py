@@ -1,7 +1,7 @@
-"""OpenAI's answer objects, whole and in chunks. Chats and completions differ in shape only.
+"""OpenAI's answer objects, complete and in chunks. Chats and completions differ only in form.
 
-Answers can be large: 256 choices, or log-probabilities of half a million tokens. So each delta is taken in when it
-comes, at a cost that does not grow with what came before, and what is large is kept and written down as JSON's bytes.
+Answers can be large: 256 choices, or log-probabilities of half a million tokens. So each delta is added when it comes,
+at a cost that does not grow with what came before, and large parts are kept as JSON's bytes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from alignedserve.gateway.tools.calls import CollectedCalls
 
 @dataclass
 class CollectedChoice:
-    """What has come of a choice, for an answer that is given whole."""
+    """What has come of a choice, for an answer that is sent complete."""
 
     texts: list[str] = field(default_factory=list)
-    # content and tool calls: a chat has these instead of texts
+    # Content and tool calls: a chat has these instead of texts.
     calls: CollectedCalls = field(default_factory=CollectedCalls)
     logprobs: Columns = field(default_factory=Columns)
     finish_reason: str | None = None
-    # the prompt's log-probabilities, packed (prompt_logprobs.py)
+    # The prompt's log-probabilities, packed (prompt_logprobs.py).
     prompt_logprobs: bytes = b""
-    # the number of its tokens, and the sum of their log-probabilities
+    # The number of its tokens, and the sum of their log-probabilities.
     num_tokens: int = 0
     sum_logprobs: float = 0.0
 
@@ -45,14 +45,14 @@ class CollectedChoice:
 class ResponseBuilder(ABC):
     model: ServedModel
     created: int
-    # number of likeliest tokens that are shown with each token; None: no log-probabilities
+    # The number of likeliest tokens that are shown with each token; None: no log-probabilities.
     num_logprobs: int | None
     service_tier: str = "default"
     id: str = ""
     prompts: Sequence[list[int]] = ()
-    # the same for each of a prompt's tokens
+    # The same for each of a prompt's tokens.
     num_prompt_logprobs: int | None = None
-    # number of characters that each choice has so far
+    # The number of characters that each choice has so far.
     _lengths: dict[int, int] = field(default_factory=dict)
     _choices: dict[int, CollectedChoice] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class ResponseBuilder(ABC):
         self._add_text(choice, delta)
 
     def whole(self, usage: Usage) -> Iterator[Piece]:
-        """Writes the answer down, when everything has been added."""
+        """Yields the answer, after everything has been added."""
         choices = sorted(self._given().items())
         body = self._envelope(self.kind) | {"usage": usage.body}
         members = {"choices": array_of(self._whole_choice(index, choice) for index, choice in choices)}
@@ -95,7 +95,7 @@ class ResponseBuilder(ABC):
         return {}
 
     def _prompt_logprobs(self, prompt: Sequence[int], packed: bytes) -> dict[str, Iterable[Piece]]:
-        """vLLM's field, where the client asks for it."""
+        """Returns vLLM's field, if the client asks for it."""
         if self.num_prompt_logprobs is None:
             return {}
         positions = prompt_positions(prompt, packed, self.num_prompt_logprobs, self.model.token_text)
@@ -115,7 +115,7 @@ class ResponseBuilder(ABC):
         return choice and object_of(self._envelope(self.chunk_kind) | extra, {"choices": array_of([choice])})
 
     def chunk(self, delta: Delta, extra: Json) -> Json | None:
-        """Returns None for a token without text, unless there is something else to say of it."""
+        """Returns the chunk; None for a token without text, unless the chunk has another content."""
         logprobs = None if self.num_logprobs is None else self._logprobs(delta)
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
         if not (delta.text or logprobs or delta.finish_reason):
@@ -127,7 +127,7 @@ class ResponseBuilder(ABC):
         return self._envelope(self.chunk_kind) | {"choices": [], "usage": usage.body}
 
     def _opening(self, first: Delta) -> Iterator[Piece] | None:
-        """What a choice's stream begins with."""
+        """Returns the first chunk of a choice's stream."""
         return None
 
     @abstractmethod

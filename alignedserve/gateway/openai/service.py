@@ -21,29 +21,30 @@ TBT_HEADER = "X-SLO-TBT-MS"
 class Slo(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # the first token is due so long after the request came
+    # The milliseconds from the request's arrival until the first token is due.
     ttft_ms: float | None = None
-    # each further one so long after the one before
+    # The milliseconds from one token until the next is due.
     tbt_ms: float | None = None
 
 
 @dataclass(frozen=True)
 class Service:
-    # the tier, as the answer says it
+    # The tier as the answer names it.
     name: str = "default"
-    # see messages.Request
+    # See messages.Request.
     tier: str = "rt"
     ttft_s: float | None = None
     tbt_s: float | None = None
     deadline_s: float | None = None
-    # names of the objectives that are defaults
+    # The names of the objectives that are defaults.
     slo_defaults: tuple[str, ...] = ()
 
 
 def service_of(
     asked: ServiceTier | None, slo: Slo | None, headers: Mapping[str, str], defaults: SloConfig
 ) -> Service:
-    """The body goes before the headers. Raises ApiError that names what is wrong."""
+    """Returns the class of service; the body takes precedence over the headers. Raises ApiError that names what is
+    wrong."""
     slo = slo or Slo()
     ttft_s = _seconds("slo.ttft_ms", slo.ttft_ms, TTFT_HEADER, headers, MAX_TTFT_MS)
     tbt_s = _seconds("slo.tbt_ms", slo.tbt_ms, TBT_HEADER, headers, MAX_TBT_MS)
@@ -80,7 +81,7 @@ def _seconds(
 
 
 def _number(header: str, given: str) -> float:
-    # float() takes more than that: 1_0, 1e3, other scripts' digits.
+    # float() accepts more than that: 1_0, 1e3, other scripts' digits.
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", given):
         raise _wrong(header, given, "must be a number of milliseconds")
     return float(given)

@@ -1,6 +1,6 @@
 """The text of one choice, piece by piece: as much as is certain after each token.
 
-What may be half a character, or the start of a stop string, is held back until it is known not to be.
+Text that may be half a character, or the start of a stop string, is held back until that is decided.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from alignedserve.text.tokenizer import Tokenizer
 
 class TextStream:
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
-        # the stop string that ended the choice
+        # The stop string that ended the choice.
         self.stop_string: str | None = None
         self._text = StopStrings(tokenizer, params) if tokenizer else None
         self._keeps_stop_token = params.include_stop_str_in_output
         self._num_tokens = 0
 
     def append(self, token_id: int, finish_reason: str | None) -> str:
-        """Returns what can be shown now. `finish_reason` says why the engine ended the choice with this token, if it
-        did."""
+        """Returns the text that can be shown now. `finish_reason` is why the engine ended the choice with this token,
+        if it did."""
         if self._text is None:
             return ""
         self._num_tokens += 1

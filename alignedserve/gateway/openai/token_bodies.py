@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM's server has them: their bodies, and their answers as JSON."""
+"""`/tokenize` and `/detokenize`, as in vLLM's server: their bodies, and their answers as JSON."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from itertools import chain, islice
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack
 
-# gives the text of a token
+# Returns the text of a token.
 TextOf = Callable[[int], str]
 
 
-# This is the log-probability of what is impossible, as with vLLM: JSON has no infinity.
+# The log-probability of an impossible token, as in vLLM: JSON has no infinity.
 LEAST_LOGPROB = -9999.0
 
 
@@ -24,7 +24,7 @@ def completion_logprobs(
     offsets: list[int],
     text_of: TextOf,
 ) -> Json:
-    """`found` has what is known of each token, which is None for a prompt's first one. Their texts begin at
+    """`found` has the log-probabilities at each token, None for a prompt's first one. The tokens' texts begin at
     `offsets`."""
     texts = [text_of(token_id) for token_id in token_ids]
     return {
@@ -66,7 +66,7 @@ class TextOffsets:
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        # where the text ends of what was appended last
+        # Where the text of the last token ends.
         self.end = 0
 
     def append(self, token_ids: Sequence[int], offset: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: HTTP."""
+"""`/tokenize` and `/detokenize` over HTTP."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The page at `/`: it shows what the server does, and lets one try it."""
+"""The page at `/`: it shows what the server does, and lets a user try it."""

@@ -1,4 +1,5 @@
-"""The page's files, read once. They hold no data: what they show they ask for, with a key where one is needed."""
+"""The page's files, read once. They contain no data: the page requests what it shows, with a key where one is
+needed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# The page takes nothing from elsewhere and nothing inline, and sends nothing elsewhere.
+# The page loads nothing from elsewhere and nothing inline, and sends nothing elsewhere.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

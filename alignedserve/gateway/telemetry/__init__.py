@@ -1,1 +1,1 @@
-"""What the gateway lets be known of its work: request stats, metrics, traces, health."""
+"""What the gateway reports about its work: request stats, metrics, traces, health."""

@@ -1,7 +1,8 @@
-"""Prometheus's text: vLLM's names with a prefix of our own, by tier, island and instance. No label is a client's.
+"""Prometheus's text: vLLM's names with a prefix of our own, by tier, island and instance. No label has a client's
+value.
 
-What routers, pools and instances know is asked of the routers when Prometheus asks us; while none answers, the
-gateway's own metrics stay.
+The routers are asked for the metrics of routers, pools and instances when Prometheus asks the gateway; if none
+answers, there are only the gateway's own.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from alignedserve.lengths.prediction import SOURCES
 from alignedserve.protocol.messages import Cluster, Part
 
 PREFIX = "alignedserve:"
-# requests that some instance computes something for; all the others wait, or are about to leave
+# The states of requests that an instance computes; all others wait, or are about to leave.
 RUNNING_STATES = ("prefilling", "running", "making room")
 GONE_STATES = ("leaving",)
-# ways that a request ends by itself
+# The reasons for which a request ends by itself.
 SUCCESSES = ("stop", "length")
 
-# status of a batch job -> number of jobs
+# Returns the number of batch jobs by status.
 CountJobs = Callable[[], Awaitable[Mapping[str, int]]]
 
 
@@ -120,7 +121,7 @@ def _histograms(metrics: Metrics) -> Iterator[Metric]:
         yield family
 
 
-# name -> help, and where TierMetrics has it
+# The help of each histogram by name, and the field of TierMetrics that has it.
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("From arrival to the first token.", "time_to_first_token"),
     "inter_token_latency_seconds": ("From one token to the next.", "inter_token_latency"),
@@ -213,7 +214,7 @@ def _kv_use(parts: Iterable[tuple[str, Part]]) -> Metric:
 INSTANCE_ROLES = ("prefill", "decode", "colocated")
 INSTANCE_LABELS = ("island", "role", "instance")
 
-# name -> help, and where InstanceStats has it
+# The help of each counter by name, and the field of InstanceStats that has it.
 INSTANCE_COUNTERS = {
     "num_preemptions": ("Requests that had to leave a running batch.", "num_preemptions"),
     "num_evictions": ("Those of them whose KV was kept.", "num_evictions"),

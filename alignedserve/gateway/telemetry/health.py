@@ -1,4 +1,4 @@
-"""Whether the system can answer, asked of those who would: a router knows which processes its island has."""
+"""Whether the system can answer; the routers are asked, as they know which processes their islands have."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ NEEDED_COLOCATED = ("kvpool", "colocated")
 _STORE_REASON = "files and batches answer 503, and batches wait: their store can't be reached, or can't write"
 
 
-# Asks each island's router and maps the island's number to what it said. Raises ApiError when none answers.
+# Asks each island's router and returns the answers by the islands' numbers. Raises ApiError when none answers.
 AskClusters = Callable[[], Awaitable[Mapping[int, Cluster]]]
 
 
 async def health(
     ask_clusters: AskClusters, drain_state: DrainState, store: Store | None
 ) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body. One island that can answer is enough: without the store, what runs in real time goes on."""
+    """Returns the HTTP status and the body. One island that can answer is enough; without the store, real time goes
+    on."""
     if drain_state.is_draining:
         return 503, {"status": "unavailable", "reason": "this server is stopping"}
     try:
@@ -42,7 +43,7 @@ async def health(
 
 
 def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:
-    """`clusters` maps islands' numbers to what their routers said."""
+    """`clusters` maps islands' numbers to their routers' answers."""
     processes = [
         _part(part) | {"island": number} for number, cluster in clusters.items() for part in cluster.parts
     ]

@@ -1,6 +1,7 @@
-"""What this gateway has seen of requests, by tier: counts and histograms, as plain numbers.
+"""What this gateway has observed of requests, by tier: counts and histograms, as plain numbers.
 
-Observed once a token or once a request, on the event loop's thread; `exposition.py` makes Prometheus's text of it.
+Values are observed once a token or once a request, on the event loop's thread; `exposition.py` makes Prometheus's text
+of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-# Seconds. vLLM's bounds, so that its dashboards' quantiles mean the same; between tokens, some below its smallest.
+# In seconds, with vLLM's bounds, so that its dashboards' quantiles mean the same; between tokens, some are below its
+# smallest.
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -23,7 +25,7 @@ REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-# differences of predicted and true lengths, relative to the true ones
+# Differences of predicted and true lengths, relative to the true ones.
 RELATIVE_ERROR = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 TOKENS = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2, 5))
 
@@ -32,7 +34,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.sum = 0.0
-        # number of values up to each bound and above the one before it; at the end, of those above all bounds
+        # The number of values up to each bound and above the one before it; at the end, of those above all bounds.
         self._counts = [0] * (len(bounds) + 1)
 
     def observe(self, value: float) -> None:
@@ -44,7 +46,7 @@ class Histogram:
         return sum(self._counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(bound, number of values up to it), as Prometheus has them."""
+        """Returns (bound, number of values up to it), as Prometheus has them."""
         names = [*map(str, self.bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 
@@ -63,19 +65,20 @@ class TierMetrics:
         self.length_error = Histogram(RELATIVE_ERROR)
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
-        # why requests ended -> how many
+        # The number of requests by the reason for which they ended.
         self.ended: Counter[str] = Counter()
-        # where their predicted lengths came from (see lengths/prediction.py), or "none" -> requests that were opened
+        # The number of requests that were opened, by the source of their predicted length (see lengths/prediction.py),
+        # or "none".
         self.predicted_by: Counter[str] = Counter()
-        # ("ttft", "tbt" or "deadline", whether it was met) -> requests that had one
+        # The number of requests that had an objective, by ("ttft", "tbt" or "deadline", whether it was met).
         self.objectives: Counter[tuple[str, bool]] = Counter()
 
 
 class Metrics:
     def __init__(self) -> None:
-        # Both are there from the start: a series that appears with its first value hides that value from `rate`.
+        # Both exist from the start: a series that appears with its first value hides that value from `rate`.
         self._tiers = {"rt": TierMetrics(), "be": TierMetrics()}
-        # number of requests that were submitted again when their router had died
+        # The number of requests that were submitted again when their router had died.
         self.num_resubmitted = 0
 
     def line_was_late(self) -> None:

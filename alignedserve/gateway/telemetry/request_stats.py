@@ -11,33 +11,33 @@ from alignedserve.gateway.telemetry.metrics import Metrics, TierMetrics
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.protocol.messages import Request
 
-# (state, seconds since the router took the request)
+# (state, seconds since the router took the request).
 Timeline = Sequence[tuple[str, float]]
 
 
 @dataclass(eq=False, slots=True)
 class RequestStats:
     request: Request
-    # the call that it is a part of; None for a line of a batch
+    # The call that the request is a part of; None for a line of a batch.
     call: HttpCall | None
     _metrics: Metrics
-    # called when it has ended, and, maybe later, when all of its timeline is known
+    # This is called when the request has ended and, if that is later, when all of its timeline is known.
     _on_end: Callable[[RequestStats], None]
     _on_timeline: Callable[[RequestStats], None]
-    # what its length was predicted to be; None: there was no time for that, or nobody to do it
+    # The prediction of its length; None: there was no time for one, or no predictor.
     prediction: Prediction | None = None
-    # when it was submitted to the router that tells its timeline
+    # When it was submitted to the router that reports its timeline.
     submitted_s: float = 0.0
     first_s: float | None = None
     last_s: float = 0.0
     num_tokens: int = 0
-    # "stop", "length", "abort", "error", "rejected"; None while it goes on
+    # "stop", "length", "abort", "error", "rejected"; None while it goes on.
     end_reason: str | None = None
     end_s: float = 0.0
-    # what the router has told of it: up to the first token, and at the end all
+    # The timeline that the router has reported: up to the first token, and in the end all.
     timeline: Timeline = ()
     _tier: TierMetrics = field(init=False)
-    # The time of a call counts from its first byte on.
+    # The time of a call starts with its first byte.
     begun_s: float = field(init=False)
     _is_late: bool = False
 
@@ -66,8 +66,8 @@ class RequestStats:
             self._is_late = True
 
     def ended(self, reason: str, is_told: bool = True) -> None:
-        """With `is_told`, the router has told all of its timeline; otherwise `told` is called when it has. Safe to
-        repeat; the first time counts."""
+        """The request has ended. With `is_told`, the router has reported all of its timeline; otherwise `told` is
+        called when it has. Safe to repeat; the first call counts."""
         if self.end_reason is not None:
             return
         self.end_reason, self.end_s = reason, time.monotonic()
@@ -81,7 +81,7 @@ class RequestStats:
             self._on_timeline(self)
 
     def told(self, timeline: Timeline | None = None) -> None:
-        """The request had ended before: this is the rest of its timeline, or there will be none."""
+        """The request had ended before: this is the rest of its timeline; None if there will be none."""
         if timeline is not None:
             self.timeline = timeline
         self._on_timeline(self)
@@ -92,7 +92,7 @@ class RequestStats:
         self._tier.num_prompt_tokens += len(self.request.prompt)
 
     def _due_s(self, tbt_s: float) -> float:
-        """When the last of its tokens so far was due."""
+        """Returns when the last of its tokens so far was due."""
         assert self.first_s is not None
         ttft_s = self.request.ttft_s
         first_due_s = self.first_s if ttft_s is None else max(self.begun_s + ttft_s, self.first_s)
@@ -113,7 +113,7 @@ class RequestStats:
             tier.prefill_time.observe(max(first_s - self.begun_s - waited_s, 0.0))
 
     def _compare(self) -> None:
-        """Compares its length with the one that was predicted, unless that was given."""
+        """Compares its length with the prediction, unless that was given."""
         if self.end_reason not in ("stop", "length") or not self.num_tokens:
             return
         if self.prediction and self.prediction.length and self.prediction.source != "given":

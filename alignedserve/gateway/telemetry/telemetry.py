@@ -1,4 +1,4 @@
-"""What this gateway lets be known of its work: metrics, and traces where they are asked for."""
+"""What this gateway reports about its work: metrics, and traces where they are enabled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Traces(Protocol):
         """Makes a request's spans, all at once."""
 
     def close(self) -> None:
-        """Sends what has not left yet."""
+        """Sends what has not been sent yet."""
 
 
 class NoTraces:

@@ -5,8 +5,8 @@
       request
         queue -> prefill -> pool (-> stage) -> admit -> decode        and again from where it was lost or evicted
 
-A request's spans are made when it has ended, of the router's story and the times that the gateway noted. The router's
-clock is not compared with ours: its story begins when we submitted.
+A request's spans are made when it has ended, from the router's timeline and the times that the gateway noted. The
+router's clock is not compared with ours: its timeline begins when the gateway submitted the request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OtelTraces:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("alignedserve", alignedserve.__version__)
-        # nanoseconds between the epoch and the start of time.monotonic()
+        # The nanoseconds between the epoch and the start of time.monotonic().
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     @contextmanager
@@ -118,7 +118,7 @@ def stages(stats: RequestStats) -> list[tuple[str, float, float]]:
     begins: list[tuple[str, float]] = []
     for state, offset_s in stats.timeline:
         name, begin_s = STAGES.get(state, state), stats.submitted_s + offset_s
-        # What the router did before it heard that the request is over is not part of it.
+        # What the router did after the request's end, before it knew of that, is not part of it.
         is_after = bool(begins) and begin_s >= stats.end_s
         if not is_after and (not begins or begins[-1][0] != name):
             begins.append((name, begin_s))

@@ -1,1 +1,1 @@
-"""Tool calls: what a client offers, how chat templates write calls, and how text becomes calls again."""
+"""Tool calls: the tools of a client, how chat templates write calls, and how calls are parsed from text."""

@@ -1,8 +1,8 @@
-"""Tool calls: what a client offers, how a model is held to it, and how its text becomes calls again.
+"""Tool calls: the tools of a client, how the output is constrained to them, and how calls are parsed from text.
 
-A call that has to be made is a structured output: the arguments alone where the tool is named, else a list of calls.
-Where the model may choose, its text is read as its chat template shows calls (families.py). With a function that
-is `strict`, or where one call is the most, it is held to a grammar too, unless the client asks for another format.
+A call that has to be made is a structured output: the arguments alone if the tool is named, else a list of calls. If
+the model may choose, its text is parsed as its chat template writes calls (families.py). With a function that is
+`strict`, or if there may be only one call, a grammar constrains it too, unless the client asks for another format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Function(BaseModel):
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
-    # a JSON schema
+    # A JSON schema.
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -57,7 +57,7 @@ ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 def structure_of(
     tools: Sequence[Tool], choice: ToolChoice, one_at_most: bool
 ) -> StructuredOutputsParams | None:
-    """Returns None where the model may say what it likes. Raises InvalidRequest."""
+    """Returns None if the model may write what it likes. Raises InvalidRequest."""
     if isinstance(choice, ChosenTool):
         schemas = {tool.function.name: tool.function.parameters for tool in tools}
         name = choice.function.name
@@ -75,7 +75,7 @@ def structure_of(
 
 def _call_schema(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
     parameters = dict(function.parameters or {"type": "object"})
-    # References are to the whole schema's definitions.
+    # References point to the whole schema's definitions.
     own = parameters.pop("$defs", {})
     for name, schema in own.items() if isinstance(own, dict) else ():
         if definitions.setdefault(name, schema) != schema:
@@ -89,7 +89,7 @@ def _call_schema(function: Function, definitions: dict[str, Any]) -> dict[str, A
 
 
 def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Templates write arguments as JSON themselves; clients send them back as the text that they were."""
+    """Parses the arguments of calls: templates write them as JSON themselves, and clients send them back as text."""
     return [dict(message) | _with_objects(message.get("tool_calls")) for message in messages]
 
 

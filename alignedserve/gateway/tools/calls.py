@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-# the beginning of a call as templates show it, up to its arguments
+# The beginning of a call as templates write it, up to its arguments.
 HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-# A head has no more characters than this. So a text that goes on without one is not looked at again and again.
+# The most characters of a head, so that a text that goes on without one is not searched again and again.
 MAX_HEAD_CHARS = 1024
 
 
@@ -21,13 +21,13 @@ class Piece:
     """A piece with a `name` begins a call; one without it goes on with the last call."""
 
     name: str | None
-    # JSON, as far as it goes
+    # The beginning of the JSON, as far as it has come.
     arguments: str = ""
 
 
 @dataclass
 class Read:
-    """What a reader has found that is new."""
+    """What a reader has newly found."""
 
     content: str = ""
     pieces: list[Piece] = field(default_factory=list)
@@ -57,7 +57,7 @@ class CollectedCalls:
 
     def __init__(self) -> None:
         self._content: list[str] = []
-        # names, and the parts of their arguments
+        # The names, and the parts of their arguments.
         self._calls: list[tuple[str, list[str]]] = []
 
     def add(self, read: Read) -> int:
@@ -75,12 +75,12 @@ class CollectedCalls:
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """Names and arguments."""
+        """Returns names and arguments."""
         return [(name, "".join(parts)) for name, parts in self._calls]
 
 
 class Nesting:
-    """Where a JSON object ends. A `<` that is in no string ends it too: there is none in JSON."""
+    """Finds where a JSON object ends. A `<` outside of a string ends it too: JSON has none."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth

@@ -23,7 +23,7 @@ _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 
 class Family(ABC):
     reader: ClassVar[type[Reader]]
-    # the key that stands between a call's name and its arguments
+    # The key between a call's name and its arguments.
     key: ClassVar[str]
 
     def structure(self, tools: Sequence[Tool], one_at_most: bool) -> StructuredOutputsParams | None:

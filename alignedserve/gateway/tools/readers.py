@@ -1,11 +1,10 @@
-"""From a model's text to tool calls, while it is written.
+"""Parses tool calls from a model's text, while it is written.
 
-A call is told from its name on where name and arguments come in this order, as templates show them; one in another form
-when it is whole. What was told can't be taken back: arguments that end in the middle, or are no JSON, go out as they
-were written, as OpenAI's do.
+A call is streamed from its name on if name and arguments come in this order, as templates write them; a call in
+another form is sent when it is complete. What was sent can't be taken back: arguments that end in the middle, or are
+no JSON, are sent as they were written, as OpenAI does.
 
-Each letter is looked at a few times at most, however long the text becomes: what a model says may be what a client told
-it to say.
+Each letter is read a few times at most, however long the text becomes: a client may have made the model write it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import ClassVar
 from alignedserve.gateway.tools.calls import HEAD, MAX_HEAD_CHARS, Nesting, Read, calls_in
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
-# what stands around calls in a list of them
+# What stands between the calls in a list.
 _BETWEEN = " \n\t\r[],;"
 _BETWEEN_RUN = re.compile(r"[ \n\t\r\[\],;]*")
 
@@ -26,9 +25,9 @@ _BETWEEN_RUN = re.compile(r"[ \n\t\r\[\],;]*")
 class Reader(ABC):
     """Reads the text of one choice."""
 
-    # the name by which a prepared call asks for it
+    # The name by which a prepared call asks for this reader.
     kind: ClassVar[str]
-    # what the finish reason "stop" becomes when calls were made
+    # The finish reason that replaces "stop" when calls were made.
     stop_reason = "tool_calls"
 
     @abstractmethod
@@ -36,14 +35,14 @@ class Reader(ABC):
 
     @abstractmethod
     def end(self) -> Read:
-        """There is no more text."""
+        """The text has ended."""
 
 
 class NamedReader(Reader):
     """All of the text is the arguments of one call."""
 
     kind = "named"
-    # OpenAI says "stop" for a call that had to be made.
+    # OpenAI returns "stop" for a call that had to be made.
     stop_reason = "stop"
 
     def __init__(self, name: str) -> None:
@@ -62,15 +61,15 @@ class NamedReader(Reader):
 
 
 class _Cursor(Reader):
-    """Goes through the text as it comes, a step at a time."""
+    """Goes through the text as it comes, one step at a time."""
 
     kind = "json"
 
     def __init__(self) -> None:
-        # text that has come; it is not done with from `_at` on
+        # The text that has come; it has been processed up to `_at`.
         self._text = ""
         self._at = 0
-        # finds the end of the arguments that are being told; None outside of arguments
+        # Finds the end of the arguments that are being sent; None outside of arguments.
         self._arguments: Nesting | None = None
 
     def feed(self, text: str) -> Read:
@@ -112,19 +111,19 @@ class _Cursor(Reader):
 
 
 class JsonReader(_Cursor):
-    """A call, or a list of calls, and nothing else; or just text."""
+    """Reads a call, or a list of calls, and nothing else; or plain text."""
 
     def __init__(self) -> None:
         super().__init__()
         self._is_text = False
-        # True: the text begins as JSON does
+        # Whether the text begins as JSON does.
         self._is_json = False
         self._has_calls = False
-        # finds the end of the object around arguments that are over
+        # Finds the end of the object around arguments that have ended.
         self._around: Nesting | None = None
-        # what came before `_text`, and was no call so far
+        # The text before `_text`, in which there was no call.
         self._before: list[str] = []
-        # no call will be told from its name on any more
+        # Whether no further call will be streamed from its name on.
         self._is_other = False
 
     def end(self) -> Read:
@@ -158,7 +157,7 @@ class JsonReader(_Cursor):
         return self._begin() or self._call(read)
 
     def _begin(self) -> bool:
-        """Returns whether what comes has just been found to be text."""
+        """Returns whether the text has just been found to be plain text."""
         if self._is_json:
             return False
         rest = self._text[self._at :].lstrip()
@@ -185,18 +184,18 @@ class JsonReader(_Cursor):
 
 
 class HermesReader(_Cursor):
-    """Calls between tags, with text around them."""
+    """Reads calls between tags, with text around them."""
 
     kind = "hermes"
 
     def __init__(self) -> None:
         super().__init__()
-        # a line break between calls is no content
+        # Whether a line break comes between calls, which is no content.
         self._skips_breaks = False
         self._is_inside = False
-        # what came inside before `_text`, and is no call that is told from its name on
+        # The text inside the tag before `_text`, in which there is no call that is streamed from its name on.
         self._before: list[str] = []
-        # the arguments are over; the tag's end is not there yet
+        # Whether the arguments have ended, but the closing tag has not come.
         self._is_told = False
 
     def end(self) -> Read:
@@ -269,8 +268,8 @@ def _overlap(text: str, start: int, tag: str) -> int:
 
 
 def reader_of(kind: str, tool_name: str) -> Callable[[], Reader]:
-    """Returns what makes a reader for each choice. `tool_name` is the only tool that can be called, for a named
-    reader."""
+    """Returns a function that makes a reader for each choice. `tool_name` is the only tool that can be called, for a
+    named reader."""
     readers: dict[str, Callable[[], Reader]] = {
         NamedReader.kind: lambda: NamedReader(tool_name),
         JsonReader.kind: JsonReader,
