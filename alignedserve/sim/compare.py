@@ -14,6 +14,7 @@ from alignedserve.scheduling.policies import make_policy
 from alignedserve.sim.config import SimConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import Goodput, find_goodput
+from alignedserve.sim.host_links import Sharing
 from alignedserve.sim.report import Slo
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import rate_of
@@ -165,6 +166,7 @@ class Comparison:
             pool_bytes=pool_bytes,
             slo=Slo(_seconds(config.slo_ttft_ms), _seconds(config.slo_tbt_ms)),
             scheduling=scheduling,
+            sharing=Sharing(config.shared_links, config.gpus_per_pcie_root, config.host_memory_bandwidth),
             foresee=_foresight(config.length_predictor, max_model_len),
         )
 

@@ -13,6 +13,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
+from alignedserve.sim.host_links import HostLinks, Sharing
 from alignedserve.sim.instance import SimColocated, SimDecode, SimInstance, SimPrefill
 from alignedserve.sim.network import Latency
 from alignedserve.sim.pool import PoolProcess
@@ -37,6 +38,8 @@ class IslandConfig:
     # instead of those
     num_colocated: int = 0
     num_gateways: int = 1
+    # which copies share bandwidth
+    sharing: Sharing = field(default_factory=Sharing)
     router: RouterConfig = field(default_factory=RouterConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     # of a prefill instance's blocks, for candidates; none are staged where the link is "host"
@@ -46,11 +49,22 @@ class IslandConfig:
     # what gateways say of a request's length
     foresee: Foresee = nothing
 
+    def ids_of(self, role: str) -> list[InstanceId]:
+        counts = {"prefill": self.num_prefill, "decode": self.num_decode}
+        if self.num_colocated:
+            counts = {"colocated": self.num_colocated}
+        return [InstanceId(f"{role}-{index}") for index in range(counts.get(role, 0))]
+
+    @property
+    def instance_ids(self) -> list[InstanceId]:
+        return [each for role in ("prefill", "decode", "colocated") for each in self.ids_of(role)]
+
 
 class Island:
     def __init__(self, config: IslandConfig, latency: Latency = lambda: LATENCY_S) -> None:
         self.config = config
-        self.world = World(config.cost, latency, foresee=config.foresee)
+        self.host = HostLinks(config.cost, config.sharing, config.instance_ids)
+        self.world = World(config.cost, latency, self.host, foresee=config.foresee)
         self.router = self.world.router = RouterProcess(
             self.world, lambda epoch: Router(config.router, epoch, config.scheduling)
         )
@@ -59,10 +73,9 @@ class Island:
             InstanceId("kvpool-0"),
             InstanceLimits(num_blocks=config.pool_blocks, block_size=config.decode.block_size),
         )
-        is_apart = not config.num_colocated
-        self.prefills = [self._prefill(index) for index in range(config.num_prefill * is_apart)]
-        self.decodes = [self._decode(index) for index in range(config.num_decode * is_apart)]
-        self.colocated = [self._colocated(index) for index in range(config.num_colocated)]
+        self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]
+        self.decodes = [self._decode(each) for each in config.ids_of("decode")]
+        self.colocated = [self._colocated(each) for each in config.ids_of("colocated")]
         self.gateways = [
             SimGateway(self.world, InstanceId(f"gateway-{index}"), config.decode.max_model_len)
             for index in range(config.num_gateways)
@@ -70,16 +83,16 @@ class Island:
         for process in self.processes:
             self.world.processes[process.instance_id] = process
 
-    def _prefill(self, index: int) -> SimPrefill:
-        config, name = self.config, InstanceId(f"prefill-{index}")
+    def _prefill(self, name: InstanceId) -> SimPrefill:
+        config = self.config
         share = 0.0 if config.router.link == "host" else config.staging_share
         return SimPrefill(self.world, name, config.prefill, self._policy, share, config.shares_prefixes)
 
-    def _decode(self, index: int) -> SimDecode:
-        return SimDecode(self.world, InstanceId(f"decode-{index}"), self.config.decode, self._policy)
+    def _decode(self, name: InstanceId) -> SimDecode:
+        return SimDecode(self.world, name, self.config.decode, self._policy)
 
-    def _colocated(self, index: int) -> SimColocated:
-        config, name = self.config, InstanceId(f"colocated-{index}")
+    def _colocated(self, name: InstanceId) -> SimColocated:
+        config = self.config
         return SimColocated(self.world, name, config.decode, self._policy, config.shares_prefixes)
 
     def _policy(self) -> Policy:

@@ -12,6 +12,7 @@ from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import Stream
+from alignedserve.sim.host_links import Sharing
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
@@ -41,6 +42,8 @@ class Scenario:
     pool_bytes: float = 256e9
     slo: Slo = field(default_factory=Slo)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    # which copies share bandwidth
+    sharing: Sharing = field(default_factory=Sharing)
     # what is known of lengths beforehand
     foresee: Foresee = nothing
 
@@ -60,6 +63,7 @@ class Scenario:
             num_prefill=self.num_prefill,
             num_decode=self.num_decode,
             num_colocated=self.num_colocated,
+            sharing=self.sharing,
             router=self.router,
             scheduling=self.scheduling,
             foresee=self.foresee,

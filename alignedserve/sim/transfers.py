@@ -1,5 +1,6 @@
 """Copies in virtual time: see `instance.executor.Transfers`. Copies of a kind go one after the other, urgent ones
-first, as fast as the cost model's channels; what is staged for others is in a real `StagingBuffer`.
+first, as fast as the cost model's channels and the links that they share with others allow; what is staged for others
+is in a real `StagingBuffer`.
 
 What is copied is what blocks would hold. A copy from the pool of anything but the request's own KV is an error.
 """
@@ -11,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alignedserve.sim.clock import Timer
+from alignedserve.sim.carrier import Carrier
 from alignedserve.sim.executor import SimEngine
+from alignedserve.sim.host_links import Crossings, Ports
+from alignedserve.sim.links import Flow
 from alignedserve.sim.segment import Content, SimSegment
 from alignedserve.timing.cost import Channel
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
@@ -33,6 +36,8 @@ class SimChannels:
     load: Channel
     save: Channel
     pull: Channel
+    # the links that they cross
+    ports: Ports
     # the share of a prefill instance's blocks that is set aside for KV which decode instances pull
     staging_share: float = 0.0
 
@@ -43,13 +48,16 @@ class Copy:
     what: str
     keys: tuple[RequestKey, ...]
     num_bytes: int
-    seconds: float
+    channel: Channel
+    crossings: Crossings
     # begins the copy, or returns why that is not possible
     begin: Callable[[], str | None]
     # ends the copy, with the error that stopped it or None when every byte has arrived; returns the error to report
     end: Callable[[str | None], str | None]
     done: Done
     has_begun: bool = False
+    # when its channel was free for it
+    begun_s: float | None = None
     is_over: bool = False
 
 
@@ -58,11 +66,12 @@ class Lane:
 
     def __init__(self, world: World, completions: Completions) -> None:
         self._clock = world.clock
+        self._carrier: Carrier = world.carrier
         self._completions = completions
         self._waiting: list[tuple[bool, int, Copy]] = []
         self._num_started = 0
         self._current: Copy | None = None
-        self._timer: Timer | None = None
+        self._flow: Flow | None = None
 
     @property
     def copies(self) -> list[Copy]:
@@ -80,8 +89,8 @@ class Lane:
         if copy.is_over:
             return
         if copy is self._current:
-            assert self._timer
-            self._timer.cancel()
+            assert self._flow
+            self._carrier.stop(self._flow)
             self._current = None
         self._finish(copy, error)
         self._go_on()
@@ -96,8 +105,8 @@ class Lane:
             if error is not None:
                 self._finish(copy, error)
                 continue
-            self._current = copy
-            self._timer = self._clock.after(copy.seconds, self._arrived)
+            self._current, copy.begun_s = copy, self._clock.now
+            self._flow = self._carrier.start(copy.num_bytes, copy.channel, copy.crossings, self._arrived)
 
     def _arrived(self) -> None:
         copy, self._current = self._current, None
@@ -109,7 +118,8 @@ class Lane:
         copy.is_over = True
         if copy.has_begun:
             error = copy.end(error)
-        outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, copy.seconds)
+        seconds = self._clock.now - copy.begun_s if copy.begun_s is not None else 0.0
+        outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, seconds)
         self._completions.post(copy.done, outcome)
 
 
@@ -166,7 +176,8 @@ class SimTransfers:
             return error
 
         works = self._world.copy_works()
-        copy = self._copy("load", [key], len(pairs), self._channels.load, begin, end, done)
+        channel, crossings = self._channels.load, self._channels.ports.from_pool
+        copy = self._copy("load", [key], len(pairs), channel, crossings, begin, end, done)
         self._loads.start(copy, is_urgent)
 
     def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
@@ -182,7 +193,8 @@ class SimTransfers:
             write.abandon()
             return error or WANTED_SO
 
-        copy = self._copy("save", [key], len(pairs), self._channels.save, lambda: None, end, done)
+        channel, crossings = self._channels.save, self._channels.ports.to_pool
+        copy = self._copy("save", [key], len(pairs), channel, crossings, lambda: None, end, done)
         # its blocks are taken from here on, also while it waits
         copy.has_begun = True
         self._saves.start(copy, is_urgent)
@@ -247,7 +259,8 @@ class SimTransfers:
             return None
 
         works = self._world.copy_works()
-        copy = self._copy("pull", keys, len(here), self._channels.pull, begin, end, done)
+        crossings = self._channels.ports.nvlink_in + (sender._channels.ports.nvlink_out if sender else ())
+        copy = self._copy("pull", keys, len(here), self._channels.pull, crossings, begin, end, done)
         self._pulls.start(copy, is_urgent=False)
 
     def is_reachable(self, source: InstanceId) -> bool:
@@ -276,11 +289,10 @@ class SimTransfers:
         keys: Sequence[RequestKey],
         num_blocks: int,
         channel: Channel,
+        crossings: Crossings,
         begin: Callable[[], str | None],
         end: Callable[[str | None], str | None],
         done: Done,
     ) -> Copy:
         num_bytes = num_blocks * self.engine.format.block_bytes
-        return Copy(
-            self._ids.next(), what, tuple(keys), num_bytes, channel.seconds(num_bytes), begin, end, done
-        )
+        return Copy(self._ids.next(), what, tuple(keys), num_bytes, channel, crossings, begin, end, done)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from alignedserve.protocol.messages import AnyMessage
+from alignedserve.sim.carrier import Carrier
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.foresight import Foresee, nothing
+from alignedserve.sim.host_links import HostLinks
 from alignedserve.sim.network import Encode, Latency
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
@@ -33,6 +35,7 @@ def _same(message: AnyMessage) -> AnyMessage:
 class World:
     cost: CostModel
     latency: Latency
+    host: HostLinks
     # asked once per copy: does it work?
     copy_works: Callable[[], bool] = _always
     # messages go as they are unless a test wants them encoded
@@ -50,6 +53,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.router: RouterProcess
+        self.carrier = Carrier(self.clock)
 
     def next_epoch(self) -> Epoch:
         self.num_epochs += 1

@@ -1,0 +1,87 @@
+"""The links of the host that an island's instances are on, and which of them each instance's copies cross.
+
+Instances take the host's GPUs in turn, prefill instances first: with n GPUs each, instance i has n of them from
+GPU i * n on.
+
+- *PCIe.* `gpus_per_pcie_root` GPUs in a row sit behind one root, whose bandwidth is one GPU's x16 in each direction.
+- *NVLink.* Each instance's ports carry what its channel does, in each direction. Between ports there is a switch that
+  slows nobody (NVSwitch).
+- *Host memory.* Each copy between the pool and a GPU reads or writes it once; both directions count together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from alignedserve.sim.links import Crossing, Link
+from alignedserve.timing.cost import CostModel
+from alignedserve.types import InstanceId
+
+Crossings = tuple[Crossing, ...]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """None: as the cost model says."""
+
+    # off: all links are infinite, so that no copy is slowed by another
+    is_on: bool = True
+    gpus_per_pcie_root: int | None = None
+    host_memory_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What an instance's copies cross, by direction."""
+
+    from_pool: Crossings = ()
+    to_pool: Crossings = ()
+    nvlink_in: Crossings = ()
+    nvlink_out: Crossings = ()
+
+
+class HostLinks:
+    def __init__(self, cost: CostModel, sharing: Sharing, instance_ids: Sequence[InstanceId]) -> None:
+        channels, self._num_gpus = cost.channels, cost.host.gpus_per_instance
+        self._gpus_per_root = sharing.gpus_per_pcie_root or cost.host.gpus_per_pcie_root
+        memory_bytes_per_s = sharing.host_memory_bytes_per_s or cost.host.memory_bytes_per_s or inf
+        load_bytes_per_s = max(channels.stage.bytes_per_s, channels.fetch.bytes_per_s) / self._num_gpus
+        save_bytes_per_s = channels.save.bytes_per_s / self._num_gpus
+        num_roots = -(-len(instance_ids) * self._num_gpus // self._gpus_per_root)
+
+        def link(name: str, bytes_per_s: float) -> Link:
+            return Link(name, bytes_per_s if sharing.is_on else inf)
+
+        self._memory = link("host memory", memory_bytes_per_s)
+        self._roots = [
+            (link(f"PCIe {root} to GPUs", load_bytes_per_s), link(f"PCIe {root} to host", save_bytes_per_s))
+            for root in range(num_roots)
+        ]
+        self._nvlinks = [
+            (
+                link(f"NVLink into {each}", channels.admit.bytes_per_s),
+                link(f"NVLink out of {each}", channels.admit.bytes_per_s),
+            )
+            for each in instance_ids
+        ]
+        self.ports = {each: self._ports(index) for index, each in enumerate(instance_ids)}
+
+    @property
+    def links(self) -> list[Link]:
+        return [self._memory, *(link for pair in [*self._roots, *self._nvlinks] for link in pair)]
+
+    def _ports(self, index: int) -> Ports:
+        gpus = range(index * self._num_gpus, (index + 1) * self._num_gpus)
+        roots = Counter(gpu // self._gpus_per_root for gpu in gpus)
+        weights = {root: count / self._num_gpus for root, count in roots.items()}
+        into, out = self._nvlinks[index]
+        memory = Crossing(self._memory)
+        return Ports(
+            from_pool=(memory, *(Crossing(self._roots[root][0], weight) for root, weight in weights.items())),
+            to_pool=(memory, *(Crossing(self._roots[root][1], weight) for root, weight in weights.items())),
+            nvlink_in=(Crossing(into),),
+            nvlink_out=(Crossing(out),),
+        )
