@@ -1,6 +1,6 @@
-"""Copies in virtual time: see `instance.executor.Transfers`. Copies of a kind go one after the other, urgent ones
-first, as fast as the cost model's channels and the links that they share with others allow; what is staged for others
-is in a real `StagingBuffer`.
+"""Copies in virtual time: see `instance.executor.Transfers`. As live, loads go one after the other, saves do, and so do
+pulls from one prefill instance; urgent ones go first. Each is as fast as the cost model's channel and the links that it
+shares with others allow. What is staged for others is in a real `StagingBuffer`.
 
 What is copied is what blocks would hold. A copy from the pool of anything but the request's own KV is an error.
 """
@@ -140,7 +140,9 @@ class SimTransfers:
         self._ids = ids
         self._channels = channels
         self._segment: SimSegment | None = None
-        self._loads, self._saves, self._pulls = (Lane(world, self.completions) for _ in range(3))
+        self._loads, self._saves = Lane(world, self.completions), Lane(world, self.completions)
+        # A decode instance has one connection to each prefill instance, and these pull side by side.
+        self._pulls: dict[InstanceId, Lane] = {}
         self._unreachable: set[InstanceId] = set()
         # pulls by others of what is staged here: how to stop them
         self._pulled_by_others: dict[Copy, Lane] = {}
@@ -227,6 +229,7 @@ class SimTransfers:
         keys = [key for key, _ in specs]
         here = [block for _, blocks in specs for block in blocks]
         sender, theirs = self._world.transfers.get(source), list[BlockId]()
+        lane = self._pulls.setdefault(source, Lane(self._world, self.completions))
         self._unreachable.discard(source)
 
         def begin() -> str | None:
@@ -237,7 +240,7 @@ class SimTransfers:
                 theirs.extend(sender.staging_buffer.begin_pull(keys, [len(blocks) for _, blocks in specs]))
             except NotStaged as error:
                 return str(error)
-            sender._pulled_by_others[copy] = self._pulls
+            sender._pulled_by_others[copy] = lane
             return None
 
         def end(error: str | None) -> str | None:
@@ -261,14 +264,15 @@ class SimTransfers:
         works = self._world.copy_works()
         crossings = self._channels.ports.nvlink_in + (sender._channels.ports.nvlink_out if sender else ())
         copy = self._copy("pull", keys, len(here), self._channels.pull, crossings, begin, end, done)
-        self._pulls.start(copy, is_urgent=False)
+        lane.start(copy, is_urgent=False)
 
     def is_reachable(self, source: InstanceId) -> bool:
         return source not in self._unreachable
 
     def cut(self) -> None:
-        for copy in self._pulls.copies:
-            self._pulls.stop(copy, "closed")
+        for lane in self._pulls.values():
+            for copy in lane.copies:
+                lane.stop(copy, "closed")
         for copy, lane in list(self._pulled_by_others.items()):
             lane.stop(copy, "cut by the other end")
 

@@ -6,16 +6,19 @@ from math import inf
 from statistics import fmean
 
 from msgspec.structs import replace
+from pytest import approx
 
 from alignedserve.router.config import RouterConfig
 from alignedserve.sim.host_links import HostLinks, Sharing
 from alignedserve.sim.links import Crossing
 from alignedserve.sim.report import Report, make_report
 from alignedserve.sim.scenario import Scenario
+from alignedserve.sim.segment import Content
 from alignedserve.timing.cost import CostModel, Host
 from alignedserve.timing.cost_presets import load_cost_model
-from alignedserve.types import InstanceId
-from tests.sim.islands import COST, small_island, with_slow_copies
+from alignedserve.transport.completions import Outcome
+from alignedserve.types import BlockId, InstanceId, RequestKey
+from tests.sim.islands import BLOCK_SIZE, COST, small_island, with_slow_copies
 from tests.sim.test_policies import mixed
 
 A100_TP2 = load_cost_model("opt-13b/a100-80gb-tp2")
@@ -99,6 +102,36 @@ def test_staging_beside_saves_takes_longer_than_alone() -> None:
     # two of the saves share a root: each has a quarter of the memory's bandwidth, as the two others have
     slow = Sharing(host_memory_bytes_per_s=PCIE / 2)
     assert staging_s(slow, everywhere[1:]) > 7.9 * BATCH_BYTES / PCIE
+
+
+def pull_s(*ways: tuple[str, str]) -> list[float]:
+    """Seconds that each of these pulls of a block takes, begun together: (from, to)."""
+    island = small_island(link="nccl", num_prefill=2, num_decode=2)
+    island.start()
+    # until all are connected: whatever is under way then is void
+    island.run(0.1)
+    outcomes: list[Outcome] = []
+    for number, (source, to) in enumerate(ways, 1):
+        key, block = RequestKey(number), BlockId(number)
+        sender = island.world.transfers[InstanceId(source)]
+        sender.engine.contents[block] = Content(key, place=0, num_tokens=BLOCK_SIZE)
+        sender.staging_buffer.put(key, [block], lambda _: None)
+        receiver = island.world.transfers[InstanceId(to)]
+        receiver.pull(InstanceId(source), "", [(key, [block])], outcomes.append)
+    island.run(1.0)
+    return [each.seconds for each in sorted(outcomes, key=lambda each: each.keys)]
+
+
+def test_pulls_share_the_ports_at_both_ends() -> None:
+    latency_s, bytes_s = COST.channels.admit.latency_s, BLOCK_SIZE * COST.kv_bytes_per_token / 240e9
+    alone_s, halved_s = approx(latency_s + bytes_s), approx(latency_s + 2 * bytes_s)
+    assert pull_s(("prefill-0", "decode-0")) == [alone_s]
+    assert pull_s(("prefill-0", "decode-0"), ("prefill-1", "decode-1")) == [alone_s] * 2
+    # into one instance, and out of one
+    assert pull_s(("prefill-0", "decode-0"), ("prefill-1", "decode-0")) == [halved_s] * 2
+    assert pull_s(("prefill-0", "decode-0"), ("prefill-0", "decode-1")) == [halved_s] * 2
+    # one connection carries out its pulls one after the other
+    assert pull_s(("prefill-0", "decode-0"), ("prefill-0", "decode-0")) == [alone_s] * 2
 
 
 def simulated(cost: CostModel, sharing: Sharing) -> tuple[Report, float]:
