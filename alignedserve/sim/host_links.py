@@ -43,6 +43,18 @@ class Ports:
     nvlink_out: Crossings = ()
 
 
+@dataclass(frozen=True)
+class LinkUse:
+    """What crossed a link in a span of time."""
+
+    name: str
+    # the share of the time in which at least one copy crossed it
+    busy: float
+    # the share of the time in which it made some copy slower than the copy's own channel
+    slowing: float
+    num_bytes: float
+
+
 class HostLinks:
     def __init__(self, cost: CostModel, sharing: Sharing, instance_ids: Sequence[InstanceId]) -> None:
         channels, self._num_gpus = cost.channels, cost.host.gpus_per_instance
@@ -67,11 +79,29 @@ class HostLinks:
             )
             for each in instance_ids
         ]
+        self._counted_from_s = 0.0
         self.ports = {each: self._ports(index) for index, each in enumerate(instance_ids)}
 
     @property
     def links(self) -> list[Link]:
         return [self._memory, *(link for pair in [*self._roots, *self._nvlinks] for link in pair)]
+
+    def count_anew(self, now: float) -> None:
+        """`use` is of the time from now on."""
+        self._counted_from_s = now
+        for link in self.links:
+            link.count_anew(now)
+
+    def use(self, now: float) -> list[LinkUse]:
+        """Of the links that anything has crossed."""
+        for link in self.links:
+            link.count(now)
+        span_s = now - self._counted_from_s
+        return [
+            LinkUse(link.name, link.busy_s / span_s, link.limiting_s / span_s, link.num_bytes)
+            for link in self.links
+            if link.num_bytes
+        ]
 
     def _ports(self, index: int) -> Ports:
         gpus = range(index * self._num_gpus, (index + 1) * self._num_gpus)

@@ -50,6 +50,9 @@ class Link:
             self.limiting_s += elapsed_s * self.is_limiting
             self.num_bytes += elapsed_s * self.load
 
+    def count_anew(self, now: float) -> None:
+        self.busy_s, self.limiting_s, self.num_bytes, self.counted_to_s = 0.0, 0.0, 0.0, now
+
 
 @dataclass(frozen=True)
 class Crossing:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from alignedserve.sim.backlog import Backlog
 from alignedserve.sim.gateway import Stream
+from alignedserve.sim.host_links import LinkUse
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.load import Load
 from alignedserve.sim.mixture import Mixture, mixture
@@ -53,6 +55,8 @@ class Outcome:
     # share of the pool
     pool_peak: float
     window_s: float
+    # until the last of the traffic has ended
+    links: list[LinkUse]
 
 
 class Trial:
@@ -74,6 +78,7 @@ class Trial:
         if workload.backlog_size:
             backlog = Backlog(scenario, gateway, workload.backlog, first_key=len(self._requests) + 1)
             backlog.start(workload.backlog_size)
+            self._island.world.clock.at(self._begin_s, partial(self._island.host.count_anew, self._begin_s))
         self._has_backlog = workload.backlog_size > 0
 
     def run(self) -> Outcome:
@@ -81,10 +86,11 @@ class Trial:
         island.start()
         limit_s = self._requests[-1].arrival_s + STUCK_S
         is_done = island.world.clock.run_while(lambda: self._num_left > 0, limit_s)
+        links = island.host.use(island.now)
         if is_done and not self._has_backlog:
             island.settle()
             island.check_idle()
-        return self._outcome()
+        return self._outcome(links)
 
     def _ended(self, stream: Stream) -> None:
         if self._is_traffic(stream):
@@ -94,7 +100,7 @@ class Trial:
     def _is_traffic(self, stream: Stream) -> bool:
         return stream.request.key <= len(self._requests)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self, links: list[LinkUse]) -> Outcome:
         island = self._island
         ran = Ran(self._scenario, island.streams, self._lifetimes, self._pauses, island.world.computed)
         traffic = [stream for stream in ran.streams if self._is_traffic(stream)]
@@ -113,6 +119,7 @@ class Trial:
             mean_batch=self._mean_batch(),
             pool_peak=self._load.most_pool_blocks / island.pool.core.num_blocks,
             window_s=window_s,
+            links=links,
         )
 
     def _end_s(self, traffic: Sequence[Stream]) -> float:
