@@ -162,9 +162,9 @@ def fair_rates(flows: Iterable[Flow]) -> tuple[dict[Flow, float], set[Link]]:
         level = min(levels.values(), default=inf)
         stopped = {flow: flow.peak for flow in rising if flow.peak <= level}
         if not stopped:
-            link = min(levels, key=levels.__getitem__)
-            limiting.add(link)
-            stopped = {flow: level for flow in link.flows if flow in rising}
+            full = [link for link in links if levels[link] == level]
+            limiting.update(full)
+            stopped = {flow: level for link in full for flow in link.flows if flow in rising}
         rates.update(stopped)
         for flow in stopped:
             del rising[flow]

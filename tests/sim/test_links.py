@@ -58,6 +58,14 @@ def test_a_link_that_half_of_the_parts_cross_carries_half_of_the_bytes() -> None
     assert flow.rate == 20.0 and roots[0].load == roots[1].load == 10.0
     other = joined(links, roots[0])
     assert other.rate == flow.rate == pytest.approx(10 / 1.5) and roots[1].load == flow.rate / 2
+    assert (roots[0].is_limiting, roots[1].is_limiting) == (True, False)
+
+
+def test_links_that_are_full_at_once_are_all_limiting() -> None:
+    links, roots = SharedLinks(), [Link("0", 10.0), Link("1", 10.0)]
+    flow = Flow(100, Channel(0.0, 40.0), [Crossing(root, 0.5) for root in roots], begun_s=0.0)
+    links.join(flow, 0.0)
+    assert flow.rate == 20.0 and roots[0].is_limiting and roots[1].is_limiting
 
 
 def test_a_flow_that_is_stopped_gives_its_share_back() -> None:
