@@ -29,6 +29,11 @@ class Carrier:
         self._timers.pop(flow).cancel()
         self._move_ends(self._links.leave(flow, self._clock.now))
 
+    def check_idle(self) -> None:
+        """Nothing is on its way."""
+        if self._timers:
+            raise RuntimeError(f"idle, but {len(self._timers)} copies are on their way")
+
     def _join(self, flow: Flow, arrived: Callable[[], None]) -> None:
         self._timers[flow] = Timer(partial(self._arrive, flow, arrived))
         self._move_ends(self._links.join(flow, self._clock.now))

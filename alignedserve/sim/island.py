@@ -155,6 +155,7 @@ class Island:
         """Holds when nothing is open, everything is up, and all messages and copies have arrived."""
         for instance in self.instances:
             instance.check_idle()
+        self.world.carrier.check_idle()
         if self.pool.is_up:
             self.pool.core.check_idle()
         if self.router.core:

@@ -79,6 +79,8 @@ def test_a_flow_that_is_stopped_gives_its_share_back() -> None:
 
     stopped, unbegun = start("stopped", 1000), start("unbegun", 1000)
     start("kept", 100)
+    with pytest.raises(RuntimeError, match="idle, but 3 copies are on their way"):
+        carrier.check_idle()
     # its first byte would have moved at 1.0
     clock.at(0.5, lambda: carrier.stop(unbegun))
     clock.at(5.0, lambda: carrier.stop(stopped))
@@ -86,6 +88,7 @@ def test_a_flow_that_is_stopped_gives_its_share_back() -> None:
     # 4 s at half of the rate, and what is left at all of it
     assert ended == [("kept", 1.0 + 4.0 + 8.0)]
     assert not root.flows and root.num_bytes == 120.0
+    carrier.check_idle()
 
 
 # ---- what always holds ----------------------------------------------------------------------------------------------
