@@ -14,7 +14,7 @@ class Carrier:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._links = SharedLinks()
-        # Of each flow that has not ended: the timer of its first byte, and from then on of its last.
+        # Maps each flow that has not ended to the timer of its first byte, and from then on of its last.
         self._timers: dict[Flow, Timer] = {}
 
     def start(

@@ -27,7 +27,7 @@ Crossings = tuple[Crossing, ...]
 class Sharing:
     """None: as the cost model says."""
 
-    # off: all links are infinite, so that no copy is slowed by another
+    # If it is False, all links are infinite, so that no copy slows another.
     is_on: bool = True
     gpus_per_pcie_root: int | None = None
     host_memory_bytes_per_s: float | None = None
@@ -48,9 +48,9 @@ class LinkUse:
     """What crossed a link in a span of time."""
 
     name: str
-    # the share of the time in which at least one copy crossed it
+    # The share of the time in which at least one copy crossed the link.
     busy: float
-    # the share of the time in which it made some copy slower than the copy's own channel
+    # The share of the time in which the link made some copy slower than the copy's own channel.
     slowing: float
     num_bytes: float
 

@@ -84,7 +84,7 @@ class SimInstance(SimProcess):
         world.transfers[self.instance_id] = self.transfers
         self.worker = self._make_worker()
         self._inbox: list[AnyMessage | Up | Down] = []
-        # the connection that reports go to
+        # The number of the connection that reports are sent on.
         self._connection_number = 0
         self._is_busy = self._is_woken = False
         self._patience: Timer | None = None

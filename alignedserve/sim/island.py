@@ -23,7 +23,7 @@ from alignedserve.sim.world import World
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import InstanceId
 
-# between two processes on one host, over loopback
+# Seconds that a message takes between two processes on one host, over loopback.
 LATENCY_S = 0.0003
 
 
@@ -35,18 +35,18 @@ class IslandConfig:
     pool_blocks: int
     num_prefill: int = 1
     num_decode: int = 1
-    # instead of those
+    # Colocated instances, which replace the prefill and decode instances.
     num_colocated: int = 0
     num_gateways: int = 1
-    # which copies share bandwidth
+    # Says which copies share bandwidth.
     sharing: Sharing = field(default_factory=Sharing)
     router: RouterConfig = field(default_factory=RouterConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # of a prefill instance's blocks, for candidates; none are staged where the link is "host"
+    # The share of a prefill instance's blocks that is kept for candidates. None are staged where the link is "host".
     staging_share: float = 0.5
-    # whether prompts are told apart by their tokens, and those that begin alike share KV
+    # Whether prompts are told apart by their tokens, so that those that begin alike share KV.
     shares_prefixes: bool = False
-    # what gateways say of a request's length
+    # Returns the output length that gateways predict for a request.
     foresee: Foresee = nothing
 
     def ids_of(self, role: str) -> list[InstanceId]:

@@ -24,21 +24,21 @@ from alignedserve.timing.cost import Channel
 @dataclass(eq=False)
 class Link:
     name: str
-    # in one direction; infinite: no flow is ever slowed here
+    # The link's capacity in one direction. An infinite one never slows a flow.
     bytes_per_s: float = inf
 
     # ---- written by SharedLinks
-    # flow -> the share of its bytes that crosses this link
+    # Maps each flow to the share of its bytes that crosses this link.
     flows: dict[Flow, float] = field(default_factory=dict, repr=False)
-    # bytes per second that cross the link now
+    # Bytes per second that cross the link now.
     load: float = 0.0
-    # whether some flow is slower than its peak because this link is full
+    # Whether some flow is slower than its peak because this link is full.
     is_limiting: bool = False
 
     # ---- counted up to `counted_to_s`
-    # seconds in which at least one flow crossed the link
+    # Seconds in which at least one flow crossed the link.
     busy_s: float = 0.0
-    # seconds in which the link made some flow slower than its peak
+    # Seconds in which the link made some flow slower than its peak.
     limiting_s: float = 0.0
     num_bytes: float = 0.0
     counted_to_s: float = 0.0
@@ -63,17 +63,17 @@ class Crossing:
 @dataclass(eq=False)
 class Flow:
     num_bytes: int
-    # its rate is the flow's peak; its latency passes before the first byte moves
+    # The channel's rate is the flow's peak, and its latency passes before the first byte moves.
     channel: Channel
     crossings: Sequence[Crossing]
     begun_s: float
 
     # ---- written by SharedLinks, from the first byte on
     rate: float = 0.0
-    # bytes that had not arrived when the rate last changed, at `rate_since_s`
+    # Bytes that had not arrived when the rate last changed, at `rate_since_s`.
     num_left: float = 0.0
     rate_since_s: float = 0.0
-    # when its last byte arrives if no rate changes any more
+    # The second at which the last byte arrives if the rate does not change any more.
     end_s: float = inf
 
     @property

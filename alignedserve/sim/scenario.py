@@ -22,7 +22,7 @@ from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import RequestKey
 
-# a request that makes no progress for so long in virtual time is stuck
+# A request that makes no progress for this many seconds of virtual time is stuck.
 STUCK_S = 3600.0
 
 
@@ -32,19 +32,19 @@ class Scenario:
     router: RouterConfig = field(default_factory=RouterConfig)
     num_prefill: int = 1
     num_decode: int = 1
-    # instead of those
+    # Colocated instances, which replace the prefill and decode instances.
     num_colocated: int = 0
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int = 16_384
-    # of host memory, for KV
+    # Bytes of host memory that hold KV.
     pool_bytes: float = 256e9
     slo: Slo = field(default_factory=Slo)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # which copies share bandwidth
+    # Says which copies share bandwidth.
     sharing: Sharing = field(default_factory=Sharing)
-    # what is known of lengths beforehand
+    # Returns the output length that is known of a request beforehand.
     foresee: Foresee = nothing
 
     def island(self) -> Island:
@@ -129,5 +129,5 @@ class Ran:
     streams: list[Stream]
     lifetimes: Lifetimes
     pauses: Pauses
-    # request -> tokens computed
+    # Maps a request to the tokens that were computed for it.
     computed: Counter[RequestKey]

@@ -36,9 +36,9 @@ class SimChannels:
     load: Channel
     save: Channel
     pull: Channel
-    # the links that they cross
+    # Holds the links that the instance's copies cross.
     ports: Ports
-    # the share of a prefill instance's blocks that is set aside for KV which decode instances pull
+    # The share of a prefill instance's blocks that is set aside for KV which decode instances pull.
     staging_share: float = 0.0
 
 
@@ -50,13 +50,14 @@ class Copy:
     num_bytes: int
     channel: Channel
     crossings: Crossings
-    # begins the copy, or returns why that is not possible
+    # Begins the copy, or returns why that is not possible.
     begin: Callable[[], str | None]
-    # ends the copy, with the error that stopped it or None when every byte has arrived; returns the error to report
+    # Ends the copy. It is called with the error that stopped the copy, or with None when every byte has arrived, and
+    # returns the error to report.
     end: Callable[[str | None], str | None]
     done: Done
     has_begun: bool = False
-    # when its channel was free for it
+    # The second at which its lane was free for the copy; it is None before.
     begun_s: float | None = None
     is_over: bool = False
 
@@ -144,7 +145,7 @@ class SimTransfers:
         # A decode instance has one connection to each prefill instance, and these pull side by side.
         self._pulls: dict[InstanceId, Lane] = {}
         self._unreachable: set[InstanceId] = set()
-        # pulls by others of what is staged here: how to stop them
+        # Maps each pull by another instance of what is staged here to the lane that can stop the pull.
         self._pulled_by_others: dict[Copy, Lane] = {}
         self._is_dead = False
 
@@ -184,7 +185,7 @@ class SimTransfers:
 
     def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
         segment, works = self._pool(key), self._world.copy_works()
-        # as it was when the copy was started, whatever is computed meanwhile
+        # The blocks are copied as they were when the copy was started, whatever is computed meanwhile.
         places = [(there, self._own(key, here)) for here, there in pairs]
         write = segment.write(places)
 
@@ -197,7 +198,7 @@ class SimTransfers:
 
         channel, crossings = self._channels.save, self._channels.ports.to_pool
         copy = self._copy("save", [key], len(pairs), channel, crossings, lambda: None, end, done)
-        # its blocks are taken from here on, also while it waits
+        # The copy holds its pool blocks from here on, also while it waits.
         copy.has_begun = True
         self._saves.start(copy, is_urgent)
 

@@ -23,7 +23,7 @@ _REFUSED = ("full", "too_long", "slo", "error")
 @dataclass(frozen=True)
 class Workload:
     traffic: Sequence[Arrival]
-    # of best effort beside it: there all the time, from `warmup_s` before the traffic on
+    # Best-effort requests that are there all the time beside the traffic, from `warmup_s` seconds before it on.
     backlog_size: int = 0
     backlog: Sequence[Lengths] = ()
     warmup_s: float = 0.0
@@ -40,22 +40,22 @@ class Workload:
 @dataclass(frozen=True)
 class Outcome:
     mixture: Mixture
-    # of best effort that is complete, from arrival to the last token
+    # Seconds from the arrival to the last token of best-effort requests that are complete.
     be_answered_s: Quantiles | None
     be_ttft_s: Quantiles | None
     num_be_complete: int
-    # of the traffic: not taken, or failed
+    # Requests of the traffic that were not taken, or failed.
     num_refused: int
-    # of the traffic: still open an hour after the last arrival
+    # Requests of the traffic that were still open an hour after the last arrival.
     num_open: int
-    # of the window, the share in which prefill instances compute; decode instances: see the mixture
+    # The share of the window in which prefill instances computed. That of decode instances is in the mixture.
     prefill_busy: float
-    # requests in an iteration of a decode instance, weighted by its duration
+    # Mean number of requests in an iteration of a decode instance, weighted by the iteration's duration.
     mean_batch: float
-    # share of the pool
+    # The largest share of the pool that was in use.
     pool_peak: float
     window_s: float
-    # until the last of the traffic has ended
+    # What crossed each link until the last request of the traffic had ended.
     links: list[LinkUse]
 
 
