@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 
 from alignedserve.sim.links import Crossing, Link
-from alignedserve.timing.cost import CostModel
+from alignedserve.timing.cost import Channels, CostModel
 from alignedserve.types import InstanceId
 
 Crossings = tuple[Crossing, ...]
@@ -57,30 +57,31 @@ class LinkUse:
 
 class HostLinks:
     def __init__(self, cost: CostModel, sharing: Sharing, instance_ids: Sequence[InstanceId]) -> None:
-        channels, self._num_gpus = cost.channels, cost.host.gpus_per_instance
+        self._num_gpus = cost.host.gpus_per_instance
         self._gpus_per_root = sharing.gpus_per_pcie_root or cost.host.gpus_per_pcie_root
-        memory_bytes_per_s = sharing.host_memory_bytes_per_s or cost.host.memory_bytes_per_s or inf
-        load_bytes_per_s = max(channels.stage.bytes_per_s, channels.fetch.bytes_per_s) / self._num_gpus
-        save_bytes_per_s = channels.save.bytes_per_s / self._num_gpus
-        num_roots = -(-len(instance_ids) * self._num_gpus // self._gpus_per_root)
-
-        def link(name: str, bytes_per_s: float) -> Link:
-            return Link(name, bytes_per_s if sharing.is_on else inf)
-
-        self._memory = link("host memory", memory_bytes_per_s)
-        self._roots = [
-            (link(f"PCIe {root} to GPUs", load_bytes_per_s), link(f"PCIe {root} to host", save_bytes_per_s))
-            for root in range(num_roots)
-        ]
-        self._nvlinks = [
-            (
-                link(f"NVLink into {each}", channels.admit.bytes_per_s),
-                link(f"NVLink out of {each}", channels.admit.bytes_per_s),
-            )
-            for each in instance_ids
-        ]
+        self._is_on = sharing.is_on
         self._counted_from_s = 0.0
+        memory_bytes_per_s = sharing.host_memory_bytes_per_s or cost.host.memory_bytes_per_s or inf
+        self._memory = self._link("host memory", memory_bytes_per_s)
+        num_roots = -(-len(instance_ids) * self._num_gpus // self._gpus_per_root)
+        self._roots = [self._root(root, cost.channels) for root in range(num_roots)]
+        self._nvlinks = [self._nvlink(each, cost.channels.admit.bytes_per_s) for each in instance_ids]
         self.ports = {each: self._ports(index) for index, each in enumerate(instance_ids)}
+
+    def _link(self, name: str, bytes_per_s: float) -> Link:
+        return Link(name, bytes_per_s if self._is_on else inf)
+
+    def _root(self, number: int, channels: Channels) -> tuple[Link, Link]:
+        """To GPUs and to the host: a channel is as fast as all GPUs of an instance, a root as one of them."""
+        load_bytes_per_s = max(channels.stage.bytes_per_s, channels.fetch.bytes_per_s)
+        return (
+            self._link(f"PCIe {number} to GPUs", load_bytes_per_s / self._num_gpus),
+            self._link(f"PCIe {number} to host", channels.save.bytes_per_s / self._num_gpus),
+        )
+
+    def _nvlink(self, instance_id: InstanceId, bytes_per_s: float) -> tuple[Link, Link]:
+        into, out = f"NVLink into {instance_id}", f"NVLink out of {instance_id}"
+        return self._link(into, bytes_per_s), self._link(out, bytes_per_s)
 
     @property
     def links(self) -> list[Link]:
