@@ -30,7 +30,7 @@ class Backlog:
         if stream.request.key < self._first_key:
             return
         if not stream.is_complete:
-            # another would be refused too, at once, and no time would pass
+            # Another one would be refused too, at once, and virtual time would stand still.
             raise ValueError(f"be_backlog: a request of it was not taken: {stream.outcome}")
         self._add()
 

@@ -20,7 +20,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.num_events = 0
-        # no two have the same number, so that timers are never compared
+        # Each entry is (seconds, number, timer). No two have the same number, so timers are never compared.
         self._heap: list[tuple[float, int, Timer]] = []
         self._num_asked = 0
 

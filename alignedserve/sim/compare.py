@@ -14,6 +14,7 @@ from alignedserve.scheduling.policies import make_policy
 from alignedserve.sim.config import SimConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import Goodput, find_goodput
+from alignedserve.sim.host_links import Sharing
 from alignedserve.sim.report import Slo
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import rate_of
@@ -22,7 +23,7 @@ from alignedserve.sim.trial import Outcome, Trial, Workload
 from alignedserve.timing.cost import CostModel
 
 MAX_MODEL_LEN = 16_384
-# a search that finds the first rate too high begins again lower, so many times
+# A search that finds its first rate too high begins again at an eighth of it, up to four times.
 _NUM_LOWER, _LOWER = 4, 8.0
 _GROWTH, _PRECISION = 2.0, 0.05
 
@@ -52,11 +53,11 @@ class Setting:
 @dataclass(frozen=True)
 class Row:
     setting: Setting
-    # requests per second; None: all at once, or a single one
+    # Requests per second. It is None where all requests come at once, or there is only one.
     request_rate: float | None
-    # None: of a search that found no rate to be low enough
+    # It is None after a search that found no rate to be low enough.
     outcome: Outcome | None
-    # by a search: each rate, and its attainment
+    # Each rate that a search tried, in requests per second, and the attainment at it.
     tried: list[tuple[float, float]]
 
     def as_dict(self) -> dict[str, object]:
@@ -165,6 +166,7 @@ class Comparison:
             pool_bytes=pool_bytes,
             slo=Slo(_seconds(config.slo_ttft_ms), _seconds(config.slo_tbt_ms)),
             scheduling=scheduling,
+            sharing=Sharing(config.shared_links, config.gpus_per_pcie_root, config.host_memory_bandwidth),
             foresee=_foresight(config.length_predictor, max_model_len),
         )
 

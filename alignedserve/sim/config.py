@@ -13,6 +13,14 @@ from alignedserve.timing.cost import Attention
 
 LENGTH_PREDICTORS = ("none", "rough", "exact")
 LINKS = ("host", "ipc", "gloo", "nccl")
+_ABOVE_ZERO = (
+    "request_rate",
+    "burstiness",
+    "be_window_s",
+    "pool_memory_bytes",
+    "max_model_len",
+    "host_memory_bandwidth",
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,15 @@ class SimConfig:
         tuple[int, ...], "islands that have so many instead; repeat to compare [default: none]"
     ] = ()
     link: Annotated[str, "how KV gets to decode instances: host, ipc, gloo or nccl"] = "host"
+    shared_links: Annotated[
+        bool, "copies share PCIe, NVLink and host memory as on one host; else none slows another"
+    ] = True
+    gpus_per_pcie_root: Annotated[
+        int | None, "GPUs that share one x16's bandwidth to the host [default: the cost model's]"
+    ] = None
+    host_memory_bandwidth: Annotated[
+        float | None, "bytes per second of all copies from and to the pool [default: the cost model's]"
+    ] = None
     pool_memory_bytes: Annotated[
         int | None, "host memory for KV [default: twice what the decode instances hold]"
     ] = None
@@ -86,7 +103,9 @@ class SimConfig:
         for name in ("input_len", "output_len", "be_input_len", "be_output_len"):
             if getattr(self, name) is not None:
                 _in_range(name, getattr(self, name), 1, 10_000_000)
-        for name in ("request_rate", "burstiness", "be_window_s", "pool_memory_bytes", "max_model_len"):
+        if self.gpus_per_pcie_root is not None:
+            _in_range("gpus_per_pcie_root", self.gpus_per_pcie_root, 1, 1024)
+        for name in _ABOVE_ZERO:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name}={value}: must be above 0")

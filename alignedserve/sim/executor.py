@@ -41,7 +41,7 @@ class SimFormat:
 @dataclass
 class SimIteration:
     requests: list[Request]
-    # how long it takes
+    # The iteration takes this many seconds of virtual time.
     seconds: float
 
 
@@ -56,13 +56,13 @@ class SimEngine:
         self.vocabulary = _VOCABULARY
         self.format = SimFormat(limits.block_size, limits.block_size * cost.kv_bytes_per_token)
         self.grammars = SimGrammars()
-        # A block that is not in here holds nothing.
+        # A block that is not a key here holds no KV.
         self.contents: dict[BlockId, Content] = {}
         self._cost = cost
         self._computed = computed
         self._blocks = BlockManager(limits.num_blocks)
         self._requests: dict[RequestId, Request] = {}
-        # How many of a request's first blocks others have filled.
+        # Counts for each request how many of its first blocks other requests have filled.
         self._num_shared: Counter[RequestId] = Counter()
 
     @property
@@ -90,7 +90,7 @@ class SimEngine:
         room = self.max_model_len - len(prompt_token_ids)
         request = self._requests[request_id] = Request(
             request_id=request_id,
-            # nothing reads it: its length counts
+            # No token of the prompt is read; only its length counts.
             prompt=np.empty(len(prompt_token_ids), dtype=np.int32),
             params=params,
             seed=seed,

@@ -11,10 +11,10 @@ from functools import partial
 from alignedserve.protocol.messages import Request
 from alignedserve.sim.model import num_output_tokens
 
-# output tokens in all; 0: unknown
+# Returns how many tokens a request's output will have in all; 0 means that it is not known.
 Foresee = Callable[[Request], int]
 
-# mean relative errors of the predictor, as benchmarks/results/lengths.md has them
+# The length predictor's mean relative errors, as benchmarks/results/lengths.md has them.
 DEMO_ERROR, GSM8K_ERROR = 0.478, 0.267
 
 
@@ -31,7 +31,7 @@ class Roughly:
     """The truth times a log-normal factor, too long as often as too short; of a request always the same."""
 
     max_model_len: int
-    # mean of |predicted - true| / true
+    # The mean of |predicted - true| / true.
     relative_error: float = DEMO_ERROR
     _sigma: float = field(init=False)
 

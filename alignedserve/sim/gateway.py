@@ -31,9 +31,11 @@ class Stream:
 
     request: Request
     tokens: list[int] = field(default_factory=list)
-    # when each of them came
+    # The second at which each of the tokens came.
     times_s: list[float] = field(default_factory=list)
-    # "stop", "length", "error", why it was rejected, "abort" (by the client), "lost" (its gateway died); None: open
+    # How the stream ended: "stop", "length", "error", the reason why it was rejected, "abort" (by the client), or
+    # "lost"
+    # (its gateway died). It is None while the stream is open.
     outcome: str | None = None
     ended_s: float = 0.0
 
@@ -49,7 +51,7 @@ class SimGateway(SimProcess):
         super().__init__(world, instance_id)
         self.streams: dict[RequestKey, Stream] = {}
         self.open: dict[RequestKey, Stream] = {}
-        # hear of each stream that has ended, however
+        # Each listener is called with every stream that has ended, however it did.
         self.listeners: list[Callable[[Stream], None]] = []
         self._max_model_len = max_model_len
 

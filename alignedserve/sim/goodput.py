@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Goodput:
-    # requests per second; 0 if not even the first rate was good
+    # Requests per second; it is 0 if not even the first rate was good.
     rate: float = 0.0
-    # every rate that was tried, and its attainment
+    # Every rate that was tried, in requests per second, and the attainment at it.
     tried: list[tuple[float, float]] = field(default_factory=list)
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Matcher
 
-# A schema of a usual size takes so long.
+# Seconds that it takes to compile a schema of usual size.
 COMPILE_S = 0.05
 
 
@@ -23,7 +23,7 @@ class SimMatcher:
 
 class SimGrammars:
     def matcher(self, structure: StructuredOutputsParams) -> Matcher:
-        # An instance asks a matcher for nothing else.
+        # An instance calls no other method of a matcher.
         return cast(Matcher, SimMatcher())
 
 

@@ -20,6 +20,7 @@ from alignedserve.scheduling.policies import Policy
 from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import SimThreads
+from alignedserve.sim.host_links import Ports
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.transfers import SimChannels, SimTransfers
@@ -66,6 +67,10 @@ class SimInstance(SimProcess):
     @abstractmethod
     def _channels(self) -> SimChannels: ...
 
+    @property
+    def _ports(self) -> Ports:
+        return self.world.host.ports[self.instance_id]
+
     def _now(self) -> float:
         return self.world.clock.now
 
@@ -79,7 +84,7 @@ class SimInstance(SimProcess):
         world.transfers[self.instance_id] = self.transfers
         self.worker = self._make_worker()
         self._inbox: list[AnyMessage | Up | Down] = []
-        # the connection that reports go to
+        # The number of the connection that reports are sent on.
         self._connection_number = 0
         self._is_busy = self._is_woken = False
         self._patience: Timer | None = None
@@ -200,7 +205,11 @@ class SimPrefill(SimInstance):
     def _channels(self) -> SimChannels:
         channels = self.world.cost.channels
         return SimChannels(
-            load=channels.stage, save=channels.save, pull=channels.admit, staging_share=self._staging_share
+            load=channels.stage,
+            save=channels.save,
+            pull=channels.admit,
+            ports=self._ports,
+            staging_share=self._staging_share,
         )
 
 
@@ -223,7 +232,7 @@ class SimDecode(SimInstance):
     @property
     def _channels(self) -> SimChannels:
         channels = self.world.cost.channels
-        return SimChannels(load=channels.fetch, save=channels.save, pull=channels.admit)
+        return SimChannels(channels.fetch, channels.save, channels.admit, self._ports)
 
 
 class SimColocated(SimDecode):

@@ -13,6 +13,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
+from alignedserve.sim.host_links import HostLinks, Sharing
 from alignedserve.sim.instance import SimColocated, SimDecode, SimInstance, SimPrefill
 from alignedserve.sim.network import Latency
 from alignedserve.sim.pool import PoolProcess
@@ -22,7 +23,7 @@ from alignedserve.sim.world import World
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import InstanceId
 
-# between two processes on one host, over loopback
+# Seconds that a message takes between two processes on one host, over loopback.
 LATENCY_S = 0.0003
 
 
@@ -34,23 +35,36 @@ class IslandConfig:
     pool_blocks: int
     num_prefill: int = 1
     num_decode: int = 1
-    # instead of those
+    # Colocated instances, which replace the prefill and decode instances.
     num_colocated: int = 0
     num_gateways: int = 1
+    # Says which copies share bandwidth.
+    sharing: Sharing = field(default_factory=Sharing)
     router: RouterConfig = field(default_factory=RouterConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # of a prefill instance's blocks, for candidates; none are staged where the link is "host"
+    # The share of a prefill instance's blocks that is kept for candidates. None are staged where the link is "host".
     staging_share: float = 0.5
-    # whether prompts are told apart by their tokens, and those that begin alike share KV
+    # Whether prompts are told apart by their tokens, so that those that begin alike share KV.
     enable_prefix_caching: bool = False
-    # what gateways say of a request's length
+    # Returns the output length that gateways predict for a request.
     foresee: Foresee = nothing
+
+    def ids_of(self, role: str) -> list[InstanceId]:
+        counts = {"prefill": self.num_prefill, "decode": self.num_decode}
+        if self.num_colocated:
+            counts = {"colocated": self.num_colocated}
+        return [InstanceId(f"{role}-{index}") for index in range(counts.get(role, 0))]
+
+    @property
+    def instance_ids(self) -> list[InstanceId]:
+        return [each for role in ("prefill", "decode", "colocated") for each in self.ids_of(role)]
 
 
 class Island:
     def __init__(self, config: IslandConfig, latency: Latency = lambda: LATENCY_S) -> None:
         self.config = config
-        self.world = World(config.cost, latency, foresee=config.foresee)
+        self.host = HostLinks(config.cost, config.sharing, config.instance_ids)
+        self.world = World(config.cost, latency, self.host, foresee=config.foresee)
         self.router = self.world.router = RouterProcess(
             self.world, lambda epoch: Router(config.router, epoch, config.scheduling)
         )
@@ -59,10 +73,9 @@ class Island:
             InstanceId("kvpool-0"),
             InstanceLimits(num_blocks=config.pool_blocks, block_size=config.decode.block_size),
         )
-        is_apart = not config.num_colocated
-        self.prefills = [self._prefill(index) for index in range(config.num_prefill * is_apart)]
-        self.decodes = [self._decode(index) for index in range(config.num_decode * is_apart)]
-        self.colocated = [self._colocated(index) for index in range(config.num_colocated)]
+        self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]
+        self.decodes = [self._decode(each) for each in config.ids_of("decode")]
+        self.colocated = [self._colocated(each) for each in config.ids_of("colocated")]
         self.gateways = [
             SimGateway(self.world, InstanceId(f"gateway-{index}"), config.decode.max_model_len)
             for index in range(config.num_gateways)
@@ -70,16 +83,16 @@ class Island:
         for process in self.processes:
             self.world.processes[process.instance_id] = process
 
-    def _prefill(self, index: int) -> SimPrefill:
-        config, name = self.config, InstanceId(f"prefill-{index}")
+    def _prefill(self, name: InstanceId) -> SimPrefill:
+        config = self.config
         share = 0.0 if config.router.link == "host" else config.staging_share
         return SimPrefill(self.world, name, config.prefill, self._policy, share, config.enable_prefix_caching)
 
-    def _decode(self, index: int) -> SimDecode:
-        return SimDecode(self.world, InstanceId(f"decode-{index}"), self.config.decode, self._policy)
+    def _decode(self, name: InstanceId) -> SimDecode:
+        return SimDecode(self.world, name, self.config.decode, self._policy)
 
-    def _colocated(self, index: int) -> SimColocated:
-        config, name = self.config, InstanceId(f"colocated-{index}")
+    def _colocated(self, name: InstanceId) -> SimColocated:
+        config = self.config
         return SimColocated(self.world, name, config.decode, self._policy, config.enable_prefix_caching)
 
     def _policy(self) -> Policy:
@@ -142,6 +155,7 @@ class Island:
         """Holds when nothing is open, everything is up, and all messages and copies have arrived."""
         for instance in self.instances:
             instance.check_idle()
+        self.world.carrier.check_idle()
         if self.pool.is_up:
             self.pool.core.check_idle()
         if self.router.core:

@@ -17,7 +17,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     prompt_len: _Tokens
     output_len: _Tokens
     tier: Literal["rt", "be"] = "rt"
-    # best effort is due so long after it came
+    # Seconds after its arrival until a best-effort request is due.
     window_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 

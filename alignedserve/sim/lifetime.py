@@ -22,7 +22,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
 
-# in the order of an undisturbed life; most can happen again
+# The events are in the order of an undisturbed life. Most of them can happen again.
 EVENTS = (
     "arrived",
     "prefill begins",

@@ -12,7 +12,7 @@ class Load:
         """Computing counts from `begin_s` on."""
         self._island = island
         self._begin_s = begin_s
-        # role -> seconds that all of its instances computed
+        # Maps a role to the seconds that all of its instances together have computed.
         self.computing_s = {"prefill": 0.0, "decode": 0.0}
         self.most_pool_blocks = 0
 

@@ -16,22 +16,22 @@ _NONE = Quantiles(0.0, 0.0, 0.0, 0.0)
 @dataclass(frozen=True)
 class RealTime:
     num_requests: int
-    # share of them whose tokens all came when they were due: see `is_kept`
+    # The share of these requests whose tokens all came when they were due: see `is_kept`.
     attainment: float
-    # one that has no token yet counts with the time that it has waited
+    # Seconds to the first token. A request that has none yet counts with the seconds that it has waited.
     ttft_s: Quantiles
-    # between two tokens of a request
+    # Seconds between two tokens of a request.
     gap_s: Quantiles
-    # in the window
+    # Output tokens per second of the window.
     tokens_per_s: float
 
 
 @dataclass(frozen=True)
 class BestEffort:
     num_requests: int
-    # in the window
+    # Output tokens per second of the window.
     tokens_per_s: float
-    # of the jobs that had a deadline, the share that met it; None: none had
+    # The share of the jobs with a deadline that met it. It is None where no job had one.
     jobs_kept: float | None
 
 
@@ -47,7 +47,7 @@ class Mixture:
     moved_bytes: int
     num_computed: int
     num_needed: int
-    # of the window, the share in which decode instances compute
+    # The share of the window in which decode instances computed.
     busy: float
 
     def as_dict(self) -> dict[str, object]:

@@ -59,7 +59,7 @@ def make_request(
         arrival_s=arrival_s,
         ttft_s=ttft_s,
         tbt_s=tbt_s,
-        # what can't be kept is to be seen as missed, not to be refused
+        # Objectives are marked as defaults, so that one that can't be kept is missed, and the request is not refused.
         slo_defaults=["ttft_s", "tbt_s"],
         tier=tier,
         deadline_s=deadline_s,

@@ -13,7 +13,7 @@ from alignedserve.protocol.messages import AnyMessage
 from alignedserve.sim.clock import Clock
 
 Latency = Callable[[], float]
-# what is left of a message when it has been encoded and decoded
+# Returns what is left of a message after it has been encoded and decoded.
 Encode = Callable[[AnyMessage], AnyMessage]
 
 

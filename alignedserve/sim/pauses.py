@@ -16,7 +16,7 @@ from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evic
 from alignedserve.router.events import Closed, Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
 
-# request -> whether it was in the last iteration
+# Maps a request to whether it was in the last iteration.
 _Members = dict[RequestKey, bool]
 
 
@@ -25,12 +25,12 @@ class Pauses:
         self.evicted: list[RequestKey] = []
         self.sat_out: list[RequestKey] = []
         self.interrupted: list[RequestKey] = []
-        # tokens whose KV was copied to the pool for evictions, and has to come back
+        # Tokens whose KV was copied to the pool for evictions, and tokens whose KV has to be copied back.
         self.num_saved_tokens = 0
         self.num_fetched_tokens = 0
         self._running: defaultdict[InstanceId, _Members] = defaultdict(dict)
         self._prompts: defaultdict[InstanceId, _Members] = defaultdict(dict)
-        # of those whose eviction was ordered, the tokens that the pool had then
+        # Maps each request whose eviction was ordered to the tokens whose KV the pool had by then.
         self._num_in_pool: dict[RequestKey, int] = {}
 
     @property

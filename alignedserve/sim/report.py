@@ -23,7 +23,7 @@ class Latency:
     """As a client sees it."""
 
     ttft_s: float
-    # mean gap between two tokens; 0 for a single token
+    # Mean seconds between two tokens; it is 0 where there is a single token.
     tpot_s: float
     jct_s: float
 
@@ -43,18 +43,18 @@ class Quantiles:
 class Report:
     num_requests: int
     num_complete: int
-    # share of all requests that are complete and within the SLO
+    # The share of all requests that are complete and within the SLO.
     attainment: float
     ttft_s: Quantiles
     tpot_s: Quantiles
     jct_s: Quantiles
-    # tokens per second of decode instances' computing time
+    # Output tokens per second in which decode instances compute.
     decode_tokens_per_busy_s: float
-    # the same until the last admission: afterwards batches only shrink
+    # The same quantity up to the last admission, since batches only shrink after it.
     loaded_tokens_per_busy_s: float
-    # output tokens per second, from the first arrival to the last end
+    # Output tokens per second from the first arrival to the last end.
     tokens_per_s: float
-    # weighted by duration
+    # This mean and the next two weight each iteration by its duration.
     mean_iteration_s: float
     mean_batch: float
     max_over_mean_length: float

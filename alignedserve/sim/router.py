@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 TICK_S = 0.05
-# sees every step of the core: when, what came, what it answered
+# An observer is called at every step of the core with the time in seconds, the event, and the core's answers.
 Observer = Callable[[float, Event, list[Send]], None]
 
 
@@ -28,7 +28,7 @@ class RouterProcess:
         self.observers: list[Observer] = []
         self._waiting: dict[InstanceId, SimProcess] = {}
         self._anonymous: list[Connection] = []
-        # of those that said who they are
+        # Holds the connections of processes that have said which instance they are.
         self._connections: dict[InstanceId, Connection] = {}
         self._hellos: dict[Connection, Hello] = {}
 

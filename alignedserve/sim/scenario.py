@@ -12,6 +12,7 @@ from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import Stream
+from alignedserve.sim.host_links import Sharing
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
@@ -21,7 +22,7 @@ from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import RequestKey
 
-# a request that makes no progress for so long in virtual time is stuck
+# A request that makes no progress for this many seconds of virtual time is stuck.
 STUCK_S = 3600.0
 
 
@@ -31,17 +32,19 @@ class Scenario:
     router: RouterConfig = field(default_factory=RouterConfig)
     num_prefill: int = 1
     num_decode: int = 1
-    # instead of those
+    # Colocated instances, which replace the prefill and decode instances.
     num_colocated: int = 0
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int = 16_384
-    # of host memory, for KV
+    # Bytes of host memory that hold KV.
     pool_bytes: float = 256e9
     slo: Slo = field(default_factory=Slo)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # what is known of lengths beforehand
+    # Says which copies share bandwidth.
+    sharing: Sharing = field(default_factory=Sharing)
+    # Returns the output length that is known of a request beforehand.
     foresee: Foresee = nothing
 
     def island(self) -> Island:
@@ -60,6 +63,7 @@ class Scenario:
             num_prefill=self.num_prefill,
             num_decode=self.num_decode,
             num_colocated=self.num_colocated,
+            sharing=self.sharing,
             router=self.router,
             scheduling=self.scheduling,
             foresee=self.foresee,
@@ -125,5 +129,5 @@ class Ran:
     streams: list[Stream]
     lifetimes: Lifetimes
     pauses: Pauses
-    # request -> tokens computed
+    # Maps a request to the tokens that were computed for it.
     computed: Counter[RequestKey]

@@ -17,7 +17,7 @@ class Content(NamedTuple):
     """Of a block."""
 
     key: RequestKey
-    # the block's place within the request
+    # The block's index within the request.
     place: int
     num_tokens: int
 
@@ -54,7 +54,7 @@ class SimSegment:
         self.name = name
         self.num_blocks = num_blocks
         self.block_size = block_size
-        # the table in the real segment: what a pool that starts again finds
+        # The table that lies in the real segment, where a pool that starts again finds it.
         self.owners = OwnerTable.plain(num_blocks)
         self.contents: dict[PoolBlockId, Content] = {}
         self.writes: dict[PoolBlockId, Write] = {}

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from alignedserve.sim.compare import Row
+from alignedserve.sim.host_links import LinkUse
 from alignedserve.sim.trial import Outcome
 
 _WHO = ("policy", "prefill", "decode")
 _REAL_TIME = ("requests/s", "requests", "in time", "TTFT p50", "TTFT p99", "gap p50", "gap p99", "tokens/s")
 _BEST_EFFORT = ("answered", "TTFT p50", "answer p50, s", "answer p99, s", "tokens/s", "jobs in time")
 _ISLAND = ("prefill busy", "decode busy", "batch", "pool, at most", "evicted", "evicted, GB", "interrupted")
+
+_LINKS = ("link", "busy", "slows", "GB")
 
 
 def tables(rows: Sequence[Row]) -> Iterator[str]:
@@ -24,6 +27,9 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
         yield from _table("Best effort", _BEST_EFFORT, [_who(row) + _best_effort(each) for row, each in done])
     if done:
         yield from _table("Instances", _ISLAND, [_who(row) + _island(each) for row, each in done])
+        crossed = [_who(row) + _link(use) for row, each in done for use in each.links]
+        if crossed:
+            yield from _table("Links", _LINKS, crossed)
 
 
 def remarks(rows: Sequence[Row]) -> Iterator[str]:
@@ -108,6 +114,10 @@ def _island(outcome: Outcome) -> list[str]:
         f"{found.moved_bytes / 1e9:.1f}",
         str(found.num_interrupted),
     ]
+
+
+def _link(use: LinkUse) -> list[str]:
+    return [use.name, _percent(use.busy), _percent(use.slowing), f"{use.num_bytes / 1e9:.1f}"]
 
 
 def _percent(share: float) -> str:

@@ -26,9 +26,9 @@ class Lengths:
 class Arrival:
     time_s: float
     lengths: Lengths
-    # see messages.Request
+    # Either "rt" or "be": see messages.Request.
     tier: str = "rt"
-    # best effort is due so long after it came; None: at no time
+    # Seconds after its arrival until a best-effort request is due. It is None where it is never due.
     window_s: float | None = None
 
 

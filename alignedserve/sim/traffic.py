@@ -11,7 +11,7 @@ from alignedserve.sim.config import SimConfig
 from alignedserve.sim.jsonl_trace import read_trace
 from alignedserve.sim.trace import Arrival, Lengths, LognormalLengths, cut, gamma_arrivals, scale_rate
 
-# of made requests, where no rate is given
+# Requests per second of made traffic where no rate is given.
 RATE = 1.0
 _NUM_BACKLOG_LENGTHS = 4096
 _LONGEST = 1 << 24
@@ -47,7 +47,7 @@ def _made(config: SimConfig) -> list[Arrival]:
     lengths = _lengths(config.input_len, config.output_len, config.spread)
     made = lengths.sample(config.num_prompts, _seed(config, 0))
     arrivals = gamma_arrivals(made, RATE, config.burstiness**-0.5, _seed(config, 1))
-    # of chance there is the rhythm, and not the rate
+    # Only the rhythm of arrivals is left to chance: the rate is set exactly.
     arrivals = [replace(each, time_s=each.time_s - arrivals[0].time_s) for each in arrivals]
     return at_rate(arrivals, config.request_rate or RATE)
 

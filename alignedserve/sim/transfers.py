@@ -1,5 +1,6 @@
-"""Copies in virtual time: see `instance.executor.Transfers`. Copies of a kind go one after the other, urgent ones
-first, as fast as the cost model's channels; what is staged for others is in a real `StagingBuffer`.
+"""Copies in virtual time: see `instance.executor.Transfers`. As live, loads go one after the other, saves do, and so do
+pulls from one prefill instance; urgent ones go first. Each is as fast as the cost model's channel and the links that it
+shares with others allow. What is staged for others is in a real `StagingBuffer`.
 
 What is copied is what blocks would hold. A copy from the pool of anything but the request's own KV is an error.
 """
@@ -11,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alignedserve.sim.clock import Timer
+from alignedserve.sim.carrier import Carrier
 from alignedserve.sim.executor import SimEngine
+from alignedserve.sim.host_links import Crossings, Ports
+from alignedserve.sim.links import Flow
 from alignedserve.sim.segment import Content, SimSegment
 from alignedserve.timing.cost import Channel
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
@@ -33,7 +36,9 @@ class SimChannels:
     load: Channel
     save: Channel
     pull: Channel
-    # the share of a prefill instance's blocks that is set aside for KV which decode instances pull
+    # Holds the links that the instance's copies cross.
+    ports: Ports
+    # The share of a prefill instance's blocks that is set aside for KV which decode instances pull.
     staging_share: float = 0.0
 
 
@@ -43,13 +48,17 @@ class Copy:
     what: str
     keys: tuple[RequestKey, ...]
     num_bytes: int
-    seconds: float
-    # begins the copy, or returns why that is not possible
+    channel: Channel
+    crossings: Crossings
+    # Begins the copy, or returns why that is not possible.
     begin: Callable[[], str | None]
-    # ends the copy, with the error that stopped it or None when every byte has arrived; returns the error to report
+    # Ends the copy. It is called with the error that stopped the copy, or with None when every byte has arrived, and
+    # returns the error to report.
     end: Callable[[str | None], str | None]
     done: Done
     has_begun: bool = False
+    # The second at which its lane was free for the copy; it is None before.
+    begun_s: float | None = None
     is_over: bool = False
 
 
@@ -58,11 +67,12 @@ class Lane:
 
     def __init__(self, world: World, completions: Completions) -> None:
         self._clock = world.clock
+        self._carrier: Carrier = world.carrier
         self._completions = completions
         self._waiting: list[tuple[bool, int, Copy]] = []
         self._num_started = 0
         self._current: Copy | None = None
-        self._timer: Timer | None = None
+        self._flow: Flow | None = None
 
     @property
     def copies(self) -> list[Copy]:
@@ -80,8 +90,8 @@ class Lane:
         if copy.is_over:
             return
         if copy is self._current:
-            assert self._timer
-            self._timer.cancel()
+            assert self._flow
+            self._carrier.stop(self._flow)
             self._current = None
         self._finish(copy, error)
         self._go_on()
@@ -96,8 +106,8 @@ class Lane:
             if error is not None:
                 self._finish(copy, error)
                 continue
-            self._current = copy
-            self._timer = self._clock.after(copy.seconds, self._arrived)
+            self._current, copy.begun_s = copy, self._clock.now
+            self._flow = self._carrier.start(copy.num_bytes, copy.channel, copy.crossings, self._arrived)
 
     def _arrived(self) -> None:
         copy, self._current = self._current, None
@@ -109,7 +119,8 @@ class Lane:
         copy.is_over = True
         if copy.has_begun:
             error = copy.end(error)
-        outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, copy.seconds)
+        seconds = self._clock.now - copy.begun_s if copy.begun_s is not None else 0.0
+        outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, seconds)
         self._completions.post(copy.done, outcome)
 
 
@@ -130,9 +141,11 @@ class SimTransfers:
         self._ids = ids
         self._channels = channels
         self._segment: SimSegment | None = None
-        self._loads, self._saves, self._pulls = (Lane(world, self.completions) for _ in range(3))
+        self._loads, self._saves = Lane(world, self.completions), Lane(world, self.completions)
+        # A decode instance has one connection to each prefill instance, and these pull side by side.
+        self._pulls: dict[InstanceId, Lane] = {}
         self._unreachable: set[InstanceId] = set()
-        # pulls by others of what is staged here: how to stop them
+        # Maps each pull by another instance of what is staged here to the lane that can stop the pull.
         self._pulled_by_others: dict[Copy, Lane] = {}
         self._is_dead = False
 
@@ -166,12 +179,13 @@ class SimTransfers:
             return error
 
         works = self._world.copy_works()
-        copy = self._copy("load", [key], len(pairs), self._channels.load, begin, end, done)
+        channel, crossings = self._channels.load, self._channels.ports.from_pool
+        copy = self._copy("load", [key], len(pairs), channel, crossings, begin, end, done)
         self._loads.start(copy, is_urgent)
 
     def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
         segment, works = self._pool(key), self._world.copy_works()
-        # as it was when the copy was started, whatever is computed meanwhile
+        # The blocks are copied as they were when the copy was started, whatever is computed meanwhile.
         places = [(there, self._own(key, here)) for here, there in pairs]
         write = segment.write(places)
 
@@ -182,8 +196,9 @@ class SimTransfers:
             write.abandon()
             return error or WANTED_SO
 
-        copy = self._copy("save", [key], len(pairs), self._channels.save, lambda: None, end, done)
-        # its blocks are taken from here on, also while it waits
+        channel, crossings = self._channels.save, self._channels.ports.to_pool
+        copy = self._copy("save", [key], len(pairs), channel, crossings, lambda: None, end, done)
+        # The copy holds its pool blocks from here on, also while it waits.
         copy.has_begun = True
         self._saves.start(copy, is_urgent)
 
@@ -215,6 +230,7 @@ class SimTransfers:
         keys = [key for key, _ in specs]
         here = [block for _, blocks in specs for block in blocks]
         sender, theirs = self._world.transfers.get(source), list[BlockId]()
+        lane = self._pulls.setdefault(source, Lane(self._world, self.completions))
         self._unreachable.discard(source)
 
         def begin() -> str | None:
@@ -225,7 +241,7 @@ class SimTransfers:
                 theirs.extend(sender.staging_buffer.begin_pull(keys, [len(blocks) for _, blocks in specs]))
             except NotStaged as error:
                 return str(error)
-            sender._pulled_by_others[copy] = self._pulls
+            sender._pulled_by_others[copy] = lane
             return None
 
         def end(error: str | None) -> str | None:
@@ -247,15 +263,17 @@ class SimTransfers:
             return None
 
         works = self._world.copy_works()
-        copy = self._copy("pull", keys, len(here), self._channels.pull, begin, end, done)
-        self._pulls.start(copy, is_urgent=False)
+        crossings = self._channels.ports.nvlink_in + (sender._channels.ports.nvlink_out if sender else ())
+        copy = self._copy("pull", keys, len(here), self._channels.pull, crossings, begin, end, done)
+        lane.start(copy, is_urgent=False)
 
     def is_reachable(self, source: InstanceId) -> bool:
         return source not in self._unreachable
 
     def cut(self) -> None:
-        for copy in self._pulls.copies:
-            self._pulls.stop(copy, "closed")
+        for lane in self._pulls.values():
+            for copy in lane.copies:
+                lane.stop(copy, "closed")
         for copy, lane in list(self._pulled_by_others.items()):
             lane.stop(copy, "cut by the other end")
 
@@ -276,11 +294,10 @@ class SimTransfers:
         keys: Sequence[RequestKey],
         num_blocks: int,
         channel: Channel,
+        crossings: Crossings,
         begin: Callable[[], str | None],
         end: Callable[[str | None], str | None],
         done: Done,
     ) -> Copy:
         num_bytes = num_blocks * self.engine.format.block_bytes
-        return Copy(
-            self._ids.next(), what, tuple(keys), num_bytes, channel.seconds(num_bytes), begin, end, done
-        )
+        return Copy(self._ids.next(), what, tuple(keys), num_bytes, channel, crossings, begin, end, done)

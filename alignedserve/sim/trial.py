@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from alignedserve.sim.backlog import Backlog
 from alignedserve.sim.gateway import Stream
+from alignedserve.sim.host_links import LinkUse
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.load import Load
 from alignedserve.sim.mixture import Mixture, mixture
@@ -21,7 +23,7 @@ _REFUSED = ("full", "too_long", "slo", "error")
 @dataclass(frozen=True)
 class Workload:
     traffic: Sequence[Arrival]
-    # of best effort beside it: there all the time, from `warmup_s` before the traffic on
+    # Best-effort requests that are there all the time beside the traffic, from `warmup_s` seconds before it on.
     backlog_size: int = 0
     backlog: Sequence[Lengths] = ()
     warmup_s: float = 0.0
@@ -38,21 +40,23 @@ class Workload:
 @dataclass(frozen=True)
 class Outcome:
     mixture: Mixture
-    # of best effort that is complete, from arrival to the last token
+    # Seconds from the arrival to the last token of best-effort requests that are complete.
     be_answered_s: Quantiles | None
     be_ttft_s: Quantiles | None
     num_be_complete: int
-    # of the traffic: not taken, or failed
+    # Requests of the traffic that were not taken, or failed.
     num_refused: int
-    # of the traffic: still open an hour after the last arrival
+    # Requests of the traffic that were still open an hour after the last arrival.
     num_open: int
-    # of the window, the share in which prefill instances compute; decode instances: see the mixture
+    # The share of the window in which prefill instances computed. That of decode instances is in the mixture.
     prefill_busy: float
-    # requests in an iteration of a decode instance, weighted by its duration
+    # Mean number of requests in an iteration of a decode instance, weighted by the iteration's duration.
     mean_batch: float
-    # share of the pool
+    # The largest share of the pool that was in use.
     pool_peak: float
     window_s: float
+    # What crossed each link until the last request of the traffic had ended.
+    links: list[LinkUse]
 
 
 class Trial:
@@ -74,6 +78,7 @@ class Trial:
         if workload.backlog_size:
             backlog = Backlog(scenario, gateway, workload.backlog, first_key=len(self._requests) + 1)
             backlog.start(workload.backlog_size)
+            self._island.world.clock.at(self._begin_s, partial(self._island.host.count_anew, self._begin_s))
         self._has_backlog = workload.backlog_size > 0
 
     def run(self) -> Outcome:
@@ -81,10 +86,11 @@ class Trial:
         island.start()
         limit_s = self._requests[-1].arrival_s + STUCK_S
         is_done = island.world.clock.run_while(lambda: self._num_left > 0, limit_s)
+        links = island.host.use(island.now)
         if is_done and not self._has_backlog:
             island.settle()
             island.check_idle()
-        return self._outcome()
+        return self._outcome(links)
 
     def _ended(self, stream: Stream) -> None:
         if self._is_traffic(stream):
@@ -94,7 +100,7 @@ class Trial:
     def _is_traffic(self, stream: Stream) -> bool:
         return stream.request.key <= len(self._requests)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self, links: list[LinkUse]) -> Outcome:
         island = self._island
         ran = Ran(self._scenario, island.streams, self._lifetimes, self._pauses, island.world.computed)
         traffic = [stream for stream in ran.streams if self._is_traffic(stream)]
@@ -113,6 +119,7 @@ class Trial:
             mean_batch=self._mean_batch(),
             pool_peak=self._load.most_pool_blocks / island.pool.core.num_blocks,
             window_s=window_s,
+            links=links,
         )
 
     def _end_s(self, traffic: Sequence[Stream]) -> float:

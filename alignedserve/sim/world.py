@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from alignedserve.protocol.messages import AnyMessage
+from alignedserve.sim.carrier import Carrier
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.foresight import Foresee, nothing
+from alignedserve.sim.host_links import HostLinks
 from alignedserve.sim.network import Encode, Latency
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
@@ -33,23 +35,25 @@ def _same(message: AnyMessage) -> AnyMessage:
 class World:
     cost: CostModel
     latency: Latency
-    # asked once per copy: does it work?
+    host: HostLinks
+    # It is called once for each copy, and returns whether the copy succeeds.
     copy_works: Callable[[], bool] = _always
-    # messages go as they are unless a test wants them encoded
+    # Messages go as they are unless a test wants them encoded.
     encode: Encode = _same
-    # what gateways say of a request's length
+    # Returns the output length that gateways predict for a request.
     foresee: Foresee = nothing
     clock: Clock = field(default_factory=Clock)
     processes: dict[InstanceId, SimProcess] = field(default_factory=dict)
     segments: dict[str, SimSegment] = field(default_factory=dict)
-    # of each instance, those of its latest life
+    # Maps each instance to the transfers of its latest life.
     transfers: dict[InstanceId, SimTransfers] = field(default_factory=dict)
     num_epochs: int = 0
-    # request -> tokens whose KV instances have computed, counted by those
+    # Counts for each request the tokens whose KV instances have computed. The instances write it.
     computed: Counter[RequestKey] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.router: RouterProcess
+        self.carrier = Carrier(self.clock)
 
     def next_epoch(self) -> Epoch:
         self.num_epochs += 1

@@ -72,6 +72,16 @@ class Channels(Record, frozen=True):
     fetch: Channel
 
 
+class Host(Record, frozen=True):
+    """What the instances of one host share, beside their own channels."""
+
+    gpus_per_instance: int = 1
+    # GPUs behind one PCIe root; they share the bandwidth of one GPU's channel in each direction
+    gpus_per_pcie_root: int = 1
+    # bytes per second of all copies from and to the pool together, in both directions; None: it slows no copy
+    memory_bytes_per_s: float | None = None
+
+
 class CostModel(Record, frozen=True):
     # Where the numbers come from.
     source: str
@@ -88,6 +98,7 @@ class CostModel(Record, frozen=True):
     # The number of sequences with which a plain kernel makes the whole device read.
     num_filling: float
     channels: Channels
+    host: Host = Host()
     attention: Attention = "balanced"
     # Seconds per token of KV that a chunk attends to, its own included, whatever the chunk computes with it.
     prefill_context_s: float = 0.0

@@ -70,7 +70,10 @@ def test_settings_that_repeat_are_compared_and_every_run_is_the_same(tmp_path: P
     both = (*few, "--policy", "fcfs", "--policy", "aligned", "--prefill-instances=1", "--prefill-instances=3")
     first, second = simulate(*both, "--be-share", "0.5"), simulate(*both, "--be-share", "0.5")
     assert first.returncode == 0 and first.stdout == second.stdout
-    assert first.stdout.count("| fcfs ") == first.stdout.count("| aligned ") == 2 * 3
+    by_setting, by_link = first.stdout.split("Links")
+    assert by_setting.count("| fcfs ") == by_setting.count("| aligned ") == 2 * 3
+    # a fourth GPU, which decodes, shares a root with the third
+    assert by_link.count("PCIe 0 to host") == 4 and by_link.count("PCIe 1 to GPUs") == 2
     assert "Best effort" in first.stdout and "Best effort" not in CliRunner().invoke(command, few).stdout
     rows = rows_of(tmp_path, *both)
     assert [[each["setting"][name] for name in ("policy", "num_prefill")] for each in rows] == [
@@ -81,6 +84,31 @@ def test_settings_that_repeat_are_compared_and_every_run_is_the_same(tmp_path: P
     ]
     waits = [each["outcome"]["mixture"]["rt"]["ttft_s"]["p99"] for each in rows]
     assert waits[1] < 0.5 * waits[0] and waits[3] < 0.5 * waits[2]
+
+
+def test_links_carry_what_is_copied(tmp_path: Path) -> None:
+    one = ("--num-prompts=1", "--input-len=512", "--output-len=100")
+    (row,) = rows_of(tmp_path, *one)
+    links = {each["name"]: each for each in row["outcome"]["links"]}
+    prompt_bytes = 512 * COST.kv_bytes_per_token
+    assert links.keys() == {"host memory", "PCIe 0 to GPUs", "PCIe 0 to host"}
+    # saved by the prefill instance, then fetched by the decode instance
+    for name, num_copies in (("host memory", 2), ("PCIe 0 to GPUs", 1), ("PCIe 0 to host", 1)):
+        busy_s = num_copies * prompt_bytes / COST.channels.save.bytes_per_s
+        assert links[name]["num_bytes"] == pytest.approx(num_copies * prompt_bytes)
+        assert links[name]["busy"] == pytest.approx(busy_s / row["outcome"]["window_s"], rel=0.01)
+        assert links[name]["slowing"] == 0.0
+
+
+def test_a_narrow_host_memory_slows_copies_unless_nothing_is_shared(tmp_path: Path) -> None:
+    few = ("--num-prompts=30", "--request-rate=20", "--output-len=20", "--host-memory-bandwidth=5e9")
+    (shared,), (apart,) = rows_of(tmp_path, *few), rows_of(tmp_path, *few, "--no-shared-links")
+    assert shared["outcome"]["links"][0]["slowing"] > 0.5 and apart["outcome"]["links"][0]["slowing"] == 0
+    gaps = [row["outcome"]["mixture"]["rt"]["gap_s"]["p99"] for row in (shared, apart)]
+    assert gaps[0] > 2 * gaps[1]
+    assert (
+        shared["outcome"]["mixture"]["rt"]["tokens_per_s"] < apart["outcome"]["mixture"]["rt"]["tokens_per_s"]
+    )
 
 
 def test_a_trace_with_classes_and_what_is_too_long_for_the_model(tmp_path: Path) -> None:
@@ -151,6 +179,8 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
         (["--input-len", "20000"], "max_model_len=16384: every request is longer"),
         (["--pool-memory-bytes", "1000"], "does not hold one request of max_model_len=16384"),
         (["--block-size", "0"], "block_size=0"),
+        (["--gpus-per-pcie-root", "0"], "gpus_per_pcie_root=0: must be from 1"),
+        (["--host-memory-bandwidth", "0"], "host_memory_bandwidth=0.0: must be above 0"),
         (["--find-rate", "--be-share", "1"], "needs real time"),
         (["--find-rate", "--num-prompts", "1", "--output-len", "1"], "num_prompts=1: max_rate="),
     ],

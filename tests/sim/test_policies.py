@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.sim.host_links import Sharing
 from alignedserve.sim.report import Report
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths, poisson_arrivals
@@ -34,6 +35,8 @@ def run(policy: str, attention: Attention, workload: list[Arrival]) -> Report:
         num_prefill=4,
         pool_bytes=800e9,
         scheduling=SchedulingConfig(policy),
+        # Which copies meet moves whole batches of runs as short as these, by more than what is compared.
+        sharing=Sharing(is_on=False),
     )
     return scenario.run(workload)
 
