@@ -46,7 +46,7 @@ class Counters:
         # requests whose KV was thrown away for want of room
         self.num_recomputed = 0
         # real-time requests that went to a decode instance at once
-        self.num_express = 0
+        self.num_fast_path = 0
         # best-effort requests that left one while real time was on its way there
         self.num_evicted_for_rt = 0
         self._instances: defaultdict[InstanceId, InstanceCounters] = defaultdict(InstanceCounters)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import islice
 
 from alignedserve.protocol.messages import Prefill, PrefillReport, Reserve, Reserved
-from alignedserve.router import beginnings
+from alignedserve.router import prefix_affinity
+from alignedserve.router.cluster_state import ColocatedView, PrefillView
 from alignedserve.router.decode import DecodeSide
-from alignedserve.router.entry import Entry, State
-from alignedserve.router.fleet import ColocatedView, PrefillView
 from alignedserve.router.life import Life
+from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.types import InstanceId
 
 # What an instance may have of a prompt is no work for it. But this share of the prompt counts at least: it has room in
@@ -26,74 +26,76 @@ class PrefillSide:
 
     def start(self) -> None:
         life = self._life
-        if not (life.queue and life.fleet.pool and life.fleet.prefills):
+        if not (life.prefill_queue and life.cluster.pool and life.cluster.prefills):
             return
         for request in islice(life.policy.start(life), MAX_STARTS):
-            entry = life.entries[request.key]
-            if life.fleet.is_colocated and not entry.blocks:
+            state = life.requests[request.key]
+            if life.cluster.is_colocated and not state.blocks:
                 # it has room in the pool when it is evicted
-                self._compute(entry)
+                self._compute(state)
                 continue
-            life.enter(entry, State.RESERVING)
-            life.send_pool(Reserve(entry.key, entry.num_tokens, entry.request.request_id))
+            life.enter(state, Phase.RESERVING)
+            life.send_pool(Reserve(state.key, state.num_tokens, state.request.request_id))
 
-    def reserved(self, entry: Entry, reserved: Reserved) -> None:
+    def reserved(self, state: RequestState, reserved: Reserved) -> None:
         life = self._life
         if reserved.blocks is None:
-            self._refused(entry)
+            self._refused(state)
             return
-        entry.blocks = reserved.blocks
-        views = life.fleet.prefills
-        if not views or entry.is_pooled:
-            life.requeue(entry)
+        state.blocks = reserved.blocks
+        views = life.cluster.prefills
+        if not views or state.is_pooled:
+            life.requeue(state)
             return
-        self._compute(entry)
+        self._compute(state)
 
-    def _compute(self, entry: Entry) -> None:
+    def _compute(self, state: RequestState) -> None:
         """Its prompt, by some instance."""
-        view, num_known = self._choose(entry)
-        num_pending = max(entry.num_missing - num_known, int(LEAST_WORK * entry.num_missing), 1)
+        view, num_known = self._choose(state)
+        num_pending = max(state.num_missing - num_known, int(LEAST_WORK * state.num_missing), 1)
         if isinstance(view, ColocatedView):
-            self._decode_side.offer(view.instance_id, [entry], is_batch=False)
+            self._decode_side.offer(view.instance_id, [state], is_batch=False)
         else:
-            self._life.enter(entry, State.PREFILLING, view.instance_id)
-            self._life.send(view.instance_id, Prefill([entry.work()]))
-        view.pending.put(entry.key, num_pending, entry.is_rt)
+            self._life.enter(state, Phase.PREFILLING, view.instance_id)
+            self._life.send(view.instance_id, Prefill([state.work()]))
+        view.pending.put(state.key, num_pending, state.is_rt)
 
-    def _choose(self, entry: Entry) -> tuple[PrefillView | ColocatedView, int]:
+    def _choose(self, state: RequestState) -> tuple[PrefillView | ColocatedView, int]:
         """And how much of the prompt it may have."""
-        views = self._life.fleet.prefills
-        names = beginnings.names(entry.request) if views[0].hello.limits.shares_prefixes else []
+        views = self._life.cluster.prefills
+        hashes = prefix_affinity.block_hashes(state.request) if views[0].hello.limits.shares_prefixes else []
 
         def num_known(instance_id: InstanceId) -> int:
-            view = self._life.fleet.computing(instance_id)
+            view = self._life.cluster.computing(instance_id)
             # what the pool has comes from there
-            return view.prompts.beginnings.num_tokens(names) if view and not entry.num_cached else 0
+            return (
+                view.prompts.prefix_affinity.num_cached_tokens(hashes) if view and not state.num_cached else 0
+            )
 
-        chosen = self._life.policy.place(entry, views, lambda view: num_known(view.instance_id), self._life)
+        chosen = self._life.policy.place(state, views, lambda view: num_known(view.instance_id), self._life)
         view = next(view for view in views if view is chosen)
         found = view, num_known(view.instance_id)
-        view.prompts.beginnings.add(names)
+        view.prompts.prefix_affinity.add(hashes)
         return found
 
-    def _refused(self, entry: Entry) -> None:
+    def _refused(self, state: RequestState) -> None:
         """Real time takes what begun best-effort prompts hold; and one of those would wait for the others for ever."""
         life = self._life
-        if not ((entry.is_rt or entry.num_cached) and life.give_way()):
-            life.queue.refused(entry)
-        life.requeue(entry)
+        if not ((state.is_rt or state.num_cached) and life.unpin_all()):
+            life.prefill_queue.refused(state)
+        life.requeue(state)
 
     def report(self, sender: InstanceId, report: PrefillReport) -> None:
-        life, view = self._life, self._life.fleet.prefill(sender)
+        life, view = self._life, self._life.cluster.prefill(sender)
         if view is None:
             raise RuntimeError(f"{sender} reports as a prefill instance, but is none that is up")
         life.counters.of(sender).add_report(report)
         view.num_free_blocks, view.pace = report.num_free_blocks, report.pace
-        life.news(sender, report.news)
+        life.add_tokens(sender, report.news)
         for key, num_computed in report.progress:
-            if entry := life.at(key, sender, State.PREFILLING):
-                view.pending.put(key, max(entry.num_tokens - num_computed, 0), entry.is_rt)
+            if state := life.find(key, sender, Phase.PREFILLING):
+                view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
         for key, num_tokens in report.saved:
-            if entry := life.at(key, sender, State.PREFILLING):
-                entry.num_cached = num_tokens
-                life.requeue(entry)
+            if state := life.find(key, sender, Phase.PREFILLING):
+                state.num_cached = num_tokens
+                life.requeue(state)

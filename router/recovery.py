@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from alignedserve.protocol.messages import Hello, MakeSpare, UsePool, Welcome
+from alignedserve.router.cluster_state import Process, Search
 from alignedserve.router.decode import DecodeSide
-from alignedserve.router.entry import Entry, State
-from alignedserve.router.fleet import Process, Search
 from alignedserve.router.life import Life
 from alignedserve.router.orphans import Orphans
+from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.types import Epoch, InstanceId
 
 
@@ -21,85 +21,85 @@ class Recovery:
 
     def connected(self, hello: Hello) -> None:
         life = self._life
-        if hello.instance_id in life.fleet:
+        if hello.instance_id in life.cluster:
             raise RuntimeError(f"{hello.instance_id} connects with epoch {hello.epoch}, but is up already")
-        life.fleet.add(hello)
+        life.cluster.add(hello)
         life.send(hello.instance_id, Welcome(self._epoch, life.config.silence_s))
         if hello.role == "kvpool":
             self._pool_connected(hello)
-        elif self._segment and hello.instance_id in {each.instance_id for each in life.fleet.instances}:
+        elif self._segment and hello.instance_id in {each.instance_id for each in life.cluster.instances}:
             life.send(hello.instance_id, UsePool(self._segment))
         # a new chance for policies that found nothing to do
-        life.pooled.num_changes += 1
+        life.decode_queue.num_changes += 1
 
     def closed(self, instance_id: InstanceId) -> None:
-        process = self._life.fleet.remove(instance_id)
+        process = self._life.cluster.remove(instance_id)
         if process is None:
             return
         if process.hello.role == "kvpool":
             self._pool_closed()
-        for entry in list(self._life.entries.values()):
-            if process.hello.role == "gateway" and entry.gateway == instance_id:
-                self._life.end(entry)
+        for state in list(self._life.requests.values()):
+            if process.hello.role == "gateway" and state.gateway == instance_id:
+                self._life.end(state)
             else:
-                self._lost_by(entry, process)
+                self._lost_by(state, process)
 
-    def _lost_by(self, entry: Entry, process: Process) -> None:
+    def _lost_by(self, state: RequestState, process: Process) -> None:
         instance_id = process.instance_id
-        if entry.state is State.LEAVING:
-            self._life.gone(entry, instance_id)
-        elif entry.place == instance_id:
+        if state.phase is Phase.LEAVING:
+            self._life.forgotten_by(state, instance_id)
+        elif state.place == instance_id:
             self._life.counters.recoveries[process.hello.role] += 1
-            self._life.recall(entry, gone_from=instance_id)
-        elif entry.staged_at == instance_id:
+            self._life.recall(state, gone_from=instance_id)
+        elif state.staged_at == instance_id:
             # the decode instance that was to pull it will report that this failed
-            self._life.unstaged(entry)
+            self._life.unstaged(state)
 
     def _pool_closed(self) -> None:
         self._life.has_room_again()
-        for view in self._life.fleet.decodes:
+        for view in self._life.cluster.decodes:
             view.batch_search, view.near_search = Search(), Search()
         for key in list(self._life.reserving):
-            self._life.requeue(self._life.entries[key])
+            self._life.requeue(self._life.requests[key])
 
     def _pool_connected(self, hello: Hello) -> None:
         life = self._life
         if hello.segment != self._segment:
             self._segment = hello.segment
-            for process in life.fleet.instances:
+            for process in life.cluster.instances:
                 life.send(process.instance_id, UsePool(self._segment))
         stored = {each.key: each for each in hello.inventory}
         # who asks for room comes last: it may be made of what others have not said yet that they need
-        for entry in sorted(life.entries.values(), key=lambda entry: entry.state is State.MAKING_ROOM):
-            found = stored.pop(entry.key, None)
+        for state in sorted(life.requests.values(), key=lambda state: state.phase is Phase.MAKING_ROOM):
+            found = stored.pop(state.key, None)
             if found is None:
-                entry.blocks, entry.num_cached = [], 0
-            elif found.blocks != entry.blocks:
-                entry.blocks, entry.num_cached = found.blocks, min(found.num_tokens, entry.num_tokens - 1)
-            self._reconcile(entry)
+                state.blocks, state.num_cached = [], 0
+            elif found.blocks != state.blocks:
+                state.blocks, state.num_cached = found.blocks, min(found.num_tokens, state.num_tokens - 1)
+            self._reconcile(state)
         for orphan in stored.values():
             self._orphans.add(orphan, life.now)
 
-    def _reconcile(self, entry: Entry) -> None:
+    def _reconcile(self, state: RequestState) -> None:
         """With what the pool that came back has of it."""
         life = self._life
-        match entry.state:
-            case State.QUEUED:
-                life.requeue(entry)
-            case State.POOLED if entry.is_pooled:
-                life.commit(entry, is_candidate=True)
-            case State.STAGED | State.OFFERED if entry.is_pooled:
-                life.commit(entry, is_candidate=False)
-            case State.RUNNING:
-                if entry.blocks:
-                    life.send_pool(MakeSpare([entry.key]))
-            case State.MAKING_ROOM:
-                self._decode_side.make_room(entry)
-            case State.PREFILLING | State.EVICTING if entry.blocks:
+        match state.phase:
+            case Phase.QUEUED:
+                life.requeue(state)
+            case Phase.POOLED if state.is_pooled:
+                life.commit(state, is_candidate=True)
+            case Phase.STAGED | Phase.OFFERED if state.is_pooled:
+                life.commit(state, is_candidate=False)
+            case Phase.RUNNING:
+                if state.blocks:
+                    life.send_pool(MakeSpare([state.key]))
+            case Phase.MAKING_ROOM:
+                self._decode_side.make_room(state)
+            case Phase.PREFILLING | Phase.EVICTING if state.blocks:
                 pass
-            case State.LEAVING:
+            case Phase.LEAVING:
                 pass
             case _:
                 # some of what it needs is lost
                 life.counters.recoveries["kvpool"] += 1
-                life.recall(entry)
+                life.recall(state)

@@ -24,15 +24,15 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.admission import refuse, refuse_slo, remark_on, with_possible_slo
 from alignedserve.router.clock import arrived_s, deadlines_of
+from alignedserve.router.cluster_state import PrefillView
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.decode import DecodeSide
-from alignedserve.router.entry import Entry, State
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
-from alignedserve.router.fleet import PrefillView
 from alignedserve.router.life import Life
 from alignedserve.router.orphans import Orphans
 from alignedserve.router.prefill import PrefillSide
 from alignedserve.router.recovery import Recovery
+from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.forecast import Forecast
 from alignedserve.scheduling.policies import make_policy
@@ -71,22 +71,22 @@ class Router:
 
     def _is_unused(self, key: RequestKey) -> bool:
         """What the pool holds for an orphan may have become its request's room by now."""
-        entry = self.life.entries.get(key)
-        return entry is None or (entry.state is State.QUEUED and not entry.blocks)
+        state = self.life.requests.get(key)
+        return state is None or (state.phase is Phase.QUEUED and not state.blocks)
 
     @property
     def num_queued(self) -> int:
-        return len(self.life.queue) + len(self.life.reserving)
+        return len(self.life.prefill_queue) + len(self.life.reserving)
 
     @property
     def num_queued_tokens(self) -> int:
         """That wait to be computed."""
-        return self.life.queue.num_tokens + self.life.reserving.total
+        return self.life.prefill_queue.num_tokens + self.life.reserving.total
 
     def _waiting_before(self, request: Request) -> tuple[int, int]:
         """Requests and tokens. However much waits behind a request, it is no reason to refuse it."""
         life, is_rt = self.life, request.tier == "rt"
-        num_queued, num_tokens = life.queue.before(is_rt)
+        num_queued, num_tokens = life.prefill_queue.before(is_rt)
         lines = [each for each in (True, False) if life.policy.line(each) <= life.policy.line(is_rt)]
         return (
             num_queued + sum(map(life.reserving.count, lines)),
@@ -96,20 +96,20 @@ class Router:
     @property
     def is_idle(self) -> bool:
         """Nobody waits for anything, and no time needs to pass."""
-        return not self.life.entries and not len(self._orphans)
+        return not self.life.requests and not len(self._orphans)
 
     def check_idle(self) -> None:
         """Nothing is left of requests that ended. Raises with what is."""
         life = self.life
         holding = [
             view.instance_id
-            for view in life.fleet.prefills
+            for view in life.cluster.prefills
             if view.pending or (isinstance(view, PrefillView) and view.staging)
         ]
         holding += [
-            view.instance_id for view in life.fleet.decodes if view.batch or view.near or view.running
+            view.instance_id for view in life.cluster.decodes if view.batch or view.near or view.running
         ]
-        left = (len(life.entries), len(life.pooled), self.num_queued, len(self._orphans))
+        left = (len(life.requests), len(life.decode_queue), self.num_queued, len(self._orphans))
         if any(left) or holding:
             raise RuntimeError(
                 "idle, but left are {} requests, {} pooled, {} queued, {} orphans".format(*left)
@@ -121,10 +121,10 @@ class Router:
             case Submit():
                 self._submit(sender, message)
             case Abort(key=key):
-                entry = self.life.entries.get(key)
-                if entry and entry.gateway == sender and not entry.is_over:
-                    self.life.telling.tell_story(entry)
-                    self.life.end(entry)
+                state = self.life.requests.get(key)
+                if state and state.gateway == sender and not state.is_finished:
+                    self.life.output.add_timeline(state)
+                    self.life.end(state)
             case Reserved():
                 self._reserved(message)
             case Candidates():
@@ -135,8 +135,8 @@ class Router:
             case DecodeReport():
                 self._decode.report(sender, message)
             case Gone(keys=keys):
-                for entry in filter(None, map(self.life.entries.get, keys)):
-                    self.life.gone(entry, sender)
+                for state in filter(None, map(self.life.requests.get, keys)):
+                    self.life.forgotten_by(state, sender)
             case Failed():
                 self._failed(sender, message)
             case _:
@@ -144,47 +144,47 @@ class Router:
 
     def _submit(self, gateway: InstanceId, submit: Submit) -> None:
         life, request = self.life, submit.request
-        known = life.entries.get(request.key)
+        known = life.requests.get(request.key)
         if known is None:
             self._take(gateway, submit)
-        elif known.is_over:
+        elif known.is_finished:
             life.send(
                 gateway, Rejected(request.key, "duplicate", "a request with this key is about to leave")
             )
         else:
             known.gateway = gateway
-            life.telling.tell_again(known, num_known=len(submit.delivered))
+            life.output.resend(known, num_known=len(submit.delivered))
 
     def _take(self, gateway: InstanceId, submit: Submit) -> None:
         life, request = self.life, submit.request
-        refusal = refuse(request, life.fleet, *self._waiting_before(request), self.config)
+        refusal = refuse(request, life.cluster, *self._waiting_before(request), self.config)
         if not refusal and not submit.delivered:
-            refusal = refuse_slo(request, life.fleet)
+            refusal = refuse_slo(request, life.cluster)
         if refusal:
             life.send(gateway, Rejected(request.key, *refusal))
             return
         submit = self._with_possible_slo(submit)
         forecast = Forecast(submit.predicted_len)
         forecast.advance(len(submit.delivered), life.now)
-        entry = Entry(
+        state = RequestState(
             submit.request,
             gateway,
-            State.QUEUED,
+            Phase.QUEUED,
             life.now,
             output=list(submit.delivered),
             forecast=forecast,
             arrived_s=arrived_s(submit, life.now),
             deadlines=deadlines_of(submit, life.now),
         )
-        life.entries[entry.key] = entry
-        if stored := self._orphans.claim(entry.key):
-            entry.blocks = stored.blocks
-            entry.num_cached = min(stored.num_tokens, entry.num_tokens - 1)
+        life.requests[state.key] = state
+        if stored := self._orphans.claim(state.key):
+            state.blocks = stored.blocks
+            state.num_cached = min(stored.num_tokens, state.num_tokens - 1)
         # even if all of it is there: room that was asked for just before may be made of it
-        life.wait(entry)
+        life.wait(state)
 
     def _with_possible_slo(self, submit: Submit) -> Submit:
-        possible = with_possible_slo(submit.request, self.life.fleet)
+        possible = with_possible_slo(submit.request, self.life.cluster)
         for name, remark in remark_on(submit.request, possible):
             self._remarks.setdefault(name, remark)
         return replace(submit, request=possible)
@@ -198,33 +198,33 @@ class Router:
     def _reserved(self, reserved: Reserved) -> None:
         for key in reserved.dropped:
             self._orphans.drop(key)
-            if spare := self.life.entries.get(key):
+            if spare := self.life.requests.get(key):
                 self._dropped(spare)
-        entry = self.life.entries.get(reserved.key)
-        if entry and entry.state is State.RESERVING:
-            self._prefill.reserved(entry, reserved)
-        elif entry and entry.state is State.MAKING_ROOM:
-            self._decode.made_room(entry, reserved)
+        state = self.life.requests.get(reserved.key)
+        if state and state.phase is Phase.RESERVING:
+            self._prefill.reserved(state, reserved)
+        elif state and state.phase is Phase.MAKING_ROOM:
+            self._decode.made_room(state, reserved)
 
-    def _dropped(self, entry: Entry) -> None:
+    def _dropped(self, state: RequestState) -> None:
         """The pool has nothing of it any more."""
-        entry.num_cached, entry.blocks = 0, []
-        self.life.held.pop(entry.key, None)
-        if entry.state is State.POOLED:
-            self.life.requeue(entry)
-        elif entry.state is State.RESERVING:
-            self.life.reserving.put(entry.key, entry.num_missing, entry.is_rt)
+        state.num_cached, state.blocks = 0, []
+        self.life.pinned.pop(state.key, None)
+        if state.phase is Phase.POOLED:
+            self.life.requeue(state)
+        elif state.phase is Phase.RESERVING:
+            self.life.reserving.put(state.key, state.num_missing, state.is_rt)
 
     def _failed(self, sender: InstanceId, failed: Failed) -> None:
         if failed.what == "evict":
-            if entry := self.life.at(failed.key, sender, State.EVICTING):
-                self.life.enter(entry, State.RUNNING, sender)
+            if state := self.life.find(failed.key, sender, Phase.EVICTING):
+                self.life.enter(state, Phase.RUNNING, sender)
                 # the room that was made for it is others' until it is asked for again
-                self.life.send_pool(MakeSpare([entry.key]))
+                self.life.send_pool(MakeSpare([state.key]))
             return
-        entry = self.life.at(failed.key, sender, State.PREFILLING, State.STAGED, State.OFFERED)
-        if entry is None:
+        state = self.life.find(failed.key, sender, Phase.PREFILLING, Phase.STAGED, Phase.OFFERED)
+        if state is None:
             return
         if failed.what == "load":
-            entry.num_cached = 0
-        self.life.recall(entry, gone_from=sender)
+            state.num_cached = 0
+        self.life.recall(state, gone_from=sender)

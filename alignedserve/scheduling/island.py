@@ -14,7 +14,7 @@ from alignedserve.types import InstanceId, RequestKey
 
 
 class RoutedRequest(Protocol):
-    """See `router/entry.py` for more about each field."""
+    """See `router/request_state.py` for more about each field."""
 
     @property
     def key(self) -> RequestKey: ...
@@ -88,7 +88,7 @@ class Room(NamedTuple):
         return self.num_tokens > 0 and self.num_requests > 0
 
 
-class Queue(Protocol):
+class PrefillQueue(Protocol):
     """Requests that wait for prefill, in one line or several."""
 
     def is_empty(self, line: int) -> bool: ...
@@ -102,7 +102,7 @@ class Queue(Protocol):
         """It is started."""
 
 
-class Pooled(Protocol):
+class DecodeQueue(Protocol):
     """Requests that wait in the pool for a decode instance."""
 
     @property
@@ -164,7 +164,7 @@ class Search(Protocol):
 
 
 class DecodeView(Protocol):
-    """See `router/fleet.py` for more about each field."""
+    """See `router/cluster.py` for more about each field."""
 
     @property
     def instance_id(self) -> InstanceId: ...
@@ -225,7 +225,7 @@ class DecodeView(Protocol):
     def num_rt(self) -> int: ...
 
 
-class Fleet(Protocol):
+class ClusterState(Protocol):
     @property
     def prefills(self) -> Sequence[PrefillView]: ...
 
@@ -250,20 +250,20 @@ class Island(Protocol):
     def now(self) -> float: ...
 
     @property
-    def fleet(self) -> Fleet: ...
+    def cluster(self) -> ClusterState: ...
 
     @property
-    def queue(self) -> Queue: ...
+    def prefill_queue(self) -> PrefillQueue: ...
 
     @property
-    def pooled(self) -> Pooled: ...
+    def decode_queue(self) -> DecodeQueue: ...
 
     @property
     def reserving(self) -> Work:
         """Of those that were started, and wait for blocks of the pool."""
 
     @property
-    def held(self) -> Collection[RequestKey]:
+    def pinned(self) -> Collection[RequestKey]:
         """Best-effort prompts that were begun, and wait with what the pool has of them."""
 
     @property

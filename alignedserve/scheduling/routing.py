@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
 
-from alignedserve.scheduling.island import Assign, Fleet, Island, Pooled, Room, RoutedRequest
+from alignedserve.scheduling.island import Assign, ClusterState, DecodeQueue, Island, Room, RoutedRequest
 from alignedserve.types import InstanceId
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
-def window(fleet: Fleet, num_iterations: float) -> Room:
+def window(cluster: ClusterState, num_iterations: float) -> Room:
     """So many iterations of all prefill instances. However short prompts are, there are not more in them than instances
     run at once."""
-    limits = [view.hello.limits for view in fleet.prefills]
+    limits = [view.hello.limits for view in cluster.prefills]
     return Room(
         int(num_iterations * sum(each.max_num_batched_tokens for each in limits)),
         math.ceil(num_iterations * sum(each.max_num_seqs for each in limits)),
@@ -24,13 +24,13 @@ def window(fleet: Fleet, num_iterations: float) -> Room:
 
 def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
     """Tokens and requests that were started and are not computed."""
-    works = [island.reserving, *(view.pending for view in island.fleet.prefills)]
+    works = [island.reserving, *(view.pending for view in island.cluster.prefills)]
     return sum(each.sum(is_rt) for each in works), sum(each.count(is_rt) for each in works)
 
 
 def room_left(island: Island, num_iterations: float) -> Room:
     """In a window of work for all."""
-    return window(island.fleet, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
+    return window(island.cluster, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
 
 
 def _always(_: RoutedRequest) -> bool:
@@ -41,7 +41,7 @@ def start_line(
     island: Island, line: int, room: Room, may_start: Callable[[RoutedRequest], bool] = _always
 ) -> Generator[RoutedRequest, None, Room]:
     """In order, until there is no room left, or one may not. Returns what is left of the room."""
-    queue = island.queue
+    queue = island.prefill_queue
     while (
         room.is_there
         and not queue.is_refused(line)
@@ -57,7 +57,7 @@ def start_line(
 
 def has_evicted(island: Island) -> bool:
     """Some wait to come back to colocated instances: they go before prompts that would take what they wait for."""
-    return island.fleet.is_colocated and len(island.pooled) > 0
+    return island.cluster.is_colocated and len(island.decode_queue) > 0
 
 
 # ---- pooled requests -------------------------------------------------------------------------------------------------
@@ -66,18 +66,18 @@ def has_evicted(island: Island) -> bool:
 def patience_s(island: Island, starvation_s: float) -> float:
     """A pooled request should be admitted after so long. With more of them than decode instances can hold, all wait
     long, whatever the order: only beyond that does somebody starve."""
-    capacity = sum(view.num_blocks * view.hello.limits.block_size for view in island.fleet.decodes)
-    num_fills = island.pooled.num_tokens / capacity if capacity else 0.0
+    capacity = sum(view.num_blocks * view.hello.limits.block_size for view in island.cluster.decodes)
+    num_fills = island.decode_queue.num_tokens / capacity if capacity else 0.0
     return starvation_s * (1.0 + num_fills)
 
 
-def real_time_first(pooled: Pooled) -> Iterator[RoutedRequest]:
+def real_time_first(pooled: DecodeQueue) -> Iterator[RoutedRequest]:
     return chain(pooled.real_time, (request for request in pooled if not request.is_rt))
 
 
-def assign_in_order(requests: Iterable[RoutedRequest], fleet: Fleet) -> list[Assign]:
+def assign_in_order(requests: Iterable[RoutedRequest], cluster: ClusterState) -> list[Assign]:
     """Each to the emptiest decode instance, as soon as it fits there. Nobody is overtaken by one that comes later."""
-    decodes = fleet.decodes
+    decodes = cluster.decodes
     blocks = {view.instance_id: view.num_unspoken_blocks for view in decodes}
     slots = {view.instance_id: view.num_unspoken_slots for view in decodes}
     block_size = max((view.hello.limits.block_size for view in decodes), default=1)

@@ -27,8 +27,8 @@ from alignedserve.protocol.messages import (
     UsePool,
     Welcome,
 )
-from alignedserve.router.entry import State
 from alignedserve.router.events import Connected
+from alignedserve.router.request_state import Phase
 from alignedserve.types import RequestKey
 from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, hello, prefill_report, request
 
@@ -105,7 +105,7 @@ def test_nobody_aborts_what_is_anothers() -> None:
     script.connect("gateway-1")
     script.running()
     script.say("gateway-1", Abort(ONE))
-    assert script.entry().state is State.RUNNING
+    assert script.state().phase is Phase.RUNNING
 
 
 def test_too_long_full_and_duplicate_are_refused() -> None:
@@ -179,7 +179,7 @@ def test_an_eviction_that_failed_leaves_it_running() -> None:
     script.reserve(blocks=[10, 11, 12, 13])
     script.take()
     script.say(DECODE, Failed(ONE, "evict", "no"))
-    assert script.entry().state is State.RUNNING
+    assert script.state().phase is Phase.RUNNING
     assert script.take_one(MakeSpare, POOL).keys == [ONE], "nobody needs the room that was made"
 
 
@@ -214,7 +214,7 @@ def test_an_eviction_that_is_not_wanted_any_more_is_forgotten() -> None:
     without_room(script)
     script.decode()
     assert script.take_one(MakeSpare, POOL).keys == [ONE]
-    assert script.entry().state is State.RUNNING
+    assert script.state().phase is Phase.RUNNING
     script.tick(5.0)
     assert not script.take()
 
@@ -343,7 +343,7 @@ def test_patience_grows_with_what_waits() -> None:
     (commit,) = [message for _, message in script.take() if isinstance(message, Commit)]
     assert commit.due_s == pytest.approx(1.0 + 107 / 400)
     script.chosen(1, 2)
-    assert script.router.life.pooled.num_tokens == 0
+    assert script.router.life.decode_queue.num_tokens == 0
 
 
 def test_fcfs_offers_at_once_what_fits() -> None:
@@ -412,16 +412,16 @@ def test_so_many_tokens_wait_and_no_more() -> None:
     script.reserve(3)
     assert script.router.num_queued_tokens == 30
     script.submit(10, num_prompt=6)
-    assert script.entry(10).state in (State.QUEUED, State.RESERVING)
+    assert script.state(10).phase in (Phase.QUEUED, Phase.RESERVING)
 
 
 def test_a_predicted_length_stays_with_its_request_and_doubles_when_it_is_exceeded() -> None:
     script = Script()
     script.say(GATEWAY, Submit(request(max_tokens=100), predicted_len=3))
     script.running()
-    forecast = script.entry().forecast
+    forecast = script.state().forecast
     assert (forecast.length, forecast.level(script.now)) == (3, 0)
-    num_tokens = len(script.entry().output)
+    num_tokens = len(script.state().output)
     while num_tokens < 6:
         script.token()
         num_tokens += 1
@@ -432,6 +432,6 @@ def test_a_predicted_length_stays_with_its_request_and_doubles_when_it_is_exceed
 def test_a_request_that_comes_again_may_have_exceeded_its_prediction_already() -> None:
     script = Script()
     script.say(GATEWAY, Submit(request(max_tokens=100), delivered=[50] * 9, predicted_len=8))
-    assert script.entry().forecast.length == 16
+    assert script.state().forecast.length == 16
     script.say(GATEWAY, Submit(request(key=2)))
-    assert script.entry(2).forecast.length == 0
+    assert script.state(2).forecast.length == 0

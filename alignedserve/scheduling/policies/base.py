@@ -65,7 +65,7 @@ class RouterPart:
         """The instance to compute its prompt. `num_known`: tokens of the prompt whose KV an instance may have."""
         return min(views, key=lambda view: (view.pending.total - num_known(view), -view.num_free_blocks))
 
-    def holds(self, request: RoutedRequest) -> bool:
+    def pins(self, request: RoutedRequest) -> bool:
         """Whether what the pool has of a prompt that was begun and waits again is not for others to take."""
         return False
 
@@ -81,7 +81,7 @@ class RouterPart:
 
     def decide(self, island: Island) -> Iterable[FormBatch | FindNear | Assign]:
         """What to ask of the pool, and what to offer. Each is carried out before the next one is asked for."""
-        return routing.assign_in_order(island.pooled, island.fleet)
+        return routing.assign_in_order(island.decode_queue, island.cluster)
 
 
 class PrefillPart:

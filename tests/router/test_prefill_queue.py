@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.entry import Entry, State
 from alignedserve.router.life import Life
+from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Room
@@ -20,11 +20,11 @@ from tests.router.script import GATEWAY, hello, request
 ENDLESS = 1 << 40
 
 
-def entry(key: int, deadlines: Deadlines, arrived_s: float = 0.0, num_cached: int = 0) -> Entry:
-    return Entry(
+def state(key: int, deadlines: Deadlines, arrived_s: float = 0.0, num_cached: int = 0) -> RequestState:
+    return RequestState(
         request(key),
         GATEWAY,
-        State.QUEUED,
+        Phase.QUEUED,
         arrived_s,
         num_cached=num_cached,
         arrived_s=arrived_s,
@@ -32,24 +32,24 @@ def entry(key: int, deadlines: Deadlines, arrived_s: float = 0.0, num_cached: in
     )
 
 
-def rt(key: int, first_due_s: float, arrived_s: float = 0.0) -> Entry:
-    return entry(key, Deadlines(True, first_due_s, 0.1), arrived_s)
+def rt(key: int, first_due_s: float, arrived_s: float = 0.0) -> RequestState:
+    return state(key, Deadlines(True, first_due_s, 0.1), arrived_s)
 
 
-def be(key: int, job_due_s: float, arrived_s: float = 0.0, num_cached: int = 0) -> Entry:
-    return entry(key, Deadlines(job_due_s=job_due_s), arrived_s, num_cached)
+def be(key: int, job_due_s: float, arrived_s: float = 0.0, num_cached: int = 0) -> RequestState:
+    return state(key, Deadlines(job_due_s=job_due_s), arrived_s, num_cached)
 
 
-def filled(entries: list[Entry], policy: str = "aligned") -> Life:
+def filled(states: list[RequestState], policy: str = "aligned") -> Life:
     life = Life(RouterConfig(), make_policy(SchedulingConfig(policy)))
-    for each in entries:
+    for each in states:
         push(life, each)
     return life
 
 
-def push(life: Life, each: Entry) -> None:
-    life.entries[each.key] = each
-    life.queue.push(each, life.policy.urgency(each, life))
+def push(life: Life, each: RequestState) -> None:
+    life.requests[each.key] = each
+    life.prefill_queue.push(each, life.policy.urgency(each, life))
 
 
 def order(life: Life, now: float, rt_room: int = ENDLESS, be_room: int = ENDLESS) -> list[int]:
@@ -65,24 +65,24 @@ def order(life: Life, now: float, rt_room: int = ENDLESS, be_room: int = ENDLESS
 
 def started(life: Life, num_tokens: int = 2 * ENDLESS) -> list[int]:
     """As the policy has it, with a window of so many tokens."""
-    view = life.fleet.add(hello("prefill-0"))
+    view = life.cluster.add(hello("prefill-0"))
     limits = replace(view.hello.limits, max_num_batched_tokens=num_tokens // 2)
     view.hello = replace(view.hello, limits=limits)
     found = [each.key for each in life.policy.start(life)]
-    life.fleet.remove(view.instance_id)
+    life.cluster.remove(view.instance_id)
     return found
 
 
 def test_the_objective_orders_real_time_and_the_window_best_effort() -> None:
     life = filled([be(1, 900.0), rt(2, 9.0), be(3, 800.0), rt(4, 5.0), rt(5, 7.0)])
     assert order(life, now=1.0) == [4, 5, 2, 3, 1]
-    assert len(life.queue) == life.queue.num_tokens == 0
+    assert len(life.prefill_queue) == life.prefill_queue.num_tokens == 0
 
 
 def test_who_has_lost_goes_behind_who_can_still_make_it() -> None:
     life = filled([rt(1, 1.0), rt(2, 6.0), rt(3, 1.5 + DEMOTION_S)])
     assert order(life, now=2.0) == [2, 1, 3]
-    assert life.queue.num_demotions == 1
+    assert life.prefill_queue.num_demotions == 1
 
 
 def test_a_begun_prompt_goes_before_others_of_best_effort() -> None:
@@ -99,8 +99,8 @@ def test_best_effort_does_not_use_up_real_times_window() -> None:
 
 
 def test_static_priority_lets_best_effort_go_when_no_real_time_waits() -> None:
-    entries = [be(1, 9.0, 0.0), rt(2, 9.0, 2.0), rt(3, 5.0, 3.0), be(4, 1.0, 4.0)]
-    life = filled(entries, "priority")
+    states = [be(1, 9.0, 0.0), rt(2, 9.0, 2.0), rt(3, 5.0, 3.0), be(4, 1.0, 4.0)]
+    life = filled(states, "priority")
     assert started(life, num_tokens=6) == [2]
     # the window is one, and both count
     assert started(life, num_tokens=12) == [3, 1]
@@ -108,18 +108,18 @@ def test_static_priority_lets_best_effort_go_when_no_real_time_waits() -> None:
 
 
 def test_without_classes_it_is_the_order_of_arrival() -> None:
-    entries = [be(1, 9.0, 3.0), rt(2, 9.0, 2.0), rt(3, 5.0, 4.0), be(4, 1.0, 1.0)]
-    assert started(filled(entries, "fcfs")) == [4, 2, 1, 3]
+    states = [be(1, 9.0, 3.0), rt(2, 9.0, 2.0), rt(3, 5.0, 4.0), be(4, 1.0, 1.0)]
+    assert started(filled(states, "fcfs")) == [4, 2, 1, 3]
 
 
 def test_what_the_pool_refuses_holds_up_its_class() -> None:
     life = filled([rt(1, 5.0), be(2, 5.0)])
-    life.queue.refused(be(3, 1.0))
+    life.prefill_queue.refused(be(3, 1.0))
     assert order(life, 0.0) == [1]
     life = filled([rt(1, 5.0), be(2, 5.0)])
-    life.queue.refused(rt(3, 1.0))
-    assert life.queue.is_refused(REAL_TIME) and order(life, 0.0) == [2]
-    life.queue.has_room_again()
+    life.prefill_queue.refused(rt(3, 1.0))
+    assert life.prefill_queue.is_refused(REAL_TIME) and order(life, 0.0) == [2]
+    life.prefill_queue.has_room_again()
     assert order(life, 0.0) == [1]
 
 
@@ -133,20 +133,20 @@ def test_each_is_taken_once_and_never_before_a_better_one(
     arrivals: list[tuple[bool, float, float]], steps: list[float]
 ) -> None:
     """One at a time, while time passes: real time that can make it goes by its objective."""
-    entries = {key: (rt if is_rt else be)(key, due_s) for key, (is_rt, due_s, _) in enumerate(arrivals, 1)}
-    life, now, taken = filled(list(entries.values())), 0.0, list[int]()
-    for step_s in [*steps, *[1.0] * len(entries)]:
+    states = {key: (rt if is_rt else be)(key, due_s) for key, (is_rt, due_s, _) in enumerate(arrivals, 1)}
+    life, now, taken = filled(list(states.values())), 0.0, list[int]()
+    for step_s in [*steps, *[1.0] * len(states)]:
         now += step_s
-        waiting = [each for key, each in entries.items() if key not in taken]
+        waiting = [each for key, each in states.items() if key not in taken]
         for key in order(life, now, rt_room=1, be_room=0):
-            first = entries[key].deadlines.first_due_s
+            first = states[key].deadlines.first_due_s
             others = [each.deadlines.first_due_s for each in waiting if each.is_rt and each.key != key]
             live = [due_s for due_s in others if due_s >= now]
             place = first if first >= now else first + DEMOTION_S
             assert all(place <= due_s for due_s in live)
             taken.append(key)
         taken += order(life, now, rt_room=0, be_room=1)
-    assert sorted(taken) == sorted(entries) and len(life.queue) == 0
+    assert sorted(taken) == sorted(states) and len(life.prefill_queue) == 0
 
 
 @given(st.integers(2, 60))

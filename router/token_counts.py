@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from alignedserve.types import RequestKey
 
 
-class Tally:
+class TokenCounts:
     def __init__(self) -> None:
         # of each request: its number, and whether it is real time
         self._numbers: dict[RequestKey, tuple[int, bool]] = {}

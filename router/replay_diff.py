@@ -13,7 +13,7 @@ from alignedserve.router.events import Send
 
 
 @dataclass(frozen=True)
-class Difference:
+class Divergence:
     # of the event, from 1
     number: int
     step: Step
@@ -23,16 +23,16 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     num_events: int
     # events whose orders were not recorded: the last one, if the router ended with it
     num_unanswered: int
     num_torn_bytes: int
-    difference: Difference | None
+    divergence: Divergence | None
 
 
-def compare(path: Path) -> Compared:
-    """Up to the first difference. Raises ValueError for what is no log."""
+def compare(path: Path) -> Comparison:
+    """Up to the first divergence. Raises ValueError for what is no log."""
     log = LogReader(path)
     router = log.header.router()
     number = num_unanswered = 0
@@ -42,14 +42,14 @@ def compare(path: Path) -> Compared:
             orders = _as_recorded(router.on(step.event, step.now))
         except Exception as error:
             # the log's last event may be what that router ended with too
-            found = Difference(number, step, [], error)
+            found = Divergence(number, step, [], error)
             break
         if step.orders is None:
             num_unanswered += 1
         elif orders != step.orders:
-            found = Difference(number, step, orders)
+            found = Divergence(number, step, orders)
             break
-    return Compared(number, num_unanswered, log.num_torn_bytes, found)
+    return Comparison(number, num_unanswered, log.num_torn_bytes, found)
 
 
 def _as_recorded(orders: list[Send]) -> list[Send]:
@@ -57,15 +57,15 @@ def _as_recorded(orders: list[Send]) -> list[Send]:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(orders), type=list[Send])
 
 
-def described(difference: Difference) -> Iterator[str]:
+def format_divergence(divergence: Divergence) -> Iterator[str]:
     """Lines, for people."""
-    step = difference.step
-    yield f"event {difference.number}, at {step.now:.6f} s: {brief(step.event)}"
-    if difference.error is not None:
-        yield f"  + raises {type(difference.error).__name__}: {difference.error}"
+    step = divergence.step
+    yield f"event {divergence.number}, at {step.now:.6f} s: {format_value(step.event)}"
+    if divergence.error is not None:
+        yield f"  + raises {type(divergence.error).__name__}: {divergence.error}"
     if step.orders is None:
         yield "  the log ends with this event"
-    recorded, now = step.orders or [], difference.orders
+    recorded, now = step.orders or [], divergence.orders
     for place in range(max(len(recorded), len(now))):
         was, now_is = (each[place] if place < len(each) else None for each in (recorded, now))
         if was == now_is:
@@ -78,24 +78,24 @@ def described(difference: Difference) -> Iterator[str]:
 
 
 def _order(send: Send | None) -> str:
-    return f"{send.to}: {brief(send.message)}" if send else ""
+    return f"{send.to}: {format_value(send.message)}" if send else ""
 
 
 _MOST_SHOWN = 8
 
 
-def brief(value: object) -> str:
+def format_value(value: object) -> str:
     """In a line, with the beginnings of long lists, and without what is at its default."""
     if isinstance(value, msgspec.Struct):
         shown = [
-            f"{field.name}={brief(getattr(value, field.name))}"
+            f"{field.name}={format_value(getattr(value, field.name))}"
             for field in msgspec.structs.fields(value)
             if getattr(value, field.name) != _default(field)
         ]
         return f"{type(value).__name__}({', '.join(shown)})"
     if isinstance(value, list | tuple):
         more = [f"… {len(value) - _MOST_SHOWN} more"] if len(value) > _MOST_SHOWN else []
-        return f"[{', '.join([*map(brief, value[:_MOST_SHOWN]), *more])}]"
+        return f"[{', '.join([*map(format_value, value[:_MOST_SHOWN]), *more])}]"
     return repr(value)
 
 

@@ -1,4 +1,4 @@
-"""The express way: real time goes to a decode instance as soon as its prompt is computed, if best effort can make room
+"""The RT fast path: real time goes to a decode instance as soon as its prompt is computed, if best effort can make room
 for it. If not, batches of like lengths serve real time best (`batches.py`). Pure."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def expect_at(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView
     return min(views, key=load, default=None)
 
 
-def express(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
+def assign(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
     """Those that are due first go first, each to where it is expected, or to the instance with least real time; of two
     with as much, to one where nobody has to make room. Not more than fits."""
     blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}

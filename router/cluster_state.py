@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from alignedserve.protocol.messages import Coming, DecodeReport, Hello
-from alignedserve.router.beginnings import Beginnings
-from alignedserve.router.tally import Tally
+from alignedserve.router.prefix_affinity import PrefixAffinity
+from alignedserve.router.token_counts import TokenCounts
 from alignedserve.types import InstanceId, RequestKey
 
 
@@ -28,13 +28,13 @@ class Prompts:
     """That an instance was given."""
 
     # tokens of each that it has not computed
-    pending: Tally
-    beginnings: Beginnings
+    pending: TokenCounts
+    prefix_affinity: PrefixAffinity
 
 
 def _no_prompts(process: Process) -> Prompts:
     limits = process.hello.limits
-    return Prompts(Tally(), Beginnings(limits.num_blocks * limits.block_size))
+    return Prompts(TokenCounts(), PrefixAffinity(limits.num_blocks * limits.block_size))
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +47,7 @@ class PrefillView(Process):
         self.prompts = _no_prompts(self)
 
     @property
-    def pending(self) -> Tally:
+    def pending(self) -> TokenCounts:
         return self.prompts.pending
 
     @property
@@ -133,7 +133,7 @@ class DecodeView(Process):
         return len(self.be_promised) < len(self.batch) + len(self.near)
 
     @property
-    def news_of_coming(self) -> Coming | None:
+    def pending_coming(self) -> Coming | None:
         """What it has not been told."""
         num_ready = sum(self.coming.values())
         news = Coming(len(self.coming) - num_ready, num_ready)
@@ -159,11 +159,11 @@ class ColocatedView(DecodeView):
         self.prompts = _no_prompts(self)
 
     @property
-    def pending(self) -> Tally:
+    def pending(self) -> TokenCounts:
         return self.prompts.pending
 
 
-class Fleet:
+class ClusterState:
     def __init__(self) -> None:
         self._processes: dict[InstanceId, Process] = {}
         self.pool: Process | None = None

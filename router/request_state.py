@@ -1,4 +1,4 @@
-"""A request's life, as the router keeps it."""
+"""What the router keeps of a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 
 
-class State(Enum):
+class Phase(Enum):
     # some of its KV has to be computed
     QUEUED = "queued"
     # the same, and the pool was asked for room
@@ -35,21 +35,21 @@ class State(Enum):
 
 
 # real time on its way from prefill to a decode instance, which is told so
-COMING = {State.PREFILLING, State.POOLED, State.STAGED}
+COMING_PHASES = {Phase.PREFILLING, Phase.POOLED, Phase.STAGED}
 
 # A request that is evicted again and again has a long story; its beginning is enough.
-MAX_MARKS = 64
+MAX_TIMELINE_LEN = 64
 
 # in the running batch of a decode instance: what the pool has is only a spare
-RUNNING = {State.RUNNING, State.MAKING_ROOM, State.EVICTING}
+RUNNING_PHASES = {Phase.RUNNING, Phase.MAKING_ROOM, Phase.EVICTING}
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class RequestState:
     request: Request
     gateway: InstanceId
-    state: State
-    # when it came into its state
+    phase: Phase
+    # when it came into its phase
     since_s: float
     output: list[int] = field(default_factory=list)
     # the instance that has it
@@ -61,9 +61,9 @@ class Entry:
     expected_at: InstanceId | None = None
     is_in_batch: bool = False
     # instances that have not said yet that they forgot it
-    holders: list[InstanceId] = field(default_factory=list)
+    pending_aborts: list[InstanceId] = field(default_factory=list)
     # its client has its answer, or is gone
-    is_over: bool = False
+    is_finished: bool = False
     # what the pool has of it: the KV of its first tokens, and blocks for more
     num_cached: int = 0
     blocks: list[PoolBlockId] = field(default_factory=list)
@@ -72,18 +72,18 @@ class Entry:
     # on the router's clock: when it came to its gateway, and when its tokens are due
     arrived_s: float = 0.0
     deadlines: Deadlines = field(default_factory=Deadlines)
-    # (state, seconds since the router took it) for each state that it entered
+    # (phase, seconds since the router took it) for each phase that it entered
     timeline: list[tuple[str, float]] = field(default_factory=list)
     _taken_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._taken_s = self.since_s
 
-    def mark(self) -> None:
-        """It has entered its state."""
-        is_new = not self.timeline or self.timeline[-1][0] != self.state.value
-        if is_new and len(self.timeline) < MAX_MARKS:
-            self.timeline.append((self.state.value, self.since_s - self._taken_s))
+    def record_phase(self) -> None:
+        """It has entered its phase."""
+        is_new = not self.timeline or self.timeline[-1][0] != self.phase.value
+        if is_new and len(self.timeline) < MAX_TIMELINE_LEN:
+            self.timeline.append((self.phase.value, self.since_s - self._taken_s))
 
     @property
     def key(self) -> RequestKey:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-from alignedserve.router.entry import Entry, State
-from alignedserve.router.tally import Tally
+from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.token_counts import TokenCounts
 from alignedserve.scheduling.island import RoutedRequest, Urgency
 from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.timing.deadlines import DEMOTION_S
@@ -17,7 +17,7 @@ class Place(NamedTuple):
     is_new: bool
     start_s: float
     number: int
-    entry: Entry
+    state: RequestState
 
 
 class Line:
@@ -36,17 +36,17 @@ class Line:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def push(self, entry: Entry, urgency: Urgency) -> None:
+    def push(self, state: RequestState, urgency: Urgency) -> None:
         self._num_pushed += 1
-        self._numbers[entry.key] = self._num_pushed
+        self._numbers[state.key] = self._num_pushed
         heap = self._alive if urgency.can_be_lost else self._steady
-        heapq.heappush(heap, Place(urgency.is_new, urgency.start_s, self._num_pushed, entry))
+        heapq.heappush(heap, Place(urgency.is_new, urgency.start_s, self._num_pushed, state))
 
     def discard(self, key: RequestKey) -> None:
         """Safe to repeat."""
         self._numbers.pop(key, None)
 
-    def first(self, now: float) -> Entry | None:
+    def first(self, now: float) -> RequestState | None:
         """It stays there until it is discarded."""
         for heap in (self._steady, self._alive, self._lost):
             self._skip_gone(heap)
@@ -54,14 +54,14 @@ class Line:
             self._demote(heapq.heappop(self._alive))
             self._skip_gone(self._alive)
         tops = [heap[0] for heap in (self._steady, self._alive, self._lost) if heap]
-        return min(tops).entry if tops else None
+        return min(tops).state if tops else None
 
     def _demote(self, place: Place) -> None:
         self.num_demotions += 1
         heapq.heappush(self._lost, place._replace(start_s=place.start_s + DEMOTION_S))
 
     def _skip_gone(self, heap: list[Place]) -> None:
-        while heap and self._numbers.get(heap[0].entry.key) != heap[0].number:
+        while heap and self._numbers.get(heap[0].state.key) != heap[0].number:
             heapq.heappop(heap)
 
 
@@ -70,7 +70,7 @@ class PrefillQueue:
         self._policy = policy
         self._lines = [Line() for _ in range(policy.num_lines)]
         # tokens to compute
-        self._missing = Tally()
+        self._missing = TokenCounts()
 
     def __len__(self) -> int:
         return len(self._missing)
@@ -90,19 +90,19 @@ class PrefillQueue:
     def num_demotions(self) -> int:
         return sum(line.num_demotions for line in self._lines)
 
-    def push(self, entry: Entry, urgency: Urgency) -> None:
-        self.discard(entry)
-        self._missing.put(entry.key, entry.num_missing, entry.is_rt)
-        self._line_of(entry).push(entry, urgency)
+    def push(self, state: RequestState, urgency: Urgency) -> None:
+        self.discard(state)
+        self._missing.put(state.key, state.num_missing, state.is_rt)
+        self._line_of(state).push(state, urgency)
 
-    def discard(self, entry: Entry) -> None:
+    def discard(self, state: RequestState) -> None:
         """Safe to repeat."""
-        self._line_of(entry).discard(entry.key)
-        self._missing.discard(entry.key)
+        self._line_of(state).discard(state.key)
+        self._missing.discard(state.key)
 
-    def refused(self, entry: Entry) -> None:
+    def refused(self, state: RequestState) -> None:
         """The pool has no room for it."""
-        self._line_of(entry).is_refused = True
+        self._line_of(state).is_refused = True
 
     def has_room_again(self) -> None:
         for line in self._lines:
@@ -116,15 +116,15 @@ class PrefillQueue:
     def is_refused(self, line: int) -> bool:
         return self._lines[line].is_refused
 
-    def first(self, line: int, now: float) -> Entry | None:
-        entry = self._lines[line].first(now)
-        if entry is not None and entry.state is not State.QUEUED:
-            raise RuntimeError(f"request {entry.key} waits for prefill, but is {entry.state.value}")
-        return entry
+    def first(self, line: int, now: float) -> RequestState | None:
+        state = self._lines[line].first(now)
+        if state is not None and state.phase is not Phase.QUEUED:
+            raise RuntimeError(f"request {state.key} waits for prefill, but is {state.phase.value}")
+        return state
 
     def take(self, request: RoutedRequest) -> None:
         self._lines[self._policy.line(request.is_rt)].discard(request.key)
         self._missing.discard(request.key)
 
-    def _line_of(self, entry: Entry) -> Line:
-        return self._lines[self._policy.line(entry.is_rt)]
+    def _line_of(self, state: RequestState) -> Line:
+        return self._lines[self._policy.line(state.is_rt)]

@@ -13,36 +13,36 @@ from alignedserve.protocol.messages import Request
 from alignedserve.scheduling.block_hashes import names_of
 
 # Tokens of one name: a few blocks, so that a long prompt costs the router little.
-GRAIN = 64
+TOKENS_PER_HASH = 64
 
 
-def names(request: Request) -> list[bytes]:
+def block_hashes(request: Request) -> list[bytes]:
     """None, where all of the prompt is computed in any case."""
     if request.params.prompt_logprobs is not None:
         return []
-    return names_of(request.prompt, GRAIN, request.cache_salt)
+    return names_of(request.prompt, TOKENS_PER_HASH, request.cache_salt)
 
 
-class Beginnings:
+class PrefixAffinity:
     def __init__(self, max_tokens: int) -> None:
         """`max_tokens`: more than these it can't have."""
-        self._max_names = max_tokens // GRAIN
+        self._max_hashes = max_tokens // TOKENS_PER_HASH
         # the one that was not seen for longest is first
-        self._names: OrderedDict[bytes, None] = OrderedDict()
+        self._hashes: OrderedDict[bytes, None] = OrderedDict()
 
-    def num_tokens(self, names: Sequence[bytes]) -> int:
+    def num_cached_tokens(self, hashes: Sequence[bytes]) -> int:
         """That it may have."""
         count = 0
-        for name in names:
-            if name not in self._names:
+        for block_hash in hashes:
+            if block_hash not in self._hashes:
                 break
-            count += GRAIN
+            count += TOKENS_PER_HASH
         return count
 
-    def add(self, names: Sequence[bytes]) -> None:
+    def add(self, hashes: Sequence[bytes]) -> None:
         # a prompt's end is forgotten first: nothing is found of what has lost its beginning
-        for name in reversed(names):
-            self._names[name] = None
-            self._names.move_to_end(name)
-        while len(self._names) > self._max_names:
-            self._names.popitem(last=False)
+        for block_hash in reversed(hashes):
+            self._hashes[block_hash] = None
+            self._hashes.move_to_end(block_hash)
+        while len(self._hashes) > self._max_hashes:
+            self._hashes.popitem(last=False)

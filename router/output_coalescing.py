@@ -9,58 +9,58 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import NewTokens, Tokens
-from alignedserve.router.entry import Entry
+from alignedserve.router.request_state import RequestState
 from alignedserve.types import InstanceId, RequestKey
 
 # Best-effort tokens that are told together. Requests that began at different times have so many at different times.
-AT_ONCE = 8
+MAX_COALESCED_TOKENS = 8
 # None waits for longer, but for what is left of a tick.
-PATIENCE_S = 0.25
+MAX_DELAY_S = 0.25
 
 
 @dataclass(eq=False)
-class _Held:
-    entry: Entry
+class _Delayed:
+    state: RequestState
     news: NewTokens
     since_s: float
 
 
-class Telling:
+class OutputCoalescing:
     def __init__(self) -> None:
         # of each gateway: tokens, and the stories of some of the requests
         self._news: dict[InstanceId, Tokens] = {}
         # the oldest first
-        self._held: dict[RequestKey, _Held] = {}
+        self._delayed: dict[RequestKey, _Delayed] = {}
 
-    def tell(self, entry: Entry, news: NewTokens, now: float) -> None:
+    def add(self, state: RequestState, news: NewTokens, now: float) -> None:
         """A request's next tokens."""
-        if held := self._held.get(entry.key):
-            news = _both(held.news, news)
-        if _is_urgent(entry, news):
-            self._held.pop(entry.key, None)
-            self._of(entry.gateway).news.append(news)
-        elif held:
-            held.news = news
+        if delayed := self._delayed.get(state.key):
+            news = _merged(delayed.news, news)
+        if _is_urgent(state, news):
+            self._delayed.pop(state.key, None)
+            self._of(state.gateway).news.append(news)
+        elif delayed:
+            delayed.news = news
         else:
-            self._held[entry.key] = _Held(entry, news, now)
+            self._delayed[state.key] = _Delayed(state, news, now)
 
-    def tell_again(self, entry: Entry, num_known: int) -> None:
+    def resend(self, state: RequestState, num_known: int) -> None:
         """All that it has beyond what a gateway knows."""
-        self._held.pop(entry.key, None)
-        self._of(entry.gateway).news.append(NewTokens(entry.key, num_known, entry.output[num_known:]))
+        self._delayed.pop(state.key, None)
+        self._of(state.gateway).news.append(NewTokens(state.key, num_known, state.output[num_known:]))
 
-    def tell_story(self, entry: Entry) -> None:
+    def add_timeline(self, state: RequestState) -> None:
         """How it has gone so far, with whatever else its gateway hears."""
-        self._of(entry.gateway).timelines[entry.key] = list(entry.timeline)
+        self._of(state.gateway).timelines[state.key] = list(state.timeline)
 
-    def forget(self, key: RequestKey) -> None:
+    def discard(self, key: RequestKey) -> None:
         """Nobody waits for it any more."""
-        self._held.pop(key, None)
+        self._delayed.pop(key, None)
 
     def take(self, now: float) -> Iterator[tuple[InstanceId, Tokens]]:
-        while self._held and (first := next(iter(self._held.values()))).since_s <= now - PATIENCE_S:
-            del self._held[first.entry.key]
-            self._of(first.entry.gateway).news.append(first.news)
+        while self._delayed and (first := next(iter(self._delayed.values()))).since_s <= now - MAX_DELAY_S:
+            del self._delayed[first.state.key]
+            self._of(first.state.gateway).news.append(first.news)
         news, self._news = self._news, {}
         yield from news.items()
 
@@ -68,13 +68,15 @@ class Telling:
         return self._news.setdefault(gateway, Tokens([]))
 
 
-def _is_urgent(entry: Entry, news: NewTokens) -> bool:
+def _is_urgent(state: RequestState, news: NewTokens) -> bool:
     """A gateway may find that an answer has ended: nothing should be computed after that."""
-    may_end_there = bool(entry.request.params.stop)
-    return entry.is_rt or may_end_there or bool(news.finish_reason) or len(news.tokens) >= AT_ONCE
+    may_end_there = bool(state.request.params.stop)
+    return (
+        state.is_rt or may_end_there or bool(news.finish_reason) or len(news.tokens) >= MAX_COALESCED_TOKENS
+    )
 
 
-def _both(one: NewTokens, next_one: NewTokens) -> NewTokens:
+def _merged(one: NewTokens, next_one: NewTokens) -> NewTokens:
     return replace(
         next_one,
         first=one.first,
