@@ -1,4 +1,7 @@
-"""Requests that wait for prefill, the most urgent first: in one line or several, as the policy has it."""
+"""Requests before their prefill, the most urgent first: in one line or several, as the policy has it.
+
+A request waits in a line until the policy starts it, and then for blocks of the pool (`reserving`).
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,16 @@ class Place(NamedTuple):
 
 class Line:
     def __init__(self) -> None:
-        # a request that has left meanwhile, or came again, is skipped. Those without an objective, those that can
-        # still make theirs, and those that can't: their places have moved back by DEMOTION_S
+        # Places of requests without an objective, of those that can still make theirs, and of those that can't: the
+        # last have moved back by DEMOTION_S. A place is skipped if its request has left, or has come again.
         self._steady: list[Place] = []
         self._alive: list[Place] = []
         self._lost: list[Place] = []
+        # the number of the place that counts, for each request that waits
         self._numbers: dict[RequestKey, int] = {}
         self._num_pushed = 0
         self.num_demotions = 0
-        # nothing starts until something was released
+        # whether the pool had no room for a request of this line: nothing starts until blocks were released
         self.is_refused = False
 
     def __len__(self) -> int:
@@ -43,16 +47,16 @@ class Line:
         heapq.heappush(heap, Place(urgency.is_new, urgency.start_s, self._num_pushed, state))
 
     def discard(self, key: RequestKey) -> None:
-        """Safe to repeat."""
+        """It is safe to repeat this."""
         self._numbers.pop(key, None)
 
     def first(self, now: float) -> RequestState | None:
-        """It stays there until it is discarded."""
+        """Returns the most urgent request, which stays in the line."""
         for heap in (self._steady, self._alive, self._lost):
-            self._skip_gone(heap)
+            self._skip_left(heap)
         while self._alive and self._alive[0].start_s < now:
             self._demote(heapq.heappop(self._alive))
-            self._skip_gone(self._alive)
+            self._skip_left(self._alive)
         tops = [heap[0] for heap in (self._steady, self._alive, self._lost) if heap]
         return min(tops).state if tops else None
 
@@ -60,7 +64,7 @@ class Line:
         self.num_demotions += 1
         heapq.heappush(self._lost, place._replace(start_s=place.start_s + DEMOTION_S))
 
-    def _skip_gone(self, heap: list[Place]) -> None:
+    def _skip_left(self, heap: list[Place]) -> None:
         while heap and self._numbers.get(heap[0].state.key) != heap[0].number:
             heapq.heappop(heap)
 
@@ -69,22 +73,32 @@ class PrefillQueue:
     def __init__(self, policy: RouterPart) -> None:
         self._policy = policy
         self._lines = [Line() for _ in range(policy.num_lines)]
-        # tokens to compute
+        # tokens to compute of each request that waits in a line
         self._missing = TokenCounts()
+        # tokens to compute of each request that was started, and whose blocks the pool was asked for
+        self.reserving = TokenCounts()
+        # best-effort requests in the lines whose KV in the pool is not for others to take
+        self.pinned: dict[RequestKey, RequestState] = {}
 
     def __len__(self) -> int:
+        """The number of requests in the lines."""
         return len(self._missing)
 
     @property
     def num_tokens(self) -> int:
-        """To compute of all of them."""
+        """The number of tokens to compute of all requests in the lines."""
         return self._missing.total
 
-    def before(self, is_rt: bool) -> tuple[int, int]:
-        """How many requests a new one of this class would have before it, with how many tokens to compute."""
+    def waiting_before(self, is_rt: bool) -> tuple[int, int]:
+        """Returns how many requests, with how many tokens to compute, a new one of this class would have before it.
+        However much waits behind a request, it is no reason to refuse it."""
         own = self._policy.line(is_rt)
-        others = [each for each in (True, False) if self._policy.line(each) <= own]
-        return sum(map(self._missing.count, others)), sum(map(self._missing.sum, others))
+        classes = [each for each in (True, False) if self._policy.line(each) <= own]
+        both = (self._missing, self.reserving)
+        return (
+            sum(counts.count(each) for counts in both for each in classes),
+            sum(counts.sum(each) for counts in both for each in classes),
+        )
 
     @property
     def num_demotions(self) -> int:
@@ -96,19 +110,26 @@ class PrefillQueue:
         self._line_of(state).push(state, urgency)
 
     def discard(self, state: RequestState) -> None:
-        """Safe to repeat."""
+        """It is safe to repeat this."""
         self._line_of(state).discard(state.key)
         self._missing.discard(state.key)
+        self.reserving.discard(state.key)
+        self.pinned.pop(state.key, None)
+
+    def take_pinned(self) -> list[RequestState]:
+        """Returns the pinned requests, which stay in their lines, and are pinned no more."""
+        pinned, self.pinned = list(self.pinned.values()), {}
+        return pinned
 
     def refused(self, state: RequestState) -> None:
-        """The pool has no room for it."""
+        """The pool has no room for the request: its line waits."""
         self._line_of(state).is_refused = True
 
-    def has_room_again(self) -> None:
+    def clear_refusals(self) -> None:
         for line in self._lines:
             line.is_refused = False
 
-    # ---- for the policy: see `scheduling.island.Queue` ---------------------------------------------------------------
+    # ---- for the policy: see `scheduling.island.PrefillQueue` --------------------------------------------------------
 
     def is_empty(self, line: int) -> bool:
         return not len(self._lines[line])

@@ -1,105 +1,93 @@
-"""What processes that come and go mean for the requests that they had."""
+"""What it means for requests when a process comes or goes, or when an instance could not do what it was told."""
 
 from __future__ import annotations
 
-from alignedserve.protocol.messages import Hello, MakeSpare, UsePool, Welcome
-from alignedserve.router.cluster_state import Process, Search
-from alignedserve.router.decode import DecodeSide
-from alignedserve.router.life import Life
-from alignedserve.router.orphans import Orphans
+from alignedserve.protocol.messages import Failed, Hello, UsePool, Welcome
+from alignedserve.router.cluster_state import ClusterState
+from alignedserve.router.counters import Counters
+from alignedserve.router.decode_queue import DecodeQueue
+from alignedserve.router.eviction import Eviction
+from alignedserve.router.instance_views import Process
+from alignedserve.router.outbox import Outbox
+from alignedserve.router.pool_recovery import PoolRecovery
+from alignedserve.router.recaller import Recaller
 from alignedserve.router.request_state import Phase, RequestState
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.router.request_table import RequestTable
+from alignedserve.router.transitions import PhaseTransitions
+from alignedserve.types import InstanceId
 
 
 class Recovery:
-    def __init__(self, life: Life, decode_side: DecodeSide, orphans: Orphans, epoch: Epoch) -> None:
-        self._life = life
-        self._decode_side = decode_side
-        self._orphans = orphans
-        self._epoch = epoch
-        self._segment = ""
+    def __init__(
+        self,
+        welcome: Welcome,
+        cluster: ClusterState,
+        requests: RequestTable,
+        decode_queue: DecodeQueue,
+        transitions: PhaseTransitions,
+        recaller: Recaller,
+        eviction: Eviction,
+        pool_recovery: PoolRecovery,
+        outbox: Outbox,
+        counters: Counters,
+    ) -> None:
+        """`welcome`: what each process hears first."""
+        self._welcome = welcome
+        self._cluster = cluster
+        self._requests = requests
+        self._decode_queue = decode_queue
+        self._transitions = transitions
+        self._recaller = recaller
+        self._eviction = eviction
+        self._pool_recovery = pool_recovery
+        self._outbox = outbox
+        self._counters = counters
 
     def connected(self, hello: Hello) -> None:
-        life = self._life
-        if hello.instance_id in life.cluster:
+        if hello.instance_id in self._cluster:
             raise RuntimeError(f"{hello.instance_id} connects with epoch {hello.epoch}, but is up already")
-        life.cluster.add(hello)
-        life.send(hello.instance_id, Welcome(self._epoch, life.config.silence_s))
+        self._cluster.add(hello)
+        self._outbox.send(hello.instance_id, self._welcome)
+        segment = self._pool_recovery.segment
         if hello.role == "kvpool":
-            self._pool_connected(hello)
-        elif self._segment and hello.instance_id in {each.instance_id for each in life.cluster.instances}:
-            life.send(hello.instance_id, UsePool(self._segment))
-        # a new chance for policies that found nothing to do
-        life.decode_queue.num_changes += 1
+            self._pool_recovery.connected(hello)
+        elif segment and hello.instance_id in {each.instance_id for each in self._cluster.instances}:
+            self._outbox.send(hello.instance_id, UsePool(segment))
+        # policies that found nothing to do look again
+        self._decode_queue.num_changes += 1
 
     def closed(self, instance_id: InstanceId) -> None:
-        process = self._life.cluster.remove(instance_id)
+        process = self._cluster.remove(instance_id)
         if process is None:
             return
         if process.hello.role == "kvpool":
-            self._pool_closed()
-        for state in list(self._life.requests.values()):
+            self._pool_recovery.closed()
+        for state in self._requests:
             if process.hello.role == "gateway" and state.gateway == instance_id:
-                self._life.end(state)
+                self._recaller.finish(state)
             else:
                 self._lost_by(state, process)
 
     def _lost_by(self, state: RequestState, process: Process) -> None:
         instance_id = process.instance_id
         if state.phase is Phase.LEAVING:
-            self._life.forgotten_by(state, instance_id)
-        elif state.place == instance_id:
-            self._life.counters.recoveries[process.hello.role] += 1
-            self._life.recall(state, gone_from=instance_id)
+            self._recaller.confirm(state, instance_id)
+        elif state.instance_id == instance_id:
+            self._counters.recoveries[process.hello.role] += 1
+            self._recaller.recall(state, forgotten_by=instance_id)
         elif state.staged_at == instance_id:
-            # the decode instance that was to pull it will report that this failed
-            self._life.unstaged(state)
+            # the decode instance that was to pull the KV from there will report that this failed
+            self._transitions.unstage(state)
 
-    def _pool_closed(self) -> None:
-        self._life.has_room_again()
-        for view in self._life.cluster.decodes:
-            view.batch_search, view.near_search = Search(), Search()
-        for key in list(self._life.reserving):
-            self._life.requeue(self._life.requests[key])
-
-    def _pool_connected(self, hello: Hello) -> None:
-        life = self._life
-        if hello.segment != self._segment:
-            self._segment = hello.segment
-            for process in life.cluster.instances:
-                life.send(process.instance_id, UsePool(self._segment))
-        stored = {each.key: each for each in hello.inventory}
-        # who asks for room comes last: it may be made of what others have not said yet that they need
-        for state in sorted(life.requests.values(), key=lambda state: state.phase is Phase.MAKING_ROOM):
-            found = stored.pop(state.key, None)
-            if found is None:
-                state.blocks, state.num_cached = [], 0
-            elif found.blocks != state.blocks:
-                state.blocks, state.num_cached = found.blocks, min(found.num_tokens, state.num_tokens - 1)
-            self._reconcile(state)
-        for orphan in stored.values():
-            self._orphans.add(orphan, life.now)
-
-    def _reconcile(self, state: RequestState) -> None:
-        """With what the pool that came back has of it."""
-        life = self._life
-        match state.phase:
-            case Phase.QUEUED:
-                life.requeue(state)
-            case Phase.POOLED if state.is_pooled:
-                life.commit(state, is_candidate=True)
-            case Phase.STAGED | Phase.OFFERED if state.is_pooled:
-                life.commit(state, is_candidate=False)
-            case Phase.RUNNING:
-                if state.blocks:
-                    life.send_pool(MakeSpare([state.key]))
-            case Phase.MAKING_ROOM:
-                self._decode_side.make_room(state)
-            case Phase.PREFILLING | Phase.EVICTING if state.blocks:
-                pass
-            case Phase.LEAVING:
-                pass
-            case _:
-                # some of what it needs is lost
-                life.counters.recoveries["kvpool"] += 1
-                life.recall(state)
+    def failed(self, sender: InstanceId, failed: Failed) -> None:
+        """A transfer of a request's KV did not happen."""
+        if failed.what == "evict":
+            if state := self._requests.find(failed.key, sender, Phase.EVICTING):
+                self._eviction.failed(state)
+            return
+        state = self._requests.find(failed.key, sender, Phase.PREFILLING, Phase.STAGED, Phase.OFFERED)
+        if state is None:
+            return
+        if failed.what == "load":
+            state.num_cached = 0
+        self._recaller.recall(state, forgotten_by=sender)

@@ -1,4 +1,12 @@
-"""What the router keeps of a request."""
+"""What the router keeps of a request, and the phases that a request goes through.
+
+    QUEUED -> RESERVING -> PREFILLING -> POOLED -> (STAGED ->) OFFERED -> RUNNING -> finished
+       ^                                   ^                     MAKING_ROOM <-'
+       |                                   |                          v
+       '--- some of its KV was lost -------'------------------ EVICTING
+
+From any phase a request may be recalled: it is LEAVING until no instance can touch its pool blocks any more.
+"""
 
 from __future__ import annotations
 
@@ -12,67 +20,81 @@ from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 
 
 class Phase(Enum):
-    # some of its KV has to be computed
+    # Some of the request's KV has to be computed.
     QUEUED = "queued"
-    # the same, and the pool was asked for room
+    # The same holds, and the pool was asked for blocks.
     RESERVING = "reserving"
-    # at a prefill instance, until its KV is in the pool
+    # A prefill instance has the request until all of its KV is in the pool.
     PREFILLING = "prefilling"
-    # all of its KV is in the pool
+    # The pool has all of the request's KV.
     POOLED = "pooled"
-    # the same, and on its way into the buffer of a prefill instance, or there
+    # The pool has its KV, and a prefill instance loads it into its staging buffer, or has done so.
     STAGED = "staged"
-    # the same, and among the candidates of a decode instance
+    # The pool has its KV, and a decode instance has the request among its candidates.
     OFFERED = "offered"
-    # in the running batch of a decode instance
+    # The request is in the running batch of a decode instance.
     RUNNING = "running"
-    # the same, and the pool was asked for room to take it back
+    # It still runs, and the pool was asked for blocks to take it back.
     MAKING_ROOM = "making room"
-    # on its way from a decode instance to the pool
+    # Its KV is on its way from a decode instance to the pool.
     EVICTING = "evicting"
-    # instances were told to forget it, and may still read or write its blocks
+    # Instances were told to forget the request, and may still read or write its pool blocks.
     LEAVING = "leaving"
 
 
-# real time on its way from prefill to a decode instance, which is told so
+# In these phases a real-time request is on its way to a decode instance, which is told to expect it.
 COMING_PHASES = {Phase.PREFILLING, Phase.POOLED, Phase.STAGED}
 
-# A request that is evicted again and again has a long story; its beginning is enough.
-MAX_TIMELINE_LEN = 64
-
-# in the running batch of a decode instance: what the pool has is only a spare
+# In these phases a request is in the running batch of a decode instance: the pool's copy of its KV is a spare.
 RUNNING_PHASES = {Phase.RUNNING, Phase.MAKING_ROOM, Phase.EVICTING}
+
+# A request that is evicted again and again enters many phases; the first ones are enough to explain its latency.
+MAX_TIMELINE_LEN = 64
 
 
 @dataclass(eq=False, slots=True)
 class RequestState:
+    # ---- what it is: written when the router takes it ----
     request: Request
+    # the gateway that its tokens go to
     gateway: InstanceId
+
+    # ---- where it is: written by `PhaseTransitions` only ----
     phase: Phase
-    # when it came into its phase
+    # seconds on the router's clock at which it entered its phase
     since_s: float
+    # its output tokens so far: written by `OutputProcessor`
     output: list[int] = field(default_factory=list)
     # the instance that has it
-    place: InstanceId | None = None
-    # the prefill instance that holds a staged copy, for which decode instance, to go into which of its lists
+    instance_id: InstanceId | None = None
+    # the prefill instance whose staging buffer holds a copy of its KV, and the decode instance which that copy is for
     staged_at: InstanceId | None = None
     staged_for: InstanceId | None = None
+    # whether that decode instance will be offered it as part of its candidate batch
+    is_in_batch: bool = False
     # the decode instance that was told to expect it
     expected_at: InstanceId | None = None
-    is_in_batch: bool = False
-    # instances that have not said yet that they forgot it
-    pending_aborts: list[InstanceId] = field(default_factory=list)
-    # its client has its answer, or is gone
+    # whether its client has its answer, or is gone
     is_finished: bool = False
-    # what the pool has of it: the KV of its first tokens, and blocks for more
+    # instances that were sent an Abort for it and have not said yet that they forgot it: written by `Recaller`
+    pending_aborts: list[InstanceId] = field(default_factory=list)
+
+    # ---- what the pool has of it ----
+    # the number of its first tokens whose KV the pool has
     num_cached: int = 0
+    # the pool blocks that are its own: those of the cached tokens come first
     blocks: list[PoolBlockId] = field(default_factory=list)
-    # of its length; grows when it is exceeded
+
+    # ---- what is expected of it ----
+    # the expected length of its answer; it doubles each time the answer exceeds it
     forecast: Forecast = field(default_factory=Forecast)
-    # on the router's clock: when it came to its gateway, and when its tokens are due
+    # seconds on the router's clock at which it came to its gateway
     arrived_s: float = 0.0
+    # seconds on the router's clock at which its tokens are due
     deadlines: Deadlines = field(default_factory=Deadlines)
-    # (phase, seconds since the router took it) for each phase that it entered
+
+    # ---- what its gateway is told of its way ----
+    # (phase, seconds since the router took the request) for each phase that it entered
     timeline: list[tuple[str, float]] = field(default_factory=list)
     _taken_s: float = 0.0
 
@@ -80,7 +102,7 @@ class RequestState:
         self._taken_s = self.since_s
 
     def record_phase(self) -> None:
-        """It has entered its phase."""
+        """Adds the phase that the request has just entered to its timeline."""
         is_new = not self.timeline or self.timeline[-1][0] != self.phase.value
         if is_new and len(self.timeline) < MAX_TIMELINE_LEN:
             self.timeline.append((self.phase.value, self.since_s - self._taken_s))
@@ -102,7 +124,7 @@ class RequestState:
         return len(self.blocks)
 
     def demotion(self, now: float) -> int:
-        """How often its answer has outgrown its prediction, of late."""
+        """Returns how often its answer has exceeded its predicted length, less what was forgiven by `now`."""
         return self.forecast.level(now)
 
     @property
@@ -111,15 +133,17 @@ class RequestState:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens whose KV a prefill instance could take from the pool. The last one is computed again, or there would
-        be nothing to sample from; and all, where the prompt's log-probabilities have not gone out yet."""
+        """The number of tokens whose KV a prefill instance could take from the pool. The last token is always computed
+        again, or there would be nothing to sample from; and so are all tokens as long as the prompt's
+        log-probabilities have not gone out."""
         if self.request.params.prompt_logprobs is not None and not self.output:
             return 0
         return min(self.num_cached, self.num_tokens - 1)
 
     @property
     def num_missing(self) -> int:
-        """Tokens that a prefill instance would compute: at least one, or there is nothing to sample from."""
+        """The number of tokens that a prefill instance would compute: at least one, as there would be nothing to sample
+        from otherwise."""
         return max(self.num_tokens - self.num_cached, 1)
 
     @property

@@ -116,7 +116,7 @@ class Script:
         return found[0][1]
 
     def state(self, key: int = 1) -> RequestState:
-        return self.router.life.requests[RequestKey(key)]
+        return self.router.requests[RequestKey(key)]
 
     # ---- a request's way, in steps ----
 

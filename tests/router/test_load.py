@@ -96,12 +96,12 @@ def test_an_event_starts_only_so_many_and_the_next_one_goes_on() -> None:
 
 def counted(router: Router, names: list[InstanceId]) -> tuple[dict[str, Any], ...]:
     """Plainly: all of them are looked at."""
-    states = [state for state in router.life.requests.values() if not state.is_finished]
+    states = [state for state in router.requests if not state.is_finished]
     tiers: dict[str, Counter[str]] = {}
     for state in states:
         tiers.setdefault(state.request.tier, Counter())[state.phase.value] += 1
     places = {
-        name: Counter(each.phase.value for each in states if name in (each.place, each.staged_at))
+        name: Counter(each.phase.value for each in states if name in (each.instance_id, each.staged_at))
         for name in names
     }
     return dict(Counter(state.phase.value for state in states)), tiers, places
@@ -119,7 +119,7 @@ def test_counts_are_those_of_all_requests_after_each_event(link: str) -> None:
     def compare(now: float, event: Event, sends: list[Send]) -> None:
         core = island.router.core
         assert core
-        cluster = [process.hello for process in core.life.cluster]
+        cluster = [process.hello for process in core.cluster]
         found = describe(core, me, cluster, {}, None, 1)
         places = {part.instance_id: part.requests for part in found.parts if part.instance_id != "router"}
         assert (found.requests, found.tiers, places) == counted(core, [*places])

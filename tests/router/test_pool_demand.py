@@ -37,7 +37,7 @@ def test_best_effort_starts_as_far_as_the_pool_will_hold_it() -> None:
 
 def test_what_grows_beyond_its_prediction_is_counted_with_twice_as_much() -> None:
     script = Script()
-    demand = script.router.life.pool_demand
+    demand = script.router.demand
     submit(script, 1, num_prompt=4, max_tokens=100, predicted_len=2)
     assert demand.num_blocks == 2 + 2
     script.reserve()
@@ -55,12 +55,12 @@ def test_what_grows_beyond_its_prediction_is_counted_with_twice_as_much() -> Non
 def test_unknown_lengths_are_taken_for_those_that_ended() -> None:
     script = Script()
     submit(script, 1, num_prompt=4, predicted_len=0, max_tokens=200)
-    assert script.router.life.pool_demand.num_blocks == 50, "as long as it may be"
+    assert script.router.demand.num_blocks == 50, "as long as it may be"
     script.reserve()
     script.first_token(finish_reason="stop")
     submit(script, 2, num_prompt=4, predicted_len=0, max_tokens=200)
     script.gone(PREFILL)
-    assert script.router.life.pool_demand.num_blocks == 2 + 2
+    assert script.router.demand.num_blocks == 2 + 2
 
 
 @pytest.mark.parametrize(("be_share", "started"), [(0.05, [3]), (0.5, [3, 4])])
@@ -104,7 +104,7 @@ def test_an_interrupted_prompt_goes_on_where_it_was_and_is_nobodys_spare() -> No
 def test_real_time_takes_what_an_interrupted_prompt_holds() -> None:
     script = Script(prefill_window=1)
     interrupted(script)
-    demand = script.router.life.pool_demand
+    demand = script.router.demand
     assert script.state(1).phase is Phase.QUEUED and demand.num_be == 2
     submit(script, 3, "rt", num_prompt=8)
     script.take()

@@ -206,7 +206,7 @@ def test_an_eviction_without_room_is_asked_for_again_and_loses_nothing() -> None
     script.tick(0.1)
     script.reserve(blocks=[10, 11, 12, 13])
     assert [type(message) for to, message in script.take() if to == DECODE] == [Evict]
-    assert script.router.life.counters.of(DECODE).num_preemptions == 1
+    assert script.router.counters.of(DECODE).num_preemptions == 1
 
 
 def test_an_eviction_that_is_not_wanted_any_more_is_forgotten() -> None:
@@ -227,7 +227,7 @@ def test_a_victim_without_room_is_recomputed_when_nothing_moves_any_more() -> No
     script.say(POOL, Reserved(ONE, None))
     script.tick(0.2)
     assert script.take_one(Abort, DECODE).key == ONE
-    assert script.router.life.counters.num_recomputed == 1
+    assert script.router.counters.num_recomputed == 1
     script.gone(DECODE)
     assert script.take_one(Reserve, POOL).key == ONE
     script.reserve()
@@ -343,7 +343,7 @@ def test_patience_grows_with_what_waits() -> None:
     (commit,) = [message for _, message in script.take() if isinstance(message, Commit)]
     assert commit.due_s == pytest.approx(1.0 + 107 / 400)
     script.chosen(1, 2)
-    assert script.router.life.decode_queue.num_tokens == 0
+    assert script.router.decode_queue.num_tokens == 0
 
 
 def test_fcfs_offers_at_once_what_fits() -> None:
@@ -393,24 +393,29 @@ def test_an_offer_says_where_to_pull_from() -> None:
     assert (offer.source, offer.address) == (PREFILL, "127.0.0.1:9")
 
 
+def num_queued_tokens(script: Script) -> int:
+    """Tokens of all classes."""
+    return script.router.prefill_queue.waiting_before(is_rt=False)[1]
+
+
 def test_so_many_tokens_wait_and_no_more() -> None:
     script = Script(max_num_queued_tokens=40)
     # one alone is taken, however long it is; this one waits for room in the pool
     script.submit(1, num_prompt=60)
     script.submit(2, num_prompt=6)
-    assert script.router.num_queued_tokens == 60
+    assert num_queued_tokens(script) == 60
     rejected = script.take_one(Rejected, GATEWAY)
     assert (rejected.key, rejected.reason) == (RequestKey(2), "full")
     assert "60 tokens wait for prefill already" in rejected.message
     script.say(GATEWAY, Abort(ONE))
-    assert script.router.num_queued_tokens == 0
+    assert num_queued_tokens(script) == 0
     for key in range(3, 9):
         script.submit(key, num_prompt=6)
-    assert script.router.num_queued_tokens == 36
+    assert num_queued_tokens(script) == 36
     script.submit(9, num_prompt=6)
     assert script.take_one(Rejected, GATEWAY).key == RequestKey(9)
     script.reserve(3)
-    assert script.router.num_queued_tokens == 30
+    assert num_queued_tokens(script) == 30
     script.submit(10, num_prompt=6)
     assert script.state(10).phase in (Phase.QUEUED, Phase.RESERVING)
 
