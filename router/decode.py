@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from alignedserve.protocol.messages import Candidates
 from alignedserve.router.cluster_state import ClusterState
@@ -17,26 +18,16 @@ from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.types import InstanceId
 
 
+@dataclass(eq=False, slots=True)
 class DecodeDispatch:
-    def __init__(
-        self,
-        cluster: ClusterState,
-        decode_queue: DecodeQueue,
-        staging: Staging,
-        offers: Offers,
-        pool: PoolClient,
-        counters: Counters,
-        policy: RouterPart,
-        island: Island,
-    ) -> None:
-        self._cluster = cluster
-        self._decode_queue = decode_queue
-        self._staging = staging
-        self._offers = offers
-        self._pool = pool
-        self._counters = counters
-        self._policy = policy
-        self._island = island
+    _cluster: ClusterState
+    _decode_queue: DecodeQueue
+    _staging: Staging
+    _offers: Offers
+    _pool: PoolClient
+    _counters: Counters
+    _policy: RouterPart
+    _island: Island
 
     def assign(self) -> None:
         if not self._cluster.pool:

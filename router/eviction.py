@@ -7,8 +7,9 @@ stays where it is, and goes on if it can.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from alignedserve.protocol.messages import Evict, MakeSpare, Reserved
+from alignedserve.protocol.messages import DecodeReport, Evict, MakeSpare, Reserved
 from alignedserve.router.clock import Clock
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
@@ -21,7 +22,7 @@ from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.router.request_table import RequestTable
 from alignedserve.router.requeuer import Requeuer
 from alignedserve.router.transitions import PhaseTransitions
-from alignedserve.types import RequestKey
+from alignedserve.types import InstanceId, RequestKey
 
 # Victims without room in the pool wait for it while other requests run. When nothing has run for so many seconds, and
 # for so many iterations, one of the victims is given up, to be computed again later.
@@ -31,34 +32,24 @@ STANDSTILL_COLOCATED_S = 0.1
 STANDSTILL_ITERATIONS = 4
 
 
+@dataclass(eq=False, slots=True)
 class Eviction:
-    def __init__(
-        self,
-        clock: Clock,
-        cluster: ClusterState,
-        requests: RequestTable,
-        transitions: PhaseTransitions,
-        requeuer: Requeuer,
-        recaller: Recaller,
-        demand: PoolDemand,
-        pool: PoolClient,
-        outbox: Outbox,
-        counters: Counters,
-    ) -> None:
-        self._clock = clock
-        self._cluster = cluster
-        self._requests = requests
-        self._transitions = transitions
-        self._requeuer = requeuer
-        self._recaller = recaller
-        self._demand = demand
-        self._pool = pool
-        self._outbox = outbox
-        self._counters = counters
+    _clock: Clock
+    _cluster: ClusterState
+    _requests: RequestTable
+    _transitions: PhaseTransitions
+    _requeuer: Requeuer
+    _recaller: Recaller
+    _demand: PoolDemand
+    _pool: PoolClient
+    _outbox: Outbox
+    _counters: Counters
 
-    def wanted(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
+    def wanted(self, view: DecodeView, report: DecodeReport) -> None:
         """The instance names all of its victims. One that it does not name any more goes on there."""
-        instance_id = view.instance_id
+        instance_id, keys = view.instance_id, report.wants_evicted
+        if report.news:
+            view.progress_s = self._clock.now
         for key in view.refused.keys() - keys:
             del view.refused[key]
             if state := self._requests.find(key, instance_id, Phase.MAKING_ROOM):
@@ -97,10 +88,11 @@ class Eviction:
             state.num_cached = num_tokens
             self._requeuer.requeue(state)
 
-    def failed(self, state: RequestState) -> None:
+    def failed(self, sender: InstanceId, key: RequestKey) -> None:
         """The KV did not get to the pool. The room that was made for it is others' until it is asked for again."""
-        self._transitions.enter(state, Phase.RUNNING, state.instance_id)
-        self._pool.send(MakeSpare([state.key]))
+        if state := self._requests.find(key, sender, Phase.EVICTING):
+            self._transitions.enter(state, Phase.RUNNING, sender)
+            self._pool.send(MakeSpare([key]))
 
     def retry(self) -> None:
         """Victims that found no room ask again, if the pool may have some by now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from alignedserve.protocol.messages import Offer
 from alignedserve.router.clock import Clock
@@ -13,14 +14,12 @@ from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.types import InstanceId
 
 
+@dataclass(eq=False, slots=True)
 class Offers:
-    def __init__(
-        self, clock: Clock, cluster: ClusterState, transitions: PhaseTransitions, outbox: Outbox
-    ) -> None:
-        self._clock = clock
-        self._cluster = cluster
-        self._transitions = transitions
-        self._outbox = outbox
+    _clock: Clock
+    _cluster: ClusterState
+    _transitions: PhaseTransitions
+    _outbox: Outbox
 
     def offer(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from alignedserve.protocol.messages import NewTokens
 from alignedserve.router.clock import Clock, with_first_token
@@ -19,22 +20,14 @@ from alignedserve.types import InstanceId
 WHOLE_ANSWERS = ("stop", "length")
 
 
+@dataclass(eq=False, slots=True)
 class OutputProcessor:
-    def __init__(
-        self,
-        clock: Clock,
-        cluster: ClusterState,
-        requests: RequestTable,
-        demand: PoolDemand,
-        output: OutputCoalescing,
-        recaller: Recaller,
-    ) -> None:
-        self._clock = clock
-        self._cluster = cluster
-        self._requests = requests
-        self._demand = demand
-        self._output = output
-        self._recaller = recaller
+    _clock: Clock
+    _cluster: ClusterState
+    _requests: RequestTable
+    _demand: PoolDemand
+    _output: OutputCoalescing
+    _recaller: Recaller
 
     def process(self, sender: InstanceId, all_news: Iterable[NewTokens]) -> None:
         """Requests that are not with the sender any more are left alone: messages cross."""

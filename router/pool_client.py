@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from alignedserve.protocol.messages import AnyMessage, Commit, Release, Reserve
 from alignedserve.router.cluster_state import ClusterState
@@ -14,22 +15,15 @@ from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.types import RequestKey
 
 
+@dataclass(eq=False, slots=True)
 class PoolClient:
-    def __init__(
-        self,
-        cluster: ClusterState,
-        prefill_queue: PrefillQueue,
-        outbox: Outbox,
-        policy: RouterPart,
-        island: Island,
-    ) -> None:
-        self._cluster = cluster
-        self._prefill_queue = prefill_queue
-        self._outbox = outbox
-        self._policy = policy
-        self._island = island
-        # whether blocks were released since victims without room last asked for it
-        self._may_retry_victims = False
+    _cluster: ClusterState
+    _prefill_queue: PrefillQueue
+    _outbox: Outbox
+    _policy: RouterPart
+    _island: Island
+    # whether blocks were released since victims without room last asked for it
+    _may_retry_victims: bool = False
 
     def send(self, message: AnyMessage) -> None:
         if pool := self._cluster.pool:

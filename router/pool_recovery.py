@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from alignedserve.protocol.messages import Hello, MakeSpare, UsePool
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
@@ -18,32 +20,20 @@ from alignedserve.router.requeuer import Requeuer
 from alignedserve.types import RequestKey
 
 
+@dataclass(eq=False, slots=True)
 class PoolRecovery:
-    def __init__(
-        self,
-        cluster: ClusterState,
-        requests: RequestTable,
-        prefill_queue: PrefillQueue,
-        requeuer: Requeuer,
-        recaller: Recaller,
-        eviction: Eviction,
-        orphans: Orphans,
-        pool: PoolClient,
-        outbox: Outbox,
-        counters: Counters,
-    ) -> None:
-        self._cluster = cluster
-        self._requests = requests
-        self._prefill_queue = prefill_queue
-        self._requeuer = requeuer
-        self._recaller = recaller
-        self._eviction = eviction
-        self._orphans = orphans
-        self._pool = pool
-        self._outbox = outbox
-        self._counters = counters
-        # the name of the shared memory of the pool that connected last
-        self.segment = ""
+    _cluster: ClusterState
+    _requests: RequestTable
+    _prefill_queue: PrefillQueue
+    _requeuer: Requeuer
+    _recaller: Recaller
+    _eviction: Eviction
+    _orphans: Orphans
+    _pool: PoolClient
+    _outbox: Outbox
+    _counters: Counters
+    # the name of the shared memory of the pool that connected last
+    segment: str = ""
 
     def closed(self) -> None:
         self._pool.retry_refused()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 
 from alignedserve.protocol.messages import Prefill, Reserved
@@ -27,30 +28,18 @@ LEAST_WORK = 0.125
 MAX_STARTS = 16
 
 
+@dataclass(eq=False, slots=True)
 class PrefillDispatch:
-    def __init__(
-        self,
-        cluster: ClusterState,
-        requests: RequestTable,
-        prefill_queue: PrefillQueue,
-        transitions: PhaseTransitions,
-        requeuer: Requeuer,
-        offers: Offers,
-        pool: PoolClient,
-        outbox: Outbox,
-        policy: RouterPart,
-        island: Island,
-    ) -> None:
-        self._cluster = cluster
-        self._requests = requests
-        self._prefill_queue = prefill_queue
-        self._transitions = transitions
-        self._requeuer = requeuer
-        self._offers = offers
-        self._pool = pool
-        self._outbox = outbox
-        self._policy = policy
-        self._island = island
+    _cluster: ClusterState
+    _requests: RequestTable
+    _prefill_queue: PrefillQueue
+    _transitions: PhaseTransitions
+    _requeuer: Requeuer
+    _offers: Offers
+    _pool: PoolClient
+    _outbox: Outbox
+    _policy: RouterPart
+    _island: Island
 
     def start(self) -> None:
         if not (self._prefill_queue and self._cluster.pool and self._cluster.prefills):

@@ -6,6 +6,8 @@ that was told to forget the request says so (`Gone`), or dies; until then the re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from alignedserve.protocol.messages import Abort
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
@@ -20,28 +22,17 @@ from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.types import InstanceId
 
 
+@dataclass(eq=False, slots=True)
 class Recaller:
-    def __init__(
-        self,
-        cluster: ClusterState,
-        requests: RequestTable,
-        transitions: PhaseTransitions,
-        requeuer: Requeuer,
-        demand: PoolDemand,
-        pool: PoolClient,
-        outbox: Outbox,
-        output: OutputCoalescing,
-        counters: Counters,
-    ) -> None:
-        self._cluster = cluster
-        self._requests = requests
-        self._transitions = transitions
-        self._requeuer = requeuer
-        self._demand = demand
-        self._pool = pool
-        self._outbox = outbox
-        self._output = output
-        self._counters = counters
+    _cluster: ClusterState
+    _requests: RequestTable
+    _transitions: PhaseTransitions
+    _requeuer: Requeuer
+    _demand: PoolDemand
+    _pool: PoolClient
+    _outbox: Outbox
+    _output: OutputCoalescing
+    _counters: Counters
 
     def recall(self, state: RequestState, forgotten_by: InstanceId | None = None) -> None:
         """Takes the request from wherever it is; it goes on from the pool. `forgotten_by`: an instance that has

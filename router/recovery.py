@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from alignedserve.protocol.messages import Failed, Hello, UsePool, Welcome
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
 from alignedserve.router.decode_queue import DecodeQueue
-from alignedserve.router.eviction import Eviction
 from alignedserve.router.instance_views import Process
 from alignedserve.router.outbox import Outbox
 from alignedserve.router.pool_recovery import PoolRecovery
@@ -17,31 +18,18 @@ from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.types import InstanceId
 
 
+@dataclass(eq=False, slots=True)
 class Recovery:
-    def __init__(
-        self,
-        welcome: Welcome,
-        cluster: ClusterState,
-        requests: RequestTable,
-        decode_queue: DecodeQueue,
-        transitions: PhaseTransitions,
-        recaller: Recaller,
-        eviction: Eviction,
-        pool_recovery: PoolRecovery,
-        outbox: Outbox,
-        counters: Counters,
-    ) -> None:
-        """`welcome`: what each process hears first."""
-        self._welcome = welcome
-        self._cluster = cluster
-        self._requests = requests
-        self._decode_queue = decode_queue
-        self._transitions = transitions
-        self._recaller = recaller
-        self._eviction = eviction
-        self._pool_recovery = pool_recovery
-        self._outbox = outbox
-        self._counters = counters
+    # what each process hears first
+    _welcome: Welcome
+    _cluster: ClusterState
+    _requests: RequestTable
+    _decode_queue: DecodeQueue
+    _transitions: PhaseTransitions
+    _recaller: Recaller
+    _pool_recovery: PoolRecovery
+    _outbox: Outbox
+    _counters: Counters
 
     def connected(self, hello: Hello) -> None:
         if hello.instance_id in self._cluster:
@@ -80,11 +68,7 @@ class Recovery:
             self._transitions.unstage(state)
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:
-        """A transfer of a request's KV did not happen."""
-        if failed.what == "evict":
-            if state := self._requests.find(failed.key, sender, Phase.EVICTING):
-                self._eviction.failed(state)
-            return
+        """A request's KV did not get to an instance, or from a prefill instance to the pool."""
         state = self._requests.find(failed.key, sender, Phase.PREFILLING, Phase.STAGED, Phase.OFFERED)
         if state is None:
             return

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from alignedserve.protocol.messages import DecodeReport, MakeSpare, PrefillReport
-from alignedserve.router.clock import Clock
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
 from alignedserve.router.eviction import Eviction
@@ -20,30 +20,17 @@ from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.types import InstanceId, RequestKey
 
 
+@dataclass(eq=False, slots=True)
 class InstanceReports:
-    def __init__(
-        self,
-        clock: Clock,
-        cluster: ClusterState,
-        requests: RequestTable,
-        transitions: PhaseTransitions,
-        requeuer: Requeuer,
-        output_processor: OutputProcessor,
-        staging: Staging,
-        eviction: Eviction,
-        pool: PoolClient,
-        counters: Counters,
-    ) -> None:
-        self._clock = clock
-        self._cluster = cluster
-        self._requests = requests
-        self._transitions = transitions
-        self._requeuer = requeuer
-        self._output_processor = output_processor
-        self._staging = staging
-        self._eviction = eviction
-        self._pool = pool
-        self._counters = counters
+    _cluster: ClusterState
+    _requests: RequestTable
+    _transitions: PhaseTransitions
+    _requeuer: Requeuer
+    _output_processor: OutputProcessor
+    _staging: Staging
+    _eviction: Eviction
+    _pool: PoolClient
+    _counters: Counters
 
     def prefill(self, sender: InstanceId, report: PrefillReport) -> None:
         view = self._cluster.prefill(sender)
@@ -72,9 +59,7 @@ class InstanceReports:
         view.pace = report.pace
         if isinstance(view, ColocatedView):
             self._computed(view, report.progress)
-        if report.news:
-            view.progress_s = self._clock.now
-        self._eviction.wanted(view, report.wants_evicted)
+        self._eviction.wanted(view, report)
         for key, num_tokens in report.evicted:
             self._eviction.evicted(view, key, num_tokens)
 

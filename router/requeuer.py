@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from alignedserve.protocol.messages import MakeSpare
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.pool_demand import PoolDemand
@@ -12,22 +14,14 @@ from alignedserve.scheduling.island import Island
 from alignedserve.scheduling.policies.base import RouterPart
 
 
+@dataclass(eq=False, slots=True)
 class Requeuer:
-    def __init__(
-        self,
-        transitions: PhaseTransitions,
-        prefill_queue: PrefillQueue,
-        demand: PoolDemand,
-        pool: PoolClient,
-        policy: RouterPart,
-        island: Island,
-    ) -> None:
-        self._transitions = transitions
-        self._prefill_queue = prefill_queue
-        self._demand = demand
-        self._pool = pool
-        self._policy = policy
-        self._island = island
+    _transitions: PhaseTransitions
+    _prefill_queue: PrefillQueue
+    _demand: PoolDemand
+    _pool: PoolClient
+    _policy: RouterPart
+    _island: Island
 
     def requeue(self, state: RequestState) -> None:
         """The request goes on with what the pool has of it."""

@@ -108,32 +108,14 @@ class Router:
         )
         self._decode = DecodeDispatch(cluster, decode_queue, staging, offers, pool, counters, policy, island)
         self._reports = InstanceReports(
-            clock,
-            cluster,
-            requests,
-            transitions,
-            requeuer,
-            output_processor,
-            staging,
-            eviction,
-            pool,
-            counters,
+            cluster, requests, transitions, requeuer, output_processor, staging, eviction, pool, counters
         )
         self._submissions = Submissions(
             config, clock, cluster, requests, prefill_queue, requeuer, recaller, orphans, output, outbox
         )
         welcome = Welcome(epoch, config.silence_s)
         self._recovery = Recovery(
-            welcome,
-            cluster,
-            requests,
-            decode_queue,
-            transitions,
-            recaller,
-            eviction,
-            pool_recovery,
-            outbox,
-            counters,
+            welcome, cluster, requests, decode_queue, transitions, recaller, pool_recovery, outbox, counters
         )
         self._pool, self._recaller, self._eviction = pool, recaller, eviction
         self._pool_recovery = pool_recovery
@@ -172,6 +154,8 @@ class Router:
             case Gone(keys=keys):
                 for state in filter(None, map(self.requests.get, keys)):
                     self._recaller.confirm(state, sender)
+            case Failed(what="evict", key=key):
+                self._eviction.failed(sender, key)
             case Failed():
                 self._recovery.failed(sender, message)
             case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from alignedserve.protocol.messages import Stage, Unstage
 from alignedserve.router.cluster_state import ClusterState
@@ -16,25 +17,16 @@ from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.types import InstanceId, RequestKey
 
 
+@dataclass(eq=False, slots=True)
 class Staging:
-    def __init__(
-        self,
-        link: str,
-        cluster: ClusterState,
-        requests: RequestTable,
-        transitions: PhaseTransitions,
-        recaller: Recaller,
-        outbox: Outbox,
-        offers: Offers,
-    ) -> None:
-        """`link`: see RouterConfig."""
-        self._link = link
-        self._cluster = cluster
-        self._requests = requests
-        self._transitions = transitions
-        self._recaller = recaller
-        self._outbox = outbox
-        self._offers = offers
+    # see RouterConfig
+    _link: str
+    _cluster: ClusterState
+    _requests: RequestTable
+    _transitions: PhaseTransitions
+    _recaller: Recaller
+    _outbox: Outbox
+    _offers: Offers
 
     def stage(
         self, decode: InstanceId, states: Sequence[RequestState], is_batch: bool, is_urgent: bool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Rejected, Submit
@@ -21,33 +23,21 @@ from alignedserve.scheduling.forecast import Forecast
 from alignedserve.types import InstanceId, RequestKey
 
 
+@dataclass(eq=False, slots=True)
 class Submissions:
-    def __init__(
-        self,
-        config: RouterConfig,
-        clock: Clock,
-        cluster: ClusterState,
-        requests: RequestTable,
-        prefill_queue: PrefillQueue,
-        requeuer: Requeuer,
-        recaller: Recaller,
-        orphans: Orphans,
-        output: OutputCoalescing,
-        outbox: Outbox,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._cluster = cluster
-        self._requests = requests
-        self._prefill_queue = prefill_queue
-        self._requeuer = requeuer
-        self._recaller = recaller
-        self._orphans = orphans
-        self._output = output
-        self._outbox = outbox
-        # sentences for the log, by the objectives that they are about; the first ones were taken already
-        self._remarks: dict[str, str] = {}
-        self._num_remarked = 0
+    _config: RouterConfig
+    _clock: Clock
+    _cluster: ClusterState
+    _requests: RequestTable
+    _prefill_queue: PrefillQueue
+    _requeuer: Requeuer
+    _recaller: Recaller
+    _orphans: Orphans
+    _output: OutputCoalescing
+    _outbox: Outbox
+    # sentences for the log, by the objectives that they are about; the first ones were taken already
+    _remarks: dict[str, str] = field(default_factory=dict)
+    _num_remarked: int = 0
 
     def submit(self, gateway: InstanceId, submit: Submit) -> None:
         known = self._requests.get(submit.request.key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from alignedserve.router.clock import Clock
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.decode_queue import DecodeQueue
@@ -14,26 +16,16 @@ from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.types import InstanceId
 
 
+@dataclass(eq=False, slots=True)
 class PhaseTransitions:
-    def __init__(
-        self,
-        clock: Clock,
-        cluster: ClusterState,
-        counts: RequestCounts,
-        prefill_queue: PrefillQueue,
-        decode_queue: DecodeQueue,
-        demand: PoolDemand,
-        policy: RouterPart,
-        island: Island,
-    ) -> None:
-        self._clock = clock
-        self._cluster = cluster
-        self._counts = counts
-        self._prefill_queue = prefill_queue
-        self._decode_queue = decode_queue
-        self._demand = demand
-        self._policy = policy
-        self._island = island
+    _clock: Clock
+    _cluster: ClusterState
+    _counts: RequestCounts
+    _prefill_queue: PrefillQueue
+    _decode_queue: DecodeQueue
+    _demand: PoolDemand
+    _policy: RouterPart
+    _island: Island
 
     def enter(self, state: RequestState, phase: Phase, instance_id: InstanceId | None = None) -> None:
         """`instance_id`: the instance that has the request from now on."""
