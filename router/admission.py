@@ -13,7 +13,7 @@ from alignedserve.router.config import RouterConfig
 
 Refusal = tuple[str, str]
 
-# A default objective leaves so much of the time that a request takes alone.
+# A default objective is raised to the time that a request takes alone, times this.
 DEFAULT_SLACK = 1.25
 
 
@@ -74,7 +74,7 @@ def refuse_slo(request: Request, cluster: ClusterState) -> Refusal | None:
 
 
 def with_possible_slo(request: Request, cluster: ClusterState) -> Request:
-    """Its defaults raised to what the model can do."""
+    """Returns the request with its default objectives raised to what the model can do."""
     num_prompt = len(request.prompt)
     ttft_s, tbt_s = request.ttft_s, request.tbt_s
     if ttft_s is not None and "ttft_s" in request.slo_defaults:
@@ -85,7 +85,7 @@ def with_possible_slo(request: Request, cluster: ClusterState) -> Request:
 
 
 def remark_on(asked: Request, possible: Request) -> list[tuple[str, str]]:
-    """(objective, sentence) of each default that was raised."""
+    """Returns (objective, sentence) for each default objective that was raised."""
     return [
         (
             name,

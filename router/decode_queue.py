@@ -13,27 +13,29 @@ class DecodeQueue:
     def __init__(self) -> None:
         self._states: dict[RequestKey, RequestState] = {}
         self._real_time: dict[RequestKey, RequestState] = {}
-        # of those, when the next token is due; by that, and then in the order in which they came
+        # (seconds at which the next token is due, number of additions before it, key) of each real-time request
         self._due: dict[RequestKey, tuple[float, int, RequestKey]] = {}
+        # the same, sorted
         self._by_due: list[tuple[float, int, RequestKey]] = []
+        # tokens of prompts and outputs, of all requests
         self.num_tokens = 0
-        # additions so far, and whatever else gives searches that found nothing a new chance
+        # the number of additions, and of whatever else gives a search that found nothing a new chance
         self.num_changes = 0
 
     def __len__(self) -> int:
         return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:
-        """Those that came first first."""
+        """Requests in the order in which they came."""
         return iter(self._states.values())
 
     @property
     def real_time(self) -> Collection[RequestState]:
-        """Likewise, of that class."""
+        """Real-time requests in the order in which they came."""
         return self._real_time.values()
 
     def soonest(self, count: int) -> list[RequestState]:
-        """Of real time, so many that are due first."""
+        """Returns the `count` real-time requests whose next tokens are due first."""
         return [self._states[key] for *_, key in self._by_due[:count]]
 
     def get(self, key: RequestKey) -> RequestState | None:
@@ -50,7 +52,7 @@ class DecodeQueue:
         self.num_changes += 1
 
     def discard(self, state: RequestState) -> None:
-        """Safe to repeat."""
+        """It is safe to repeat this."""
         if self._states.pop(state.key, None):
             if self._real_time.pop(state.key, None):
                 del self._by_due[bisect_left(self._by_due, self._due.pop(state.key))]

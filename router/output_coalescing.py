@@ -1,5 +1,7 @@
-"""What gateways will hear, and when: real time's tokens at once; best effort's, which nobody waits for one by one, some
-at a time. To be told of a token costs a gateway CPU time that real time's answers need."""
+"""Tokens on their way to gateways: those of real time go out at once, and those of best effort several at a time.
+
+Nobody waits for single tokens of best effort, and each message costs a gateway CPU time that real time's answers need.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from alignedserve.protocol.messages import NewTokens, Tokens
 from alignedserve.router.request_state import RequestState
 from alignedserve.types import InstanceId, RequestKey
 
-# Best-effort tokens that are told together. Requests that began at different times have so many at different times.
+# A best-effort request's tokens go out when there are so many. Requests that began at different times have them at
+# different times.
 MAX_COALESCED_TOKENS = 8
-# None waits for longer, but for what is left of a tick.
+# No token waits for more seconds than these, but for what is left of a tick.
 MAX_DELAY_S = 0.25
 
 
@@ -27,13 +30,13 @@ class _Delayed:
 
 class OutputCoalescing:
     def __init__(self) -> None:
-        # of each gateway: tokens, and the stories of some of the requests
+        # what each gateway gets at the end of the event: tokens, and timelines of some requests
         self._news: dict[InstanceId, Tokens] = {}
-        # the oldest first
+        # tokens that wait for more of the same request, the oldest first
         self._delayed: dict[RequestKey, _Delayed] = {}
 
     def add(self, state: RequestState, news: NewTokens, now: float) -> None:
-        """A request's next tokens."""
+        """Adds a request's next tokens."""
         if delayed := self._delayed.get(state.key):
             news = _merged(delayed.news, news)
         if _is_urgent(state, news):
@@ -45,19 +48,20 @@ class OutputCoalescing:
             self._delayed[state.key] = _Delayed(state, news, now)
 
     def resend(self, state: RequestState, num_known: int) -> None:
-        """All that it has beyond what a gateway knows."""
+        """Sends all of a request's tokens after the first `num_known`, which its gateway has already."""
         self._delayed.pop(state.key, None)
         self._of(state.gateway).news.append(NewTokens(state.key, num_known, state.output[num_known:]))
 
     def add_timeline(self, state: RequestState) -> None:
-        """How it has gone so far, with whatever else its gateway hears."""
+        """Sends the request's timeline up to now along with tokens."""
         self._of(state.gateway).timelines[state.key] = list(state.timeline)
 
     def discard(self, key: RequestKey) -> None:
-        """Nobody waits for it any more."""
+        """No client waits for the request's tokens any more."""
         self._delayed.pop(key, None)
 
     def take(self, now: float) -> Iterator[tuple[InstanceId, Tokens]]:
+        """Yields what each gateway should get at `now`."""
         while self._delayed and (first := next(iter(self._delayed.values()))).since_s <= now - MAX_DELAY_S:
             del self._delayed[first.state.key]
             self._of(first.state.gateway).news.append(first.news)
@@ -69,7 +73,8 @@ class OutputCoalescing:
 
 
 def _is_urgent(state: RequestState, news: NewTokens) -> bool:
-    """A gateway may find that an answer has ended: nothing should be computed after that."""
+    """Whether the tokens should go out at once. So should those of a request with stop strings: its gateway may find
+    that the answer has ended, and nothing should be computed after that."""
     may_end_there = bool(state.request.params.stop)
     return (
         state.is_rt or may_end_there or bool(news.finish_reason) or len(news.tokens) >= MAX_COALESCED_TOKENS

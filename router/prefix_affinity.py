@@ -1,7 +1,7 @@
-"""What prompts began with that a prefill instance was given: it may have their KV still. Pure.
+"""Which beginnings of prompts an instance may have the KV of, going by the prompts that it was given. Pure.
 
-Nobody asks it: what it has let go meanwhile is computed again, there as elsewhere. And what it is still computing it
-will have for those that come now.
+The instance is not asked. KV that it has dropped meanwhile is computed again, as it would be elsewhere; and KV that it
+is still computing will be there for prompts that come now.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from alignedserve.protocol.messages import Request
 from alignedserve.scheduling.block_hashes import names_of
 
-# Tokens of one name: a few blocks, so that a long prompt costs the router little.
+# Each hash stands for so many tokens: that is a few KV blocks, so that a long prompt costs the router little.
 TOKENS_PER_HASH = 64
 
 
 def block_hashes(request: Request) -> list[bytes]:
-    """None, where all of the prompt is computed in any case."""
+    """Returns a hash for each full piece of the prompt, of all tokens up to the piece's end. There are none if all of
+    the prompt is computed in any case."""
     if request.params.prompt_logprobs is not None:
         return []
     return names_of(request.prompt, TOKENS_PER_HASH, request.cache_salt)
@@ -25,13 +26,13 @@ def block_hashes(request: Request) -> list[bytes]:
 
 class PrefixAffinity:
     def __init__(self, max_tokens: int) -> None:
-        """`max_tokens`: more than these it can't have."""
+        """`max_tokens`: the number of tokens that the instance has KV blocks for."""
         self._max_hashes = max_tokens // TOKENS_PER_HASH
-        # the one that was not seen for longest is first
+        # hashes of prompts that it was given, the one that was not used for longest first
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
 
     def num_cached_tokens(self, hashes: Sequence[bytes]) -> int:
-        """That it may have."""
+        """Returns how many tokens of a prompt with these hashes it may have the KV of."""
         count = 0
         for block_hash in hashes:
             if block_hash not in self._hashes:
@@ -40,7 +41,7 @@ class PrefixAffinity:
         return count
 
     def add(self, hashes: Sequence[bytes]) -> None:
-        # a prompt's end is forgotten first: nothing is found of what has lost its beginning
+        # A prompt's last hashes are dropped first: without the first ones, they would not be found any more.
         for block_hash in reversed(hashes):
             self._hashes[block_hash] = None
             self._hashes.move_to_end(block_hash)

@@ -1,4 +1,4 @@
-"""Whether this router would have ordered what a log says that one did, and if not, where they part."""
+"""Replays an event log, and finds the first event to which this router answers with other orders than the log has."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from alignedserve.router.events import Send
 
 @dataclass(frozen=True)
 class Divergence:
-    # of the event, from 1
+    # the number of the event, from 1
     number: int
     step: Step
-    # of this router; or what it raised
+    # the orders of this router, or what it raised
     orders: list[Send]
     error: Exception | None = None
 
@@ -25,14 +25,14 @@ class Divergence:
 @dataclass(frozen=True)
 class Comparison:
     num_events: int
-    # events whose orders were not recorded: the last one, if the router ended with it
+    # the number of events whose orders were not recorded: 1 if the router ended with the last event
     num_unanswered: int
     num_torn_bytes: int
     divergence: Divergence | None
 
 
 def compare(path: Path) -> Comparison:
-    """Up to the first divergence. Raises ValueError for what is no log."""
+    """Replays up to the first divergence. Raises ValueError if the file is no log."""
     log = LogReader(path)
     router = log.header.router()
     number = num_unanswered = 0
@@ -41,7 +41,7 @@ def compare(path: Path) -> Comparison:
         try:
             orders = _as_recorded(router.on(step.event, step.now))
         except Exception as error:
-            # the log's last event may be what that router ended with too
+            # the router that wrote the log may have ended with this event too
             found = Divergence(number, step, [], error)
             break
         if step.orders is None:
@@ -53,12 +53,12 @@ def compare(path: Path) -> Comparison:
 
 
 def _as_recorded(orders: list[Send]) -> list[Send]:
-    """What comes out of a log: tuples are lists there where a type does not say."""
+    """Returns the orders as they come out of a log: there, tuples are lists where a type does not say."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(orders), type=list[Send])
 
 
 def format_divergence(divergence: Divergence) -> Iterator[str]:
-    """Lines, for people."""
+    """Yields lines for people to read."""
     step = divergence.step
     yield f"event {divergence.number}, at {step.now:.6f} s: {format_value(step.event)}"
     if divergence.error is not None:
@@ -85,7 +85,7 @@ _MOST_SHOWN = 8
 
 
 def format_value(value: object) -> str:
-    """In a line, with the beginnings of long lists, and without what is at its default."""
+    """Returns a line that has the first items of long lists, and leaves out fields that are at their defaults."""
     if isinstance(value, msgspec.Struct):
         shown = [
             f"{field.name}={format_value(getattr(value, field.name))}"

@@ -14,7 +14,7 @@ from alignedserve.types import InstanceId, RequestKey
 
 
 class RoutedRequest(Protocol):
-    """See `router/request_state.py` for more about each field."""
+    """The fields are explained at `router/request_state.py`."""
 
     @property
     def key(self) -> RequestKey: ...
@@ -30,53 +30,52 @@ class RoutedRequest(Protocol):
 
     @property
     def since_s(self) -> float:
-        """When it came into its state."""
+        """Seconds on the router's clock at which it entered its phase."""
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and output."""
+        """The number of its tokens, of prompt and output."""
 
     @property
     def num_output(self) -> int: ...
 
     @property
     def num_cached(self) -> int:
-        """Tokens whose KV the pool has."""
+        """The number of its first tokens whose KV the pool has."""
 
     @property
     def num_missing(self) -> int:
-        """Tokens that a prefill instance would compute."""
+        """The number of tokens that a prefill instance would compute."""
 
     @property
     def num_reusable(self) -> int:
-        """Tokens whose KV a prefill instance could take from the pool."""
+        """The number of tokens whose KV a prefill instance could take from the pool."""
 
     @property
     def num_blocks(self) -> int:
-        """Of the pool."""
+        """The number of its pool blocks."""
 
     @property
     def expected_at(self) -> InstanceId | None:
         """The decode instance that was told to expect it."""
 
     def demotion(self, now: float) -> int:
-        """How many times its answer has outgrown its prediction, of late."""
+        """How often its answer has exceeded its predicted length, less what was forgiven by `now`."""
 
 
 class Urgency(NamedTuple):
-    """Where a request stands in its line: the least goes first."""
+    """Where a request stands in its line: the request with the least goes first."""
 
-    # one that was begun and interrupted holds room in the pool: it goes before those that would want more
+    # False for a request that was begun and interrupted: it has room in the pool, and goes before those that want more
     is_new: bool
     start_s: float
-    # it moves back when it has not begun by then
+    # whether the request moves back if it has not begun at `start_s`
     can_be_lost: bool
 
 
 class Room(NamedTuple):
-    """For what is started."""
+    """How much may be started: tokens to compute, and requests."""
 
-    # of work
     num_tokens: int
     num_requests: int
 
@@ -94,12 +93,12 @@ class PrefillQueue(Protocol):
     def is_empty(self, line: int) -> bool: ...
 
     def is_refused(self, line: int) -> bool:
-        """Its first request found no room in the pool."""
+        """Whether the pool had no room for the line's first request."""
 
     def first(self, line: int, now: float) -> RoutedRequest | None: ...
 
     def take(self, request: RoutedRequest) -> None:
-        """It is started."""
+        """The request is started, and leaves its line."""
 
 
 class DecodeQueue(Protocol):
@@ -110,19 +109,19 @@ class DecodeQueue(Protocol):
 
     @property
     def num_changes(self) -> int:
-        """Additions so far, and whatever else gives a search that found nothing a new chance."""
+        """The number of additions, and of whatever else gives a search that found nothing a new chance."""
 
     @property
     def real_time(self) -> Collection[RoutedRequest]:
-        """Those that came first first."""
+        """Real-time requests in the order in which they came."""
 
     def soonest(self, count: int) -> Sequence[RoutedRequest]:
-        """Of real time, so many that are due first."""
+        """Returns the `count` real-time requests whose next tokens are due first."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[RoutedRequest]:
-        """Those that came first first."""
+        """Requests in the order in which they came."""
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
@@ -137,7 +136,7 @@ class Work(Protocol):
     def sum(self, is_rt: bool) -> int: ...
 
     def count(self, is_rt: bool) -> int:
-        """Of requests."""
+        """The number of requests of the class."""
 
 
 class PrefillView(Protocol):
@@ -149,14 +148,14 @@ class PrefillView(Protocol):
 
     @property
     def pending(self) -> Work:
-        """That it was given and has not computed."""
+        """Tokens of the prompts that it was given, as far as it has not computed them."""
 
     @property
     def num_free_blocks(self) -> int: ...
 
 
 class Search(Protocol):
-    """A question to the pool. What found nothing is asked again when there is something new to find."""
+    """A question to the pool. One that found nothing is asked again when there is something new to find."""
 
     def is_due(self, about: object) -> bool: ...
 
@@ -174,15 +173,15 @@ class DecodeView(Protocol):
 
     @property
     def report(self) -> DecodeReport | None:
-        """Its last one."""
+        """Its last report."""
 
     @property
     def batch(self) -> Mapping[RequestKey, int]:
-        """Offered as the batch to run next, and not admitted; with blocks needed."""
+        """The blocks that each request needs which was offered as the candidate batch and is not admitted."""
 
     @property
     def near(self) -> Mapping[RequestKey, int]:
-        """Offered to join the running batch, likewise."""
+        """The same for requests that were offered to join the running batch."""
 
     @property
     def batch_since_s(self) -> float: ...
@@ -204,7 +203,7 @@ class DecodeView(Protocol):
 
     @property
     def coming(self) -> Collection[RequestKey]:
-        """Real time that it was told to expect."""
+        """Real-time requests that it was told to expect."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -234,17 +233,17 @@ class ClusterState(Protocol):
 
     @property
     def is_colocated(self) -> bool:
-        """The same instances compute prompts and decode."""
+        """Whether the same instances compute prompts and decode."""
 
     def prefill_s(self, num_cached: int, num_tokens: int) -> float:
-        """What an instance takes for a prompt of which so much is there."""
+        """Seconds that an instance takes for the rest of a prompt if `num_cached` tokens are there."""
 
     def decode_s(self, num_tokens: int) -> float:
-        """Likewise between two tokens after so many."""
+        """Seconds that an instance takes for the next token, after so many."""
 
 
 class Island(Protocol):
-    """All of it, as the router knows it."""
+    """The island, as the router knows it."""
 
     @property
     def now(self) -> float: ...
@@ -260,22 +259,22 @@ class Island(Protocol):
 
     @property
     def reserving(self) -> Work:
-        """Of those that were started, and wait for blocks of the pool."""
+        """Tokens to compute of requests that were started, and wait for blocks of the pool."""
 
     @property
     def pinned(self) -> Collection[RequestKey]:
-        """Best-effort prompts that were begun, and wait with what the pool has of them."""
+        """Best-effort requests that wait for prefill, and whose KV in the pool is not for others to take."""
 
     @property
     def num_be(self) -> int:
-        """Best-effort requests that are under way."""
+        """The number of best-effort requests that are under way."""
 
     def expected_output(self, request: RoutedRequest) -> int:
-        """Tokens that its answer will have in all, as far as is known."""
+        """Returns how many tokens the answer is expected to have at its end."""
 
     def has_room_for(self, request: RoutedRequest, be_share: float, share: float) -> bool:
-        """In the pool, for a best-effort request at the length that it is expected to get: best effort needs at most so
-        much of it, or all that is under way at most so much."""
+        """Whether the pool will have room for a best-effort request at the length that it is expected to get: with it,
+        best effort needs at most `be_share` of the pool, or all that is under way at most `share` of it."""
 
 
 # ---- what a policy says ----------------------------------------------------------------------------------------------
