@@ -68,7 +68,7 @@ class RouterServer:
         expected: dict[InstanceId, str] | None = None,
         event_log: EventLog | None = None,
     ) -> None:
-        """`expected`: the role of each process that should be there. Beside these, only the gateway and the launcher may
+        """`expected`: the role of each process that should be there. Beside them, only the gateway and the launcher may
         connect."""
         self._router = router
         self._me = Hello("router", InstanceId("router"), epoch, os.getpid(), {}, InstanceLimits())
