@@ -118,23 +118,23 @@ class DecodeView(Process):
         return self.hello.limits.num_blocks
 
     @property
-    def num_unspoken_blocks(self) -> int:
+    def num_available_blocks(self) -> int:
         """Blocks that are free, and not promised to a request that was offered."""
         return self.num_free_blocks - sum(self.batch.values()) - sum(self.near.values())
 
     @property
-    def num_unspoken_slots(self) -> int:
+    def num_available_slots(self) -> int:
         return self.hello.limits.max_num_seqs - len(self.running) - len(self.batch) - len(self.near)
 
     @property
     def num_blocks_for_rt(self) -> int:
         """Blocks that are free, or that best effort can give, and that are not promised to real time."""
         num_be_blocks = self.report.num_be_blocks if self.report else 0
-        return self.num_unspoken_blocks + sum(self.be_promised.values()) + num_be_blocks
+        return self.num_available_blocks + sum(self.be_promised.values()) + num_be_blocks
 
     @property
     def num_slots_for_rt(self) -> int:
-        return self.num_unspoken_slots + len(self.be_promised) + len(self.be_running)
+        return self.num_available_slots + len(self.be_promised) + len(self.be_running)
 
     @property
     def num_rt(self) -> int:

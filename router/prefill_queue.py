@@ -16,7 +16,7 @@ from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import RequestKey
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     is_new: bool
     start_s: float
     number: int
@@ -25,12 +25,12 @@ class Place(NamedTuple):
 
 class Line:
     def __init__(self) -> None:
-        # Places of requests without an objective, of those that can still make theirs, and of those that can't: the
-        # last have moved back by DEMOTION_S. A place is skipped if its request has left, or has come again.
-        self._steady: list[Place] = []
-        self._alive: list[Place] = []
-        self._lost: list[Place] = []
-        # the number of the place that counts, for each request that waits
+        # Positions of requests without an objective, of those that can still make theirs, and of those that can't: the
+        # last have moved back by DEMOTION_S. A position is skipped if its request has left, or has come again.
+        self._steady: list[Position] = []
+        self._alive: list[Position] = []
+        self._lost: list[Position] = []
+        # the number of the position that counts, for each request that waits
         self._numbers: dict[RequestKey, int] = {}
         self._num_pushed = 0
         self.num_demotions = 0
@@ -44,7 +44,7 @@ class Line:
         self._num_pushed += 1
         self._numbers[state.key] = self._num_pushed
         heap = self._alive if urgency.can_be_lost else self._steady
-        heapq.heappush(heap, Place(urgency.is_new, urgency.start_s, self._num_pushed, state))
+        heapq.heappush(heap, Position(urgency.is_new, urgency.start_s, self._num_pushed, state))
 
     def discard(self, key: RequestKey) -> None:
         """It is safe to repeat this."""
@@ -60,11 +60,11 @@ class Line:
         tops = [heap[0] for heap in (self._steady, self._alive, self._lost) if heap]
         return min(tops).state if tops else None
 
-    def _demote(self, place: Place) -> None:
+    def _demote(self, position: Position) -> None:
         self.num_demotions += 1
-        heapq.heappush(self._lost, place._replace(start_s=place.start_s + DEMOTION_S))
+        heapq.heappush(self._lost, position._replace(start_s=position.start_s + DEMOTION_S))
 
-    def _skip_left(self, heap: list[Place]) -> None:
+    def _skip_left(self, heap: list[Position]) -> None:
         while heap and self._numbers.get(heap[0].state.key) != heap[0].number:
             heapq.heappop(heap)
 

@@ -23,7 +23,7 @@ from alignedserve.types import Epoch, InstanceId
 
 @dataclass(frozen=True)
 class RouterProcessConfig:
-    # where it listens, and what those who connect have to know
+    # where it listens, and what processes that connect have to know
     address: RouterAddress
     router: RouterConfig
     # the role of each process that should be there

@@ -78,8 +78,8 @@ def real_time_first(pooled: DecodeQueue) -> Iterator[RoutedRequest]:
 def assign_in_order(requests: Iterable[RoutedRequest], cluster: ClusterState) -> list[Assign]:
     """Each to the emptiest decode instance, as soon as it fits there. Nobody is overtaken by one that comes later."""
     decodes = cluster.decodes
-    blocks = {view.instance_id: view.num_unspoken_blocks for view in decodes}
-    slots = {view.instance_id: view.num_unspoken_slots for view in decodes}
+    blocks = {view.instance_id: view.num_available_blocks for view in decodes}
+    slots = {view.instance_id: view.num_available_slots for view in decodes}
     block_size = max((view.hello.limits.block_size for view in decodes), default=1)
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
     for request in requests:

@@ -129,7 +129,7 @@ def test_requests_are_counted_by_tier() -> None:
     assert asked(script).tiers == {"rt": {"running": 1}}
 
 
-def test_the_first_token_and_the_last_bring_the_story() -> None:
+def test_the_first_token_and_the_last_bring_the_timeline() -> None:
     script = Script()
     script.submit()
     script.tick(1.0)

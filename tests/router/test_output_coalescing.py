@@ -26,7 +26,7 @@ def submit(
 
 
 def begun(tier: str = "be", **params: object) -> Script:
-    """With a first token, of which nobody has been told."""
+    """The request has its first token, and its gateway has not heard of it."""
     script = Script()
     submit(script, tier=tier, **params)
     script.reserve()

@@ -1,4 +1,4 @@
-"""Who gets to prefill first, and that everybody does."""
+"""Which requests are prefilled first, and that all of them are."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_the_one_with_less_to_do_gets_it_if_that_is_sooner(num_ahead: int, place
     assert island.place([*prompt(70), 1]) == place
 
 
-def test_a_salt_is_part_of_a_beginning() -> None:
+def test_a_salt_is_part_of_a_hash() -> None:
     island = Island()
     assert island.place(prompt(140), cache_salt="a") == PREFILL
     assert island.place(prompt(10, first=1000), is_computed=False) == PREFILL

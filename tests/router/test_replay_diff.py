@@ -147,7 +147,7 @@ def test_what_is_no_log_is_one_line(tmp_path: Path, content: bytes) -> None:
         compare(path)
 
 
-def test_long_lists_are_shown_by_their_beginnings() -> None:
+def test_long_lists_are_shown_by_their_first_items() -> None:
     limit = InstanceLimits(num_blocks=3)
     assert format_value(limit) == "InstanceLimits(num_blocks=3)"
     assert format_value([*range(100)]) == "[0, 1, 2, 3, 4, 5, 6, 7, … 92 more]"
