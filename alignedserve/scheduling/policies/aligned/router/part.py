@@ -12,17 +12,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.aligned.router import batches, placing, prompts, rt_fast_path
-from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of
+from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of, yields_s
 from alignedserve.scheduling.policies.aligned.sliding_minimum import SlidingMinimum
 from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
+
+# Of best effort that was evicted from colocated instances, so many requests are put in order in one event.
+MAX_SORTED = 256
 
 
 class AlignedRouter(RouterPart):
@@ -91,11 +95,12 @@ class AlignedRouter(RouterPart):
 
     def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
         """Beside best effort, real time is due with its next token. Where all is real time, batches of like lengths are
-        what serves it best, and only who would starve goes first."""
-        patience_s = super().admission_due_s(request, island)
+        what serves it best, and only requests that would starve go first. Best effort whose answer exceeded its
+        predicted length is due later: batches do not start from it as long as others are due."""
+        starves_s = super().admission_due_s(request, island)
         if not self._takes_fast_path(request, island):
-            return patience_s
-        return min(patience_s, request.deadlines.token_due_s(request.num_output))
+            return starves_s + yields_s(request, island.now)
+        return min(starves_s, request.deadlines.token_due_s(request.num_output))
 
     @staticmethod
     def _takes_fast_path(request: RoutedRequest, island: Island) -> bool:
@@ -108,7 +113,15 @@ class AlignedRouter(RouterPart):
                 island.decode_queue.soonest(rt_fast_path.MOST), island.cluster.decodes
             )
         if island.cluster.is_colocated:
-            # Those that were evicted. Prompts run beside whoever decodes, so that like lengths would gain nothing.
-            yield from routing.assign_in_order(routing.real_time_first(island.decode_queue), island.cluster)
+            # These were evicted. Prompts run beside decodes, so that like lengths would gain nothing.
+            yield from routing.assign_in_order(_in_order_of_return(island), island.cluster)
         else:
             yield from batches.decide(island, self.config)
+
+
+def _in_order_of_return(island: Island) -> Iterable[RoutedRequest]:
+    """Real time comes first; then best effort, and last that whose answer exceeded its predicted length."""
+    queue, now = island.decode_queue, island.now
+    best_effort = (request for request in queue if not request.is_rt)
+    first = sorted(islice(best_effort, MAX_SORTED), key=lambda request: request.demotion(now))
+    return chain(queue.real_time, first, best_effort)
