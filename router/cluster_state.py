@@ -86,7 +86,7 @@ class ClusterState:
         return min((cost.fastest_tbt_s(num_tokens) for cost in known if cost), default=0.0)
 
     def prefill_s(self, num_cached: int, num_tokens: int) -> float:
-        """How long the rest of a prompt takes at the best instance, if `num_cached` tokens are there."""
+        """How long a prompt's rest takes, if `num_cached` tokens are there, at the best instance's pace of late."""
         found = []
         for view in self.prefills:
             if cost := view.hello.cost:

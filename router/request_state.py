@@ -63,8 +63,6 @@ class RequestState:
     phase: Phase
     # seconds on the router's clock at which it entered its phase
     since_s: float
-    # its output tokens so far: written by `OutputProcessor`
-    output: list[int] = field(default_factory=list)
     # the instance that has it
     instance_id: InstanceId | None = None
     # the prefill instance whose staging buffer holds a copy of its KV, and the decode instance which that copy is for
@@ -76,8 +74,12 @@ class RequestState:
     expected_at: InstanceId | None = None
     # whether its client has its answer, or is gone
     is_finished: bool = False
-    # instances that were sent an Abort for it and have not said yet that they forgot it: written by `Recaller`
+
+    # ---- instances that were told to forget it and have not said that they did: written by `Recaller` ----
     pending_aborts: list[InstanceId] = field(default_factory=list)
+
+    # ---- its output tokens so far: written by `OutputProcessor` ----
+    output: list[int] = field(default_factory=list)
 
     # ---- what the pool has of it ----
     # the number of its first tokens whose KV the pool has

@@ -57,9 +57,7 @@ class Staging:
     def _begin(
         self, state: RequestState, stager: PrefillView, num_blocks: int, decode: InstanceId, is_batch: bool
     ) -> None:
-        self._transitions.enter(state, Phase.STAGED, stager.instance_id)
-        state.is_in_batch = is_batch
-        self._transitions.stage(state, stager.instance_id, decode)
+        self._transitions.stage(state, stager.instance_id, decode, is_batch)
         stager.staging[state.key] = num_blocks
         self._offers.promise(decode, state, is_batch)
 

@@ -68,9 +68,10 @@ class PhaseTransitions:
             state.expected_at = view.instance_id
             view.coming[state.key] = bool(state.output)
 
-    def stage(self, state: RequestState, stager: InstanceId, decode: InstanceId) -> None:
-        """The request has, or will have, a copy of its KV in a prefill instance's staging buffer."""
-        state.staged_at, state.staged_for = stager, decode
+    def stage(self, state: RequestState, stager: InstanceId, decode: InstanceId, is_in_batch: bool) -> None:
+        """A prefill instance stages the request's KV for a decode instance."""
+        self.enter(state, Phase.STAGED, stager)
+        state.staged_at, state.staged_for, state.is_in_batch = stager, decode, is_in_batch
         self._counts.update(state)
 
     def unstage(self, state: RequestState) -> None:
