@@ -172,6 +172,24 @@ def test_a_prompt_that_is_computed_again_yields_as_well() -> None:
     assert [each.key for each in router.policy.start(router.island)] == [2, 1, 3]
 
 
+@given(st.integers(0, 2 * MAX_LEVEL))
+def test_none_starves_in_the_queue_for_prefill(level: int) -> None:
+    """One prompt a second comes whose answer has not exceeded its prediction, and one a second goes."""
+    router = queued(state(1, exceeded(level)))
+    queue, policy, island = router.prefill_queue, router.policy, router.island
+    for key in range(2, 200):
+        router.clock.now = float(key - 1)
+        each = state(key, Forecast(4), arrived_s=router.clock.now)
+        router.requests.add(each)
+        queue.push(each, policy.urgency(each, island))
+        first = queue.first(policy.line(is_rt=False), router.clock.now)
+        assert first is not None
+        if first.key == 1:
+            break
+        queue.take(first)
+    assert router.clock.now <= MAX_LEVEL * FORGIVEN_S + 1.0
+
+
 def test_real_time_does_not_yield() -> None:
     """Its deadlines say what is urgent."""
     script = Script()
