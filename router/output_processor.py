@@ -50,8 +50,10 @@ class OutputProcessor:
         self._output.add(state, news, self._clock.now)
         if news.finish_reason:
             self._finish(sender, state, news.finish_reason)
-        else:
-            self._check_forecast(state)
+            return
+        state.forecast.advance(len(state.output), self._clock.now)
+        if self._demand.is_exceeded(state):
+            self._demand.add(state)
 
     def _note_first_token(self, sender: InstanceId, state: RequestState) -> None:
         state.deadlines = with_first_token(state.deadlines, self._clock.now)
@@ -66,9 +68,3 @@ class OutputProcessor:
         # a prefill instance may still be saving the request's KV
         is_forgotten = self._cluster.decode(sender) is not None
         self._recaller.finish(state, forgotten_by=sender if is_forgotten else None)
-
-    def _check_forecast(self, state: RequestState) -> None:
-        """The answer goes on, perhaps beyond the length that was expected."""
-        state.forecast.advance(len(state.output), self._clock.now)
-        if self._demand.is_exceeded(state):
-            self._demand.add(state)
