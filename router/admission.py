@@ -8,17 +8,17 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Request
+from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.fleet import Fleet
 
 Refusal = tuple[str, str]
 
-# A default objective leaves so much of the time that a request takes alone.
+# A default objective is raised to the time that a request takes alone, times this.
 DEFAULT_SLACK = 1.25
 
 
 def refuse(
-    request: Request, fleet: Fleet, num_queued: int, num_queued_tokens: int, config: RouterConfig
+    request: Request, cluster: ClusterState, num_queued: int, num_queued_tokens: int, config: RouterConfig
 ) -> Refusal | None:
     if num_queued >= config.max_num_queued_reqs:
         return "full", f"{num_queued} requests wait already, at most {config.max_num_queued_reqs} may"
@@ -28,8 +28,8 @@ def refuse(
             f"{num_queued_tokens} tokens wait for prefill already, and with the {len(request.prompt)} of this "
             f"prompt there would be more than {config.max_num_queued_tokens}",
         )
-    instances = fleet.instances
-    if not fleet.pool or not instances:
+    instances = cluster.instances
+    if not cluster.pool or not instances:
         return None
     limits = instances[0].hello.limits
     most_tokens = min(view.hello.limits.max_model_len for view in instances)
@@ -41,7 +41,7 @@ def refuse(
         )
     num_tokens = min(num_prompt + (request.params.max_tokens or most_tokens), most_tokens)
     needed = -(-num_tokens // limits.block_size)
-    most = min(process.hello.limits.num_blocks for process in (fleet.pool, *instances))
+    most = min(process.hello.limits.num_blocks for process in (cluster.pool, *instances))
     if needed > most:
         return (
             "too_long",
@@ -50,13 +50,18 @@ def refuse(
     return None
 
 
-def refuse_slo(request: Request, fleet: Fleet) -> Refusal | None:
+def refuse_slo(request: Request, cluster: ClusterState) -> Refusal | None:
     num_prompt = len(request.prompt)
     if request.ttft_s is None and request.tbt_s is None:
         return None
     for field, asked_s, least_s, what in (
-        ("ttft", request.ttft_s, fleet.fastest_ttft_s(num_prompt), f"a prompt of {num_prompt} tokens takes"),
-        ("tbt", request.tbt_s, fleet.fastest_tbt_s(num_prompt + 1), "a token takes"),
+        (
+            "ttft",
+            request.ttft_s,
+            cluster.fastest_ttft_s(num_prompt),
+            f"a prompt of {num_prompt} tokens takes",
+        ),
+        ("tbt", request.tbt_s, cluster.fastest_tbt_s(num_prompt + 1), "a token takes"),
     ):
         if asked_s is not None and asked_s < least_s and f"{field}_s" not in request.slo_defaults:
             least_ms = 1000 * least_s
@@ -68,19 +73,19 @@ def refuse_slo(request: Request, fleet: Fleet) -> Refusal | None:
     return None
 
 
-def with_possible_slo(request: Request, fleet: Fleet) -> Request:
-    """Its defaults raised to what the model can do."""
+def with_possible_slo(request: Request, cluster: ClusterState) -> Request:
+    """Returns the request with its default objectives raised to what the model can do."""
     num_prompt = len(request.prompt)
     ttft_s, tbt_s = request.ttft_s, request.tbt_s
     if ttft_s is not None and "ttft_s" in request.slo_defaults:
-        ttft_s = max(ttft_s, DEFAULT_SLACK * fleet.fastest_ttft_s(num_prompt))
+        ttft_s = max(ttft_s, DEFAULT_SLACK * cluster.fastest_ttft_s(num_prompt))
     if tbt_s is not None and "tbt_s" in request.slo_defaults:
-        tbt_s = max(tbt_s, DEFAULT_SLACK * fleet.fastest_tbt_s(num_prompt + 1))
+        tbt_s = max(tbt_s, DEFAULT_SLACK * cluster.fastest_tbt_s(num_prompt + 1))
     return replace(request, ttft_s=ttft_s, tbt_s=tbt_s)
 
 
 def remark_on(asked: Request, possible: Request) -> list[tuple[str, str]]:
-    """(objective, sentence) of each default that was raised."""
+    """Returns (objective, sentence) for each default objective that was raised."""
     return [
         (
             name,

@@ -1,5 +1,7 @@
-"""A request's deadlines, on the router's clock. A gateway says how long a request has waited, not when it came: its
-clock may be another host's."""
+"""The router's clock, and a request's deadlines on it, in seconds.
+
+A gateway says how long a request has waited, not when it came: its clock may be another host's.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,20 @@ from alignedserve.protocol.messages import Submit
 from alignedserve.timing.deadlines import Deadlines
 
 
+class Clock:
+    """It says when the event at hand happened, and stands still until the next one."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+
 def arrived_s(submit: Submit, now: float) -> float:
     return now - submit.waited_s
 
 
 def deadlines_of(submit: Submit, now: float) -> Deadlines:
-    """Of a request with tokens already the next one is due from now on: what was lost with the router that it had
-    is nobody's to catch up."""
+    """The next token of a request that has some already is due from `now` on: time that was lost with an earlier router
+    is not to be caught up."""
     request, arrival_s = submit.request, arrived_s(submit, now)
     if request.tier != "rt":
         due_s = math.inf if request.deadline_s is None else arrival_s + request.deadline_s - request.arrival_s
@@ -29,8 +38,8 @@ def deadlines_of(submit: Submit, now: float) -> Deadlines:
 
 
 def with_first_token(deadlines: Deadlines, now: float) -> Deadlines:
-    """The first token came now: gaps are what counts from here on. If it was early, that is nothing to make whoever
-    reads it wait for the next."""
+    """The first token came at `now`: from here on the gaps count. If it was early, that is no reason to let its reader
+    wait longer for the next one."""
     return replace(deadlines, first_due_s=now) if deadlines.is_rt else deadlines
 
 

@@ -1,4 +1,4 @@
-"""What happened since the router started, counted where it is decided. Asked for now and then, by `status.py`."""
+"""What has happened since the router started. The parts that decide it count it, and `status.py` reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alignedserve.types import InstanceId
 
 @dataclass(eq=False, slots=True)
 class InstanceCounters:
-    """See messages.InstanceStats."""
+    """The fields are explained at `messages.InstanceStats`."""
 
     num_preemptions: int = 0
     num_evictions: int = 0
@@ -41,16 +41,16 @@ class InstanceCounters:
 
 class Counters:
     def __init__(self) -> None:
-        # role of a process that was lost -> requests that went on without it
+        # the number of requests that lost a process and went on without it, by the process's role
         self.recoveries: Counter[str] = Counter()
-        # requests whose KV was thrown away for want of room
+        # the number of times that a request's KV was thrown away for want of room
         self.num_recomputed = 0
-        # real-time requests that went to a decode instance at once
-        self.num_express = 0
-        # best-effort requests that left one while real time was on its way there
+        # the number of times that a real-time request took the RT fast path to a decode instance
+        self.num_fast_path = 0
+        # the number of times that a best-effort request left a decode instance while real time was on its way there
         self.num_evicted_for_rt = 0
         self._instances: defaultdict[InstanceId, InstanceCounters] = defaultdict(InstanceCounters)
 
     def of(self, instance_id: InstanceId) -> InstanceCounters:
-        """They outlive the instance's process."""
+        """Returns the instance's counters, which outlive its process."""
         return self._instances[instance_id]

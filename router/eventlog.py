@@ -1,9 +1,9 @@
-"""Everything the router was told, on disk, and its orders; replayed, it gives the same orders: so scheduling bugs are
+"""Everything that the router was told, on disk, and its orders. A replay gives the same orders: so scheduling bugs are
 found.
 
 A file is a line that says what it is, and then records: 4 bytes length, 4 bytes CRC, msgpack. The first record is the
-header, and then come an event and its orders in turn. The event is there before the router hears of it: if that is the
-router's end, the file's last record is the reason.
+header; then come an event and its orders in turn. An event is written before the router hears of it: if the router ends
+with it, the file's last record is the reason.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Header(msgspec.Struct):
 class Step:
     now: float
     event: Event
-    # None: the log ends before them
+    # None if the log ends before them
     orders: list[Send] | None
 
 
@@ -59,7 +59,7 @@ class EventLog:
         self._write((now, event))
 
     def answered(self, orders: list[Send]) -> None:
-        """By the router, to the event that was appended last."""
+        """Appends the router's orders for the event that was appended last."""
         self._write(orders)
 
     def _write(self, record: object) -> None:
@@ -68,11 +68,11 @@ class EventLog:
 
 
 class LogReader:
-    """Raises ValueError for what is no event log, and for one that is damaged."""
+    """Reads a log once. Raises ValueError if the file is no event log, or is damaged."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # the bytes of a last record that is not there entirely
+        # the number of bytes of a last record that is not there entirely
         self.num_torn_bytes = 0
         self._records = self._read()
         self._num_records = 0
@@ -82,7 +82,7 @@ class LogReader:
         self.header = self._decode(header, Header)
 
     def steps(self) -> Iterator[Step]:
-        """Once."""
+        """Yields each event with its orders. It can be used once."""
         for record in self._records:
             now, event = self._decode(record, tuple[float, Event])
             orders = next(self._records, None)
@@ -114,7 +114,7 @@ class LogReader:
 
 
 def replay(path: Path) -> Iterator[tuple[float, Event, list[Send]]]:
-    """Each event again, with the orders of a new router."""
+    """Yields each event with the orders that a new router gives."""
     log = LogReader(path)
     router = log.header.router()
     for step in log.steps():

@@ -15,7 +15,7 @@ class Connected(Message):
 
 
 class Closed(Message):
-    """The connection is gone, and with it, as far as the router is concerned, the process."""
+    """The connection is gone. For the router, so is the process."""
 
     instance_id: InstanceId
     epoch: Epoch

@@ -1,7 +1,8 @@
-"""Makes sure that a process which hangs does not wake up to write into blocks of the pool that are others' by then.
+"""Makes sure that a process which hangs does not wake up and write into pool blocks that are others' by then.
 
-Closing its connection would not: it goes on with the copy that it was in. So it is killed, which closes the connection
-too. That a process with this id, on this host, has the pool's memory mapped proves that it is one of the island's.
+To close its connection would not be enough: the process would go on with the copy that it was in. So it is killed,
+which closes the connection too. That a process with this id, on this host, has the pool's memory mapped proves that it
+is one of the island's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from alignedserve.kvpool.segment import path_of
 
 
 def kill_user(pid: int, segment: str) -> bool:
-    """Kills the process if it has the segment mapped. False, and nothing done, if not."""
+    """Kills the process if it has the segment mapped. Returns whether it did."""
     if not segment:
         return False
     try:

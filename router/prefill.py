@@ -1,99 +1,100 @@
-"""The way to and through prefill instances: room in the pool first, then the prompt, then its KV is pooled."""
+"""Starts prefills: room in the pool first, then the prompt goes to an instance."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 
-from alignedserve.protocol.messages import Prefill, PrefillReport, Reserve, Reserved
-from alignedserve.router import beginnings
-from alignedserve.router.decode import DecodeSide
-from alignedserve.router.entry import Entry, State
-from alignedserve.router.fleet import ColocatedView, PrefillView
-from alignedserve.router.life import Life
+from alignedserve.protocol.messages import Prefill, Reserved
+from alignedserve.router.cluster_state import ClusterState
+from alignedserve.router.instance_views import ColocatedView, PrefillView
+from alignedserve.router.offers import Offers
+from alignedserve.router.outbox import Outbox
+from alignedserve.router.pool_client import PoolClient
+from alignedserve.router.prefill_queue import PrefillQueue
+from alignedserve.router.prefix_affinity import block_hashes
+from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.request_table import RequestTable
+from alignedserve.router.requeuer import Requeuer
+from alignedserve.router.transitions import PhaseTransitions
+from alignedserve.scheduling.island import Island
+from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.types import InstanceId
 
-# What an instance may have of a prompt is no work for it. But this share of the prompt counts at least: it has room in
-# the pool from then on, and goes before whatever comes later.
+# What an instance may have of a prompt is no work for it. But this share of the prompt counts at least: the prompt has
+# room in the pool from then on, and goes before whatever comes later.
 LEAST_WORK = 0.125
-# Of one event. The pool's answers are the next ones.
+# Requests that one event starts. The pool's answers are the next events.
 MAX_STARTS = 16
 
 
-class PrefillSide:
-    def __init__(self, life: Life, decode_side: DecodeSide) -> None:
-        self._life = life
-        self._decode_side = decode_side
+@dataclass(eq=False, slots=True)
+class PrefillDispatch:
+    _cluster: ClusterState
+    _requests: RequestTable
+    _prefill_queue: PrefillQueue
+    _transitions: PhaseTransitions
+    _requeuer: Requeuer
+    _offers: Offers
+    _pool: PoolClient
+    _outbox: Outbox
+    _policy: RouterPart
+    _island: Island
 
     def start(self) -> None:
-        life = self._life
-        if not (life.queue and life.fleet.pool and life.fleet.prefills):
+        if not (self._prefill_queue and self._cluster.pool and self._cluster.prefills):
             return
-        for request in islice(life.policy.start(life), MAX_STARTS):
-            entry = life.entries[request.key]
-            if life.fleet.is_colocated and not entry.blocks:
-                # it has room in the pool when it is evicted
-                self._compute(entry)
+        for request in islice(self._policy.start(self._island), MAX_STARTS):
+            state = self._requests[request.key]
+            if self._cluster.is_colocated and not state.blocks:
+                # it gets room in the pool when it is evicted
+                self._compute(state)
                 continue
-            life.enter(entry, State.RESERVING)
-            life.send_pool(Reserve(entry.key, entry.num_tokens, entry.request.request_id))
+            self._transitions.enter(state, Phase.RESERVING)
+            self._pool.reserve(state, state.num_tokens)
 
-    def reserved(self, entry: Entry, reserved: Reserved) -> None:
-        life = self._life
+    def reserved(self, state: RequestState, reserved: Reserved) -> None:
         if reserved.blocks is None:
-            self._refused(entry)
+            self._refused(state)
             return
-        entry.blocks = reserved.blocks
-        views = life.fleet.prefills
-        if not views or entry.is_pooled:
-            life.requeue(entry)
+        state.blocks = reserved.blocks
+        if not self._cluster.prefills or state.is_pooled:
+            self._requeuer.requeue(state)
             return
-        self._compute(entry)
+        self._compute(state)
 
-    def _compute(self, entry: Entry) -> None:
-        """Its prompt, by some instance."""
-        view, num_known = self._choose(entry)
-        num_pending = max(entry.num_missing - num_known, int(LEAST_WORK * entry.num_missing), 1)
+    def _refused(self, state: RequestState) -> None:
+        """Real time takes the room that is pinned. So does a request of which the pool has some KV: it would wait for
+        the other pinned ones for ever."""
+        if not ((state.is_rt or state.num_cached) and self._requeuer.unpin_all()):
+            self._prefill_queue.refused(state)
+        self._requeuer.requeue(state)
+
+    def _compute(self, state: RequestState) -> None:
+        """The prompt goes to the instance that the policy chooses."""
+        view, num_known = self._choose(state)
+        num_pending = max(state.num_missing - num_known, int(LEAST_WORK * state.num_missing), 1)
         if isinstance(view, ColocatedView):
-            self._decode_side.offer(view.instance_id, [entry], is_batch=False)
+            self._offers.offer(view.instance_id, [state], is_batch=False)
         else:
-            self._life.enter(entry, State.PREFILLING, view.instance_id)
-            self._life.send(view.instance_id, Prefill([entry.work()]))
-        view.pending.put(entry.key, num_pending, entry.is_rt)
+            self._transitions.enter(state, Phase.PREFILLING, view.instance_id)
+            self._outbox.send(view.instance_id, Prefill([state.work()]))
+        view.pending.put(state.key, num_pending, state.is_rt)
 
-    def _choose(self, entry: Entry) -> tuple[PrefillView | ColocatedView, int]:
-        """And how much of the prompt it may have."""
-        views = self._life.fleet.prefills
-        names = beginnings.names(entry.request) if views[0].hello.limits.enable_prefix_caching else []
+    def _choose(self, state: RequestState) -> tuple[PrefillView | ColocatedView, int]:
+        """Returns the instance, and the number of the prompt's tokens whose KV it may have."""
+        views = self._cluster.prefills
+        hashes = block_hashes(state.request) if views[0].hello.limits.enable_prefix_caching else []
 
         def num_known(instance_id: InstanceId) -> int:
-            view = self._life.fleet.computing(instance_id)
-            # what the pool has comes from there
-            return view.prompts.beginnings.num_tokens(names) if view and not entry.num_cached else 0
+            view = self._cluster.computing(instance_id)
+            # a prompt of which the pool has KV takes it from there
+            return (
+                view.prompts.prefix_affinity.num_cached_tokens(hashes) if view and not state.num_cached else 0
+            )
 
-        chosen = self._life.policy.place(entry, views, lambda view: num_known(view.instance_id), self._life)
+        chosen = self._policy.place(state, views, lambda view: num_known(view.instance_id), self._island)
         view = next(view for view in views if view is chosen)
         found = view, num_known(view.instance_id)
-        view.prompts.beginnings.add(names)
+        view.prompts.prefix_affinity.add(hashes)
         return found
-
-    def _refused(self, entry: Entry) -> None:
-        """Real time takes what begun best-effort prompts hold; and one of those would wait for the others for ever."""
-        life = self._life
-        if not ((entry.is_rt or entry.num_cached) and life.give_way()):
-            life.queue.refused(entry)
-        life.requeue(entry)
-
-    def report(self, sender: InstanceId, report: PrefillReport) -> None:
-        life, view = self._life, self._life.fleet.prefill(sender)
-        if view is None:
-            raise RuntimeError(f"{sender} reports as a prefill instance, but is none that is up")
-        life.counters.of(sender).add_report(report)
-        view.num_free_blocks, view.pace = report.num_free_blocks, report.pace
-        life.news(sender, report.news)
-        for key, num_computed in report.progress:
-            if entry := life.at(key, sender, State.PREFILLING):
-                view.pending.put(key, max(entry.num_tokens - num_computed, 0), entry.is_rt)
-        for key, num_tokens in report.saved:
-            if entry := life.at(key, sender, State.PREFILLING):
-                entry.num_cached = num_tokens
-                life.requeue(entry)

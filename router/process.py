@@ -23,12 +23,12 @@ from alignedserve.types import Epoch, InstanceId
 
 @dataclass(frozen=True)
 class RouterProcessConfig:
-    # where it listens, and what those who connect have to know
+    # where it listens, and what processes that connect have to know
     address: RouterAddress
     router: RouterConfig
-    # the processes that should be there, and their roles
+    # the role of each process that should be there
     expected: dict[InstanceId, str] = field(default_factory=dict)
-    # directory for logs of events, one for each epoch; what requests say is in them
+    # the directory for event logs, one for each epoch; prompts and answers are in them
     event_log: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
@@ -39,7 +39,7 @@ class RouterProcess:
         self._config = config
 
     def run(self) -> None:
-        """Until it is told to stop. Raises OSError when somebody listens at its address."""
+        """Runs until it is told to stop. Raises OSError if another process listens at its address."""
         self._config.log.start("router")
         settle()
         with ExitStack() as files:

@@ -1,12 +1,17 @@
 """The router's core: events in, orders out. No I/O, no threads, no clock.
 
-`on` is the table of contents: take the event in, start prefills, give pooled requests to decode instances. What a
-request goes through is in life.py; the two directions are prefill.py and decode.py; deaths are recovery.py.
+`Router` composes owners of state and the parts that decide; `on` is the table of contents. Each kind of state has one
+owner, and each part is given the owners that it needs:
+
+    which requests there are         RequestTable, their phases: PhaseTransitions, counted in RequestCounts
+    which processes are up           ClusterState
+    requests that wait               PrefillQueue, DecodeQueue
+    what the pool will have to hold  PoolDemand
+    what is to be sent               Outbox, OutputCoalescing
+    what happened                    Counters
 """
 
 from __future__ import annotations
-
-from msgspec.structs import replace
 
 from alignedserve.protocol.messages import (
     Abort,
@@ -15,28 +20,44 @@ from alignedserve.protocol.messages import (
     DecodeReport,
     Failed,
     Gone,
-    MakeSpare,
     PrefillReport,
-    Rejected,
-    Request,
     Reserved,
     Submit,
+    Welcome,
 )
-from alignedserve.router.admission import refuse, refuse_slo, remark_on, with_possible_slo
-from alignedserve.router.clock import arrived_s, deadlines_of
+from alignedserve.router.clock import Clock
+from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.decode import DecodeSide
-from alignedserve.router.entry import Entry, State
+from alignedserve.router.counters import Counters
+from alignedserve.router.decode import DecodeDispatch
+from alignedserve.router.decode_queue import DecodeQueue
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
-from alignedserve.router.fleet import PrefillView
-from alignedserve.router.life import Life
+from alignedserve.router.eviction import Eviction
+from alignedserve.router.instance_views import PrefillView
+from alignedserve.router.island_view import IslandView
+from alignedserve.router.offers import Offers
 from alignedserve.router.orphans import Orphans
-from alignedserve.router.prefill import PrefillSide
+from alignedserve.router.outbox import Outbox
+from alignedserve.router.output_coalescing import OutputCoalescing
+from alignedserve.router.output_processor import OutputProcessor
+from alignedserve.router.pool_client import PoolClient
+from alignedserve.router.pool_demand import PoolDemand
+from alignedserve.router.pool_recovery import PoolRecovery
+from alignedserve.router.prefill import PrefillDispatch
+from alignedserve.router.prefill_queue import PrefillQueue
+from alignedserve.router.recaller import Recaller
 from alignedserve.router.recovery import Recovery
+from alignedserve.router.reports import InstanceReports
+from alignedserve.router.request_counts import RequestCounts
+from alignedserve.router.request_state import Phase
+from alignedserve.router.request_table import RequestTable
+from alignedserve.router.requeuer import Requeuer
+from alignedserve.router.staging import Staging
+from alignedserve.router.submissions import Submissions
+from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.forecast import Forecast
 from alignedserve.scheduling.policies import make_policy
-from alignedserve.types import Epoch, InstanceId, RequestKey
+from alignedserve.types import Epoch, InstanceId
 
 
 class Router:
@@ -44,17 +65,63 @@ class Router:
         self, config: RouterConfig, epoch: Epoch, scheduling: SchedulingConfig | None = None
     ) -> None:
         self.config = config
-        self.life = Life(config, make_policy(scheduling or SchedulingConfig()))
-        # by what they are about
-        self._remarks: dict[str, str] = {}
-        self._num_remarked = 0
-        self._orphans = Orphans(config.orphan_s)
-        self._decode = DecodeSide(self.life)
-        self._prefill = PrefillSide(self.life, self._decode)
-        self._recovery = Recovery(self.life, self._decode, self._orphans, epoch)
+        self.policy = make_policy(scheduling or SchedulingConfig()).router()
+        self.clock = Clock()
+        self.cluster = ClusterState()
+        self.requests = RequestTable()
+        self.counts = RequestCounts()
+        self.counters = Counters()
+        self.prefill_queue = PrefillQueue(self.policy)
+        self.decode_queue = DecodeQueue()
+        self.demand = PoolDemand(self.cluster)
+        self.island = IslandView(
+            self.clock, self.cluster, self.requests, self.prefill_queue, self.decode_queue, self.demand
+        )
+        self._orphans = Orphans(self.clock, config.orphan_s)
+        self._output = OutputCoalescing()
+        self._outbox = Outbox(self.cluster, self._output)
+        self._compose(epoch)
+
+    def _compose(self, epoch: Epoch) -> None:
+        """Gives each part the owners that it needs, and the parts that it uses."""
+        config, policy, island, clock = self.config, self.policy, self.island, self.clock
+        cluster, requests, counters, demand = self.cluster, self.requests, self.counters, self.demand
+        prefill_queue, decode_queue, orphans = self.prefill_queue, self.decode_queue, self._orphans
+        outbox, output = self._outbox, self._output
+        pool = PoolClient(cluster, prefill_queue, outbox, policy, island)
+        transitions = PhaseTransitions(
+            clock, cluster, self.counts, prefill_queue, decode_queue, demand, policy, island
+        )
+        requeuer = Requeuer(transitions, prefill_queue, demand, pool, policy, island)
+        recaller = Recaller(cluster, requests, transitions, requeuer, demand, pool, outbox, output, counters)
+        offers = Offers(clock, cluster, transitions, outbox)
+        staging = Staging(config.link, cluster, requests, transitions, recaller, outbox, offers)
+        eviction = Eviction(
+            clock, cluster, requests, transitions, requeuer, recaller, demand, pool, outbox, counters
+        )
+        output_processor = OutputProcessor(clock, cluster, requests, demand, output, recaller)
+        pool_recovery = PoolRecovery(
+            cluster, requests, prefill_queue, requeuer, recaller, eviction, orphans, pool, outbox, counters
+        )
+        self._prefill = PrefillDispatch(
+            cluster, requests, prefill_queue, transitions, requeuer, offers, pool, outbox, policy, island
+        )
+        self._decode = DecodeDispatch(cluster, decode_queue, staging, offers, pool, counters, policy, island)
+        self._reports = InstanceReports(
+            cluster, requests, transitions, requeuer, output_processor, staging, eviction, pool, counters
+        )
+        self._submissions = Submissions(
+            config, clock, cluster, requests, prefill_queue, requeuer, recaller, orphans, output, outbox
+        )
+        welcome = Welcome(epoch, config.silence_s)
+        self._recovery = Recovery(
+            welcome, cluster, requests, decode_queue, transitions, recaller, pool_recovery, outbox, counters
+        )
+        self._pool, self._recaller, self._eviction = pool, recaller, eviction
+        self._pool_recovery = pool_recovery
 
     def on(self, event: Event, now: float) -> list[Send]:
-        self.life.now = now
+        self.clock.now = now
         match event:
             case Connected():
                 self._recovery.connected(event.hello)
@@ -63,168 +130,69 @@ class Router:
             case Received():
                 self._received(event.sender, event.message)
             case Tick():
-                self.life.has_room_again()
-                self.life.release([key for key in self._orphans.take_expired(now) if self._is_unused(key)])
+                self._pool.retry_refused()
+                self._pool_recovery.release_expired_orphans()
         self._prefill.start()
+        self._eviction.retry()
         self._decode.assign()
-        return self.life.take_sends()
-
-    def _is_unused(self, key: RequestKey) -> bool:
-        """What the pool holds for an orphan may have become its request's room by now."""
-        entry = self.life.entries.get(key)
-        return entry is None or (entry.state is State.QUEUED and not entry.blocks)
-
-    @property
-    def num_queued(self) -> int:
-        return len(self.life.queue) + len(self.life.reserving)
-
-    @property
-    def num_queued_tokens(self) -> int:
-        """That wait to be computed."""
-        return self.life.queue.num_tokens + self.life.reserving.total
-
-    def _waiting_before(self, request: Request) -> tuple[int, int]:
-        """Requests and tokens. However much waits behind a request, it is no reason to refuse it."""
-        life, is_rt = self.life, request.tier == "rt"
-        num_queued, num_tokens = life.queue.before(is_rt)
-        lines = [each for each in (True, False) if life.policy.line(each) <= life.policy.line(is_rt)]
-        return (
-            num_queued + sum(map(life.reserving.count, lines)),
-            num_tokens + sum(map(life.reserving.sum, lines)),
-        )
-
-    @property
-    def is_idle(self) -> bool:
-        """Nobody waits for anything, and no time needs to pass."""
-        return not self.life.entries and not len(self._orphans)
-
-    def check_idle(self) -> None:
-        """Nothing is left of requests that ended. Raises with what is."""
-        life = self.life
-        holding = [
-            view.instance_id
-            for view in life.fleet.prefills
-            if view.pending or (isinstance(view, PrefillView) and view.staging)
-        ]
-        holding += [
-            view.instance_id for view in life.fleet.decodes if view.batch or view.near or view.running
-        ]
-        left = (len(life.entries), len(life.pooled), self.num_queued, len(self._orphans))
-        if any(left) or holding:
-            raise RuntimeError(
-                "idle, but left are {} requests, {} pooled, {} queued, {} orphans".format(*left)
-                + (f", and some at {', '.join(holding)}" if holding else "")
-            )
+        return self._outbox.take(now)
 
     def _received(self, sender: InstanceId, message: AnyMessage) -> None:
         match message:
             case Submit():
-                self._submit(sender, message)
+                self._submissions.submit(sender, message)
             case Abort(key=key):
-                entry = self.life.entries.get(key)
-                if entry and entry.gateway == sender and not entry.is_over:
-                    self.life.telling.tell_story(entry)
-                    self.life.end(entry)
+                self._submissions.abort(sender, key)
             case Reserved():
                 self._reserved(message)
             case Candidates():
                 self._decode.candidates(message)
             case PrefillReport():
-                self._prefill.report(sender, message)
-                self._decode.staged(sender, message.staged)
+                self._reports.prefill(sender, message)
             case DecodeReport():
-                self._decode.report(sender, message)
+                self._reports.decode(sender, message)
             case Gone(keys=keys):
-                for entry in filter(None, map(self.life.entries.get, keys)):
-                    self.life.gone(entry, sender)
+                for state in filter(None, map(self.requests.get, keys)):
+                    self._recaller.confirm(state, sender)
+            case Failed(what="evict", key=key):
+                self._eviction.failed(sender, key)
             case Failed():
-                self._failed(sender, message)
+                self._recovery.failed(sender, message)
             case _:
                 raise ValueError(f"{sender} sent a {type(message).__name__}, which is not for the router")
 
-    def _submit(self, gateway: InstanceId, submit: Submit) -> None:
-        life, request = self.life, submit.request
-        known = life.entries.get(request.key)
-        if known is None:
-            self._take(gateway, submit)
-        elif known.is_over:
-            life.send(
-                gateway, Rejected(request.key, "duplicate", "a request with this key is about to leave")
-            )
-        else:
-            known.gateway = gateway
-            life.telling.tell_again(known, num_known=len(submit.delivered))
-
-    def _take(self, gateway: InstanceId, submit: Submit) -> None:
-        life, request = self.life, submit.request
-        refusal = refuse(request, life.fleet, *self._waiting_before(request), self.config)
-        if not refusal and not submit.delivered:
-            refusal = refuse_slo(request, life.fleet)
-        if refusal:
-            life.send(gateway, Rejected(request.key, *refusal))
-            return
-        submit = self._with_possible_slo(submit)
-        forecast = Forecast(submit.predicted_len)
-        forecast.advance(len(submit.delivered), life.now)
-        entry = Entry(
-            submit.request,
-            gateway,
-            State.QUEUED,
-            life.now,
-            output=list(submit.delivered),
-            forecast=forecast,
-            arrived_s=arrived_s(submit, life.now),
-            deadlines=deadlines_of(submit, life.now),
-        )
-        life.entries[entry.key] = entry
-        if stored := self._orphans.claim(entry.key):
-            entry.blocks = stored.blocks
-            entry.num_cached = min(stored.num_tokens, entry.num_tokens - 1)
-        # even if all of it is there: room that was asked for just before may be made of it
-        life.wait(entry)
-
-    def _with_possible_slo(self, submit: Submit) -> Submit:
-        possible = with_possible_slo(submit.request, self.life.fleet)
-        for name, remark in remark_on(submit.request, possible):
-            self._remarks.setdefault(name, remark)
-        return replace(submit, request=possible)
-
-    def take_remarks(self) -> list[str]:
-        """For the log; each is made once."""
-        remarks = list(self._remarks.values())[self._num_remarked :]
-        self._num_remarked += len(remarks)
-        return remarks
-
     def _reserved(self, reserved: Reserved) -> None:
         for key in reserved.dropped:
-            self._orphans.drop(key)
-            if spare := self.life.entries.get(key):
-                self._dropped(spare)
-        entry = self.life.entries.get(reserved.key)
-        if entry and entry.state is State.RESERVING:
-            self._prefill.reserved(entry, reserved)
-        elif entry and entry.state is State.MAKING_ROOM:
-            self._decode.made_room(entry, reserved)
+            self._pool_recovery.dropped(key)
+        state = self.requests.get(reserved.key)
+        if state and state.phase is Phase.RESERVING:
+            self._prefill.reserved(state, reserved)
+        elif state and state.phase is Phase.MAKING_ROOM:
+            self._eviction.reserved(state, reserved)
 
-    def _dropped(self, entry: Entry) -> None:
-        """The pool has nothing of it any more."""
-        entry.num_cached, entry.blocks = 0, []
-        self.life.held.pop(entry.key, None)
-        if entry.state is State.POOLED:
-            self.life.requeue(entry)
-        elif entry.state is State.RESERVING:
-            self.life.reserving.put(entry.key, entry.num_missing, entry.is_rt)
+    def take_remarks(self) -> list[str]:
+        """Returns sentences for the log, each once."""
+        return self._submissions.take_remarks()
 
-    def _failed(self, sender: InstanceId, failed: Failed) -> None:
-        if failed.what == "evict":
-            if entry := self.life.at(failed.key, sender, State.EVICTING):
-                self.life.enter(entry, State.RUNNING, sender)
-                # the room that was made for it is others' until it is asked for again
-                self.life.send_pool(MakeSpare([entry.key]))
-            return
-        entry = self.life.at(failed.key, sender, State.PREFILLING, State.STAGED, State.OFFERED)
-        if entry is None:
-            return
-        if failed.what == "load":
-            entry.num_cached = 0
-        self.life.recall(entry, gone_from=sender)
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits for anything, and no time needs to pass."""
+        return not len(self.requests) and not len(self._orphans)
+
+    def check_idle(self) -> None:
+        """Raises RuntimeError, and says what it is, if anything is left of requests that ended."""
+        holding = [
+            view.instance_id
+            for view in self.cluster.prefills
+            if view.pending or (isinstance(view, PrefillView) and view.staging)
+        ]
+        holding += [
+            view.instance_id for view in self.cluster.decodes if view.batch or view.near or view.running
+        ]
+        num_queued = len(self.prefill_queue) + len(self.prefill_queue.reserving)
+        left = (len(self.requests), len(self.decode_queue), num_queued, len(self._orphans))
+        if any(left) or holding:
+            raise RuntimeError(
+                "idle, but left are {} requests, {} pooled, {} queued, {} orphans".format(*left)
+                + (f", and some at {', '.join(holding)}" if holding else "")
+            )

@@ -1,6 +1,6 @@
 """The asyncio shell around the pure core: connections become events, orders go out on connections.
 
-What is about processes rather than requests (who is there, stop) is answered here and never gets to the core.
+Messages about processes rather than requests (which are there, stop) are answered here and never get to the core.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
 
-# Nothing in the core waits for less.
+# The core hears of the time each so many seconds: nothing in it waits for less.
 TICK_S = 0.1
 
-# of no island, and connected to each
+# processes that belong to no island and connect to each
 OUTSIDE = {GATEWAY: "gateway", LAUNCHER: "launcher"}
 
-# Whatever else comes from one of these roles closes its connection.
+# What each role may send. Any other message closes the connection.
 _MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
     "kvpool": (Reserved, Candidates, PoolUse),
     "prefill": (PrefillReport, Gone, Failed),
@@ -68,8 +68,8 @@ class RouterServer:
         expected: dict[InstanceId, str] | None = None,
         event_log: EventLog | None = None,
     ) -> None:
-        """`expected`: the processes that should be there, and their roles. Nobody else may connect but the gateway and
-        the launcher."""
+        """`expected`: the role of each process that should be there. Beside them, only the gateway and the launcher may
+        connect."""
         self._router = router
         self._me = Hello("router", InstanceId("router"), epoch, os.getpid(), {}, InstanceLimits())
         self._expected = expected or {}
@@ -80,12 +80,12 @@ class RouterServer:
         self._over: asyncio.Future[None] | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """The port. Raises OSError when it is taken."""
+        """Returns the port. Raises OSError if it is taken."""
         self._over = asyncio.get_running_loop().create_future()
         return await self._hub.listen(host, port)
 
     async def listen_at(self, address: RouterAddress) -> None:
-        """Raises OSError when somebody listens there."""
+        """Raises OSError if another process listens there."""
         if address.path is None:
             await self.listen(address.host, address.port)
             return
@@ -93,7 +93,7 @@ class RouterServer:
         await self._hub.listen_unix(address.path)
 
     async def run(self) -> None:
-        """Until a launcher, or `stop`, says so. Raises what the core raises: its state is not to be trusted then."""
+        """Runs until a launcher, or `stop`, says so. Raises what the core raises: its state can't be trusted then."""
         assert self._over, "listen first"
         tasks = [
             asyncio.create_task(self._tick()),
@@ -107,7 +107,7 @@ class RouterServer:
             self._hub.close()
 
     def stop(self) -> None:
-        """Tells everyone to stop, and makes `run` return. Safe to repeat."""
+        """Tells all processes to stop, and makes `run` return. It is safe to repeat this."""
         for hello in self._hub:
             self._hub.send(hello.instance_id, Stop())
         if self._over and not self._over.done():

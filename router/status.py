@@ -1,4 +1,4 @@
-"""What the router says of the island when asked: every process, and how many requests are in which state."""
+"""What the router says of the island when asked: every process, and how many requests are in which phase."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def describe(
     pool_use: PoolUse | None,
     ticket: int,
 ) -> Cluster:
-    """`expected`: instance id -> role of those that should be there."""
-    census = router.life.census
+    """`expected`: the role of each process that should be there. `pool_use`: what the pool has said of its blocks."""
+    counts = router.counts
     present = [me, *(hello for hello in connected if hello.role != "launcher")]
     parts = [_part(router, hello, pool_use) for hello in present]
     here = {hello.instance_id for hello in present}
@@ -29,18 +29,18 @@ def describe(
     return Cluster(
         ticket,
         sorted(parts, key=_order),
-        requests=census.requests,
-        tiers=census.tiers,
-        recoveries=dict(router.life.counters.recoveries),
-        sharing=_prefix_cache(router),
+        requests=counts.by_phase,
+        tiers=counts.by_tier,
+        recoveries=dict(router.counters.recoveries),
+        sharing=_sharing(router),
     )
 
 
-def _prefix_cache(router: Router) -> dict[str, int]:
-    counters = router.life.counters
+def _sharing(router: Router) -> dict[str, int]:
+    counters = router.counters
     return {
-        "demoted": router.life.queue.num_demotions,
-        "express": counters.num_express,
+        "demoted": router.prefill_queue.num_demotions,
+        "express": counters.num_fast_path,
         "evicted_for_rt": counters.num_evicted_for_rt,
         "recomputed": counters.num_recomputed,
     }
@@ -56,15 +56,15 @@ def _part(router: Router, hello: Hello, pool_use: PoolUse | None) -> Part:
         state=UP,
         num_blocks=hello.limits.num_blocks,
         num_free_blocks=_num_free_blocks(router, hello, pool_use),
-        requests=router.life.census.at(name),
+        requests=router.counts.at_instance(name),
         stats=_stats(router, name, hello.limits.block_bytes),
     )
 
 
 def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceStats:
-    """Also of an instance that is down: what was counted does not shrink."""
-    life = router.life
-    counted, prefill, decode = life.counters.of(name), life.fleet.prefill(name), life.fleet.decode(name)
+    """An instance that is down has them too: what was counted does not shrink."""
+    cluster, counted = router.cluster, router.counters.of(name)
+    prefill, decode = cluster.prefill(name), cluster.decode(name)
     report = decode.report if decode else None
     return InstanceStats(
         num_preemptions=counted.num_preemptions,
@@ -85,8 +85,8 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
 def _num_free_blocks(router: Router, hello: Hello, pool_use: PoolUse | None) -> int:
     if hello.role == "kvpool":
         return pool_use.num_free_blocks if pool_use else hello.limits.num_blocks
-    fleet = router.life.fleet
-    view = fleet.prefill(hello.instance_id) or fleet.decode(hello.instance_id)
+    cluster = router.cluster
+    view = cluster.prefill(hello.instance_id) or cluster.decode(hello.instance_id)
     return view.num_free_blocks if view else 0
 
 

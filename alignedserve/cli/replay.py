@@ -14,12 +14,12 @@ def command(log: Path) -> None:
     """Tell a new router what LOG says that one was told, and compare its orders.
 
     LOG is a file of `alignedserve serve --event-log DIR`. Exit status 1: the orders differ."""
-    from alignedserve.router.differences import compare, described
+    from alignedserve.router.replay_diff import compare, format_divergence
 
     found = compare(log)
-    if found.difference:
+    if found.divergence:
         click.echo(f"{found.num_events - 1} events, the same orders; then another: - then, + now")
-        for line in described(found.difference):
+        for line in format_divergence(found.divergence):
             click.echo(line)
         sys.exit(1)
     click.echo(f"{found.num_events} events, the same orders")

@@ -14,7 +14,7 @@ from alignedserve.types import InstanceId, RequestKey
 
 
 class RoutedRequest(Protocol):
-    """See `router/entry.py` for more about each field."""
+    """The fields are explained at `router/request_state.py`."""
 
     @property
     def key(self) -> RequestKey: ...
@@ -30,7 +30,7 @@ class RoutedRequest(Protocol):
 
     @property
     def since_s(self) -> float:
-        """When it came into its state."""
+        """Seconds on the router's clock at which it entered its phase."""
 
     @property
     def num_tokens(self) -> int:
@@ -88,8 +88,8 @@ class Room(NamedTuple):
         return self.num_tokens > 0 and self.num_requests > 0
 
 
-class Queue(Protocol):
-    """Requests that wait for prefill, in one or several lines."""
+class PrefillQueue(Protocol):
+    """Requests that wait for prefill, in one line or several."""
 
     def is_empty(self, line: int) -> bool: ...
 
@@ -102,7 +102,7 @@ class Queue(Protocol):
         """Takes the request out of its line: it is started."""
 
 
-class Pooled(Protocol):
+class DecodeQueue(Protocol):
     """Requests that wait in the pool for a decode instance."""
 
     @property
@@ -164,7 +164,7 @@ class Search(Protocol):
 
 
 class DecodeView(Protocol):
-    """See `router/fleet.py` for more about each field."""
+    """The fields are explained at `router/instance_views.py`."""
 
     @property
     def instance_id(self) -> InstanceId: ...
@@ -210,10 +210,10 @@ class DecodeView(Protocol):
     def num_blocks(self) -> int: ...
 
     @property
-    def num_unspoken_blocks(self) -> int: ...
+    def num_available_blocks(self) -> int: ...
 
     @property
-    def num_unspoken_slots(self) -> int: ...
+    def num_available_slots(self) -> int: ...
 
     @property
     def num_blocks_for_rt(self) -> int: ...
@@ -225,7 +225,7 @@ class DecodeView(Protocol):
     def num_rt(self) -> int: ...
 
 
-class Fleet(Protocol):
+class ClusterState(Protocol):
     @property
     def prefills(self) -> Sequence[PrefillView]: ...
 
@@ -250,21 +250,21 @@ class Island(Protocol):
     def now(self) -> float: ...
 
     @property
-    def fleet(self) -> Fleet: ...
+    def cluster(self) -> ClusterState: ...
 
     @property
-    def queue(self) -> Queue: ...
+    def prefill_queue(self) -> PrefillQueue: ...
 
     @property
-    def pooled(self) -> Pooled: ...
+    def decode_queue(self) -> DecodeQueue: ...
 
     @property
     def reserving(self) -> Work:
-        """The work of requests that were started and wait for blocks of the pool."""
+        """Tokens to compute of requests that were started, and wait for blocks of the pool."""
 
     @property
-    def held(self) -> Collection[RequestKey]:
-        """Best-effort prompts which were begun and wait with what the pool has of them."""
+    def pinned(self) -> Collection[RequestKey]:
+        """Best-effort requests that wait for prefill, and whose KV in the pool is not for others to take."""
 
     @property
     def num_be(self) -> int:

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
 
-from alignedserve.scheduling.island import Assign, Fleet, Island, Pooled, Room, RoutedRequest
+from alignedserve.scheduling.island import Assign, ClusterState, DecodeQueue, Island, Room, RoutedRequest
 from alignedserve.types import InstanceId
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
-def window(fleet: Fleet, num_iterations: float) -> Room:
-    """The work of so many iterations of all prefill instances. However short prompts are, it has at most as many
-    requests as the instances run at once."""
-    limits = [view.hello.limits for view in fleet.prefills]
+def window(cluster: ClusterState, num_iterations: float) -> Room:
+    """So many iterations of all prefill instances. However short prompts are, there are not more in them than instances
+    run at once."""
+    limits = [view.hello.limits for view in cluster.prefills]
     return Room(
         int(num_iterations * sum(each.max_num_batched_tokens for each in limits)),
         math.ceil(num_iterations * sum(each.max_num_seqs for each in limits)),
@@ -23,14 +23,14 @@ def window(fleet: Fleet, num_iterations: float) -> Room:
 
 
 def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
-    """The numbers of tokens and requests that were started and are not computed."""
-    works = [island.reserving, *(view.pending for view in island.fleet.prefills)]
+    """Tokens and requests that were started and are not computed."""
+    works = [island.reserving, *(view.pending for view in island.cluster.prefills)]
     return sum(each.sum(is_rt) for each in works), sum(each.count(is_rt) for each in works)
 
 
 def room_left(island: Island, num_iterations: float) -> Room:
-    """What is left of a window of work for both classes."""
-    return window(island.fleet, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
+    """In a window of work for all."""
+    return window(island.cluster, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
 
 
 def _always(_: RoutedRequest) -> bool:
@@ -40,8 +40,8 @@ def _always(_: RoutedRequest) -> bool:
 def start_line(
     island: Island, line: int, room: Room, may_start: Callable[[RoutedRequest], bool] = _always
 ) -> Generator[RoutedRequest, None, Room]:
-    """Starts requests in order, until there is no room left or one may not start. Returns what is left of the room."""
-    queue = island.queue
+    """In order, until there is no room left, or one may not. Returns what is left of the room."""
+    queue = island.prefill_queue
     while (
         room.is_there
         and not queue.is_refused(line)
@@ -56,32 +56,30 @@ def start_line(
 
 
 def has_evicted(island: Island) -> bool:
-    """Whether evicted requests wait to come back to colocated instances: they go before prompts that would take their
-    place."""
-    return island.fleet.is_colocated and len(island.pooled) > 0
+    """Some wait to come back to colocated instances: they go before prompts that would take what they wait for."""
+    return island.cluster.is_colocated and len(island.decode_queue) > 0
 
 
 # ---- pooled requests -------------------------------------------------------------------------------------------------
 
 
 def patience_s(island: Island, starvation_s: float) -> float:
-    """How many seconds a pooled request may wait to be admitted. If there are more of them than decode instances can
-    hold, all wait long, whatever the order: only beyond that time does one starve."""
-    capacity = sum(view.num_blocks * view.hello.limits.block_size for view in island.fleet.decodes)
-    num_fills = island.pooled.num_tokens / capacity if capacity else 0.0
+    """A pooled request should be admitted after so long. With more of them than decode instances can hold, all wait
+    long, whatever the order: only beyond that does somebody starve."""
+    capacity = sum(view.num_blocks * view.hello.limits.block_size for view in island.cluster.decodes)
+    num_fills = island.decode_queue.num_tokens / capacity if capacity else 0.0
     return starvation_s * (1.0 + num_fills)
 
 
-def real_time_first(pooled: Pooled) -> Iterator[RoutedRequest]:
+def real_time_first(pooled: DecodeQueue) -> Iterator[RoutedRequest]:
     return chain(pooled.real_time, (request for request in pooled if not request.is_rt))
 
 
-def assign_in_order(requests: Iterable[RoutedRequest], fleet: Fleet) -> list[Assign]:
-    """Assigns each request to the emptiest decode instance, as soon as it fits there. No request overtakes an earlier
-    one."""
-    decodes = fleet.decodes
-    blocks = {view.instance_id: view.num_unspoken_blocks for view in decodes}
-    slots = {view.instance_id: view.num_unspoken_slots for view in decodes}
+def assign_in_order(requests: Iterable[RoutedRequest], cluster: ClusterState) -> list[Assign]:
+    """Each to the emptiest decode instance, as soon as it fits there. Nobody is overtaken by one that comes later."""
+    decodes = cluster.decodes
+    blocks = {view.instance_id: view.num_available_blocks for view in decodes}
+    slots = {view.instance_id: view.num_available_slots for view in decodes}
     block_size = max((view.hello.limits.block_size for view in decodes), default=1)
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
     for request in requests:

@@ -20,8 +20,8 @@ from alignedserve.protocol.messages import (
     Submit,
 )
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.entry import Entry
 from alignedserve.router.events import Closed, Connected, Received, Tick
+from alignedserve.router.request_state import RequestState
 from alignedserve.router.router import Router
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
@@ -115,8 +115,8 @@ class Script:
         assert [name for name, _ in found] == [to], found
         return found[0][1]
 
-    def entry(self, key: int = 1) -> Entry:
-        return self.router.life.entries[RequestKey(key)]
+    def state(self, key: int = 1) -> RequestState:
+        return self.router.requests[RequestKey(key)]
 
     # ---- a request's way, in steps ----
 
@@ -127,11 +127,11 @@ class Script:
         self.say(POOL, Reserved(RequestKey(key), [PoolBlockId(block) for block in blocks or [10, 11]]))
 
     def first_token(self, key: int = 1, token: int = 50, sender: str = PREFILL, **news: Any) -> None:
-        first = len(self.entry(key).output)
+        first = len(self.state(key).output)
         self.say(sender, prefill_report(news=[NewTokens(RequestKey(key), first, [token], **news)]))
 
     def saved(self, key: int = 1, sender: str = PREFILL) -> None:
-        num_tokens = self.entry(key).num_tokens - 1
+        num_tokens = self.state(key).num_tokens - 1
         self.say(sender, prefill_report(saved=[(RequestKey(key), num_tokens)]))
 
     def pooled(self, key: int = 1, **options: Any) -> None:
@@ -156,7 +156,7 @@ class Script:
     def token(
         self, key: int = 1, token: int = 60, wants_evicted: list[RequestKey] | None = None, **news: Any
     ) -> None:
-        first = len(self.entry(key).output)
+        first = len(self.state(key).output)
         self.decode(
             news=[NewTokens(RequestKey(key), first, [token], **news)], wants_evicted=wants_evicted or []
         )

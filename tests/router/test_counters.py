@@ -22,7 +22,7 @@ from tests.router.script import (
 
 
 def asked(script: Script) -> Cluster:
-    connected = [process.hello for process in script.router.life.fleet]
+    connected = [process.hello for process in script.router.cluster]
     expected = {PREFILL: "prefill", DECODE: "decode", POOL: "kvpool"}
     return describe(script.router, hello("router"), connected, expected, None, ticket=1)
 
@@ -129,7 +129,7 @@ def test_requests_are_counted_by_tier() -> None:
     assert asked(script).tiers == {"rt": {"running": 1}}
 
 
-def test_the_first_token_and_the_last_bring_the_story() -> None:
+def test_the_first_token_and_the_last_bring_the_timeline() -> None:
     script = Script()
     script.submit()
     script.tick(1.0)

@@ -18,7 +18,7 @@ from alignedserve.protocol.messages import (
     Tokens,
     UsePool,
 )
-from alignedserve.router.entry import State
+from alignedserve.router.request_state import Phase
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, request
 
@@ -56,7 +56,7 @@ def test_what_was_only_offered_goes_back_to_the_candidates() -> None:
     script.take()
     script.close(DECODE)
     commit = script.take_one(Commit, POOL)
-    assert commit.is_candidate and script.entry().state is State.POOLED
+    assert commit.is_candidate and script.state().phase is Phase.POOLED
     script.connect(DECODE, epoch=2)
     script.chosen(1)
     assert (DECODE, Offer) in [(to, type(message)) for to, message in script.take()]
@@ -70,7 +70,7 @@ def test_a_prefill_instance_dies(was: str) -> None:
     if was == "sampled":
         script.first_token()
     script.close(PREFILL)
-    assert script.entry().state is State.QUEUED
+    assert script.state().phase is Phase.QUEUED
     script.take()
     script.connect(PREFILL, epoch=2)
     assert Reserve in [type(message) for _, message in script.take()]
@@ -97,7 +97,7 @@ def test_the_stager_dies_with_its_copies() -> None:
     script.pooled()
     script.chosen(1)
     script.close(PREFILL)
-    assert script.entry().state is State.POOLED
+    assert script.state().phase is Phase.POOLED
     script.say(GATEWAY, Abort(ONE))
     script.router.check_idle()
 
@@ -131,7 +131,7 @@ def test_the_pool_comes_back_with_its_segment() -> None:
     script.submit(3)
     script.take()
     script.close(POOL)
-    assert script.entry(3).state is State.QUEUED
+    assert script.state(3).phase is Phase.QUEUED
     inventory = [
         Stored(ONE, BLOCKS, 6),
         Stored(RequestKey(2), [PoolBlockId(20), PoolBlockId(21)], 6),
@@ -159,7 +159,7 @@ def test_the_pool_comes_back_without_anything() -> None:
     script.connect(POOL, epoch=2, segment="new")
     sent = script.take()
     assert [to for to, message in sent if isinstance(message, UsePool)] == [PREFILL, DECODE]
-    assert script.entry(1).state is State.RUNNING and script.entry(1).num_cached == 0
+    assert script.state(1).phase is Phase.RUNNING and script.state(1).num_cached == 0
     assert (PREFILL, Abort(RequestKey(3))) in sent
     assert [message.key for _, message in sent if isinstance(message, Reserve)] == [2]
     script.gone(PREFILL, 3)
@@ -174,7 +174,7 @@ def test_a_new_router_adopts_what_the_pool_has() -> None:
     script.connect(DECODE)
     inventory = [Stored(ONE, BLOCKS, 6), Stored(RequestKey(2), [PoolBlockId(20)], 6)]
     script.connect(POOL, inventory=inventory)
-    assert script.entry().state is State.POOLED
+    assert script.state().phase is Phase.POOLED
     script.say(GATEWAY, Submit(request(2), delivered=[]))
     script.reserve(2, [20, 21])
     work = [message.works[0] for _, message in script.take() if isinstance(message, Prefill)]
@@ -211,7 +211,7 @@ def test_a_new_router_goes_on_with_what_the_pool_still_has_when_it_is_asked() ->
     assert script.take_one(Reserve, POOL) == Reserve(ONE, 7)
     script.reserve(1)
     assert (POOL, Commit) in [(to, type(message)) for to, message in script.take()]
-    assert script.entry().state is State.POOLED and script.entry().num_cached == 6
+    assert script.state().phase is Phase.POOLED and script.state().num_cached == 6
 
 
 def test_a_prompt_is_computed_again_whose_logprobs_may_have_been_lost() -> None:
@@ -224,7 +224,7 @@ def test_a_prompt_is_computed_again_whose_logprobs_may_have_been_lost() -> None:
         wanted = request()
         wanted.params.prompt_logprobs = 0
         script.say(GATEWAY, Submit(wanted, delivered=delivered))
-        assert script.entry().num_cached == num_cached
+        assert script.state().num_cached == num_cached
         sent = script.take()
         assert ((POOL, Release([ONE])) in sent) == (num_cached == 0)
 
@@ -236,7 +236,7 @@ def test_a_new_router_adopts_nothing_that_the_pool_has_given_away_meanwhile() ->
     script.connect(POOL, inventory=[Stored(ONE, BLOCKS, num_tokens=7)])
     script.say(POOL, Reserved(RequestKey(2), None, dropped=[ONE]))
     script.say(GATEWAY, Submit(request(1), delivered=[50, 60]))
-    assert script.entry().num_cached == 0 and not script.entry().blocks
+    assert script.state().num_cached == 0 and not script.state().blocks
 
 
 def test_messages_of_the_dead_are_ignored() -> None:

@@ -1,4 +1,4 @@
-"""Who hangs is killed if it has the pool's memory mapped, and left alone if not."""
+"""A process which hangs is killed if it has the pool's memory mapped, and left alone if not."""
 
 from __future__ import annotations
 

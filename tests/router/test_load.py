@@ -96,15 +96,15 @@ def test_an_event_starts_only_so_many_and_the_next_one_goes_on() -> None:
 
 def counted(router: Router, names: list[InstanceId]) -> tuple[dict[str, Any], ...]:
     """Plainly: all of them are looked at."""
-    entries = [entry for entry in router.life.entries.values() if not entry.is_over]
+    states = [state for state in router.requests if not state.is_finished]
     tiers: dict[str, Counter[str]] = {}
-    for entry in entries:
-        tiers.setdefault(entry.request.tier, Counter())[entry.state.value] += 1
+    for state in states:
+        tiers.setdefault(state.request.tier, Counter())[state.phase.value] += 1
     places = {
-        name: Counter(each.state.value for each in entries if name in (each.place, each.staged_at))
+        name: Counter(each.phase.value for each in states if name in (each.instance_id, each.staged_at))
         for name in names
     }
-    return dict(Counter(entry.state.value for entry in entries)), tiers, places
+    return dict(Counter(state.phase.value for state in states)), tiers, places
 
 
 @pytest.mark.parametrize("link", ["host", "gloo"])
@@ -119,8 +119,8 @@ def test_counts_are_those_of_all_requests_after_each_event(link: str) -> None:
     def compare(now: float, event: Event, sends: list[Send]) -> None:
         core = island.router.core
         assert core
-        fleet = [process.hello for process in core.life.fleet]
-        found = describe(core, me, fleet, {}, None, 1)
+        cluster = [process.hello for process in core.cluster]
+        found = describe(core, me, cluster, {}, None, 1)
         places = {part.instance_id: part.requests for part in found.parts if part.instance_id != "router"}
         assert (found.requests, found.tiers, places) == counted(core, [*places])
         seen.update(found.requests)
@@ -133,5 +133,5 @@ def test_counts_are_those_of_all_requests_after_each_event(link: str) -> None:
         process.kill()
         process.start()
     assert island.run_until_done(40, 300.0)
-    states = {"queued", "reserving", "prefilling", "pooled", "offered", "running"}
-    assert seen.keys() >= states | ({"staged"} if link == "gloo" else set())
+    phases = {"queued", "reserving", "prefilling", "pooled", "offered", "running"}
+    assert seen.keys() >= phases | ({"staged"} if link == "gloo" else set())

@@ -33,9 +33,9 @@ from alignedserve.protocol.messages import (
     Welcome,
 )
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.differences import compare
 from alignedserve.router.eventlog import EventLog, replay
 from alignedserve.router.events import Send
+from alignedserve.router.replay_diff import compare
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
 from alignedserve.sampling_params import SamplingParams
@@ -265,4 +265,4 @@ def test_the_event_log_replays_to_the_same_orders(tmp_path: Path) -> None:
     assert orders
     assert [send for _, _, sends in replay(tmp_path / "log") for send in sends] == orders
     compared = compare(tmp_path / "log")
-    assert compared.num_events > 3 and not compared.difference and not compared.num_unanswered
+    assert compared.num_events > 3 and not compared.divergence and not compared.num_unanswered

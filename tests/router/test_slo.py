@@ -46,13 +46,13 @@ def test_what_is_impossible_is_refused_with_what_is_possible(
 def test_what_is_just_possible_is_taken() -> None:
     script = profiled()
     script.say(GATEWAY, Submit(asking(1.01 * TTFT_S, 1.01 * TBT_S)))
-    assert script.entry().deadlines.tbt_s == 1.01 * TBT_S
+    assert script.state().deadlines.tbt_s == 1.01 * TBT_S
 
 
 def test_a_default_is_raised_and_that_is_said_once() -> None:
     script = profiled()
     script.say(GATEWAY, Submit(asking(0.5 * TTFT_S, 1.0, ["ttft_s", "tbt_s"])))
-    deadlines = script.entry().deadlines
+    deadlines = script.state().deadlines
     assert deadlines.first_due_s == pytest.approx(DEFAULT_SLACK * TTFT_S) and deadlines.tbt_s == 1.0
     (remark,) = script.router.take_remarks()
     assert "default objective ttft_s" in remark
@@ -66,7 +66,7 @@ def test_a_default_is_raised_and_that_is_said_once() -> None:
 def test_nothing_is_refused_that_nobody_has_measured_or_that_has_begun() -> None:
     script = Script()
     script.say(GATEWAY, Submit(asking(1e-6, 1e-6)))
-    assert script.entry().deadlines.tbt_s == 1e-6
+    assert script.state().deadlines.tbt_s == 1e-6
     script = profiled()
     script.say(GATEWAY, Submit(asking(1e-6, 1e-6), delivered=[50]))
-    assert script.entry().output == [50]
+    assert script.state().output == [50]

@@ -27,8 +27,8 @@ from alignedserve.protocol.messages import (
     UsePool,
     Welcome,
 )
-from alignedserve.router.entry import State
 from alignedserve.router.events import Connected
+from alignedserve.router.request_state import Phase
 from alignedserve.types import RequestKey
 from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, hello, prefill_report, request
 
@@ -105,7 +105,7 @@ def test_nobody_aborts_what_is_anothers() -> None:
     script.connect("gateway-1")
     script.running()
     script.say("gateway-1", Abort(ONE))
-    assert script.entry().state is State.RUNNING
+    assert script.state().phase is Phase.RUNNING
 
 
 def test_too_long_full_and_duplicate_are_refused() -> None:
@@ -179,7 +179,7 @@ def test_an_eviction_that_failed_leaves_it_running() -> None:
     script.reserve(blocks=[10, 11, 12, 13])
     script.take()
     script.say(DECODE, Failed(ONE, "evict", "no"))
-    assert script.entry().state is State.RUNNING
+    assert script.state().phase is Phase.RUNNING
     assert script.take_one(MakeSpare, POOL).keys == [ONE], "nobody needs the room that was made"
 
 
@@ -206,7 +206,7 @@ def test_an_eviction_without_room_is_asked_for_again_and_loses_nothing() -> None
     script.tick(0.1)
     script.reserve(blocks=[10, 11, 12, 13])
     assert [type(message) for to, message in script.take() if to == DECODE] == [Evict]
-    assert script.router.life.counters.of(DECODE).num_preemptions == 1
+    assert script.router.counters.of(DECODE).num_preemptions == 1
 
 
 def test_an_eviction_that_is_not_wanted_any_more_is_forgotten() -> None:
@@ -214,7 +214,7 @@ def test_an_eviction_that_is_not_wanted_any_more_is_forgotten() -> None:
     without_room(script)
     script.decode()
     assert script.take_one(MakeSpare, POOL).keys == [ONE]
-    assert script.entry().state is State.RUNNING
+    assert script.state().phase is Phase.RUNNING
     script.tick(5.0)
     assert not script.take()
 
@@ -227,7 +227,7 @@ def test_a_victim_without_room_is_recomputed_when_nothing_moves_any_more() -> No
     script.say(POOL, Reserved(ONE, None))
     script.tick(0.2)
     assert script.take_one(Abort, DECODE).key == ONE
-    assert script.router.life.counters.num_recomputed == 1
+    assert script.router.counters.num_recomputed == 1
     script.gone(DECODE)
     assert script.take_one(Reserve, POOL).key == ONE
     script.reserve()
@@ -343,7 +343,7 @@ def test_patience_grows_with_what_waits() -> None:
     (commit,) = [message for _, message in script.take() if isinstance(message, Commit)]
     assert commit.due_s == pytest.approx(1.0 + 107 / 400)
     script.chosen(1, 2)
-    assert script.router.life.pooled.num_tokens == 0
+    assert script.router.decode_queue.num_tokens == 0
 
 
 def test_fcfs_offers_at_once_what_fits() -> None:
@@ -393,35 +393,40 @@ def test_an_offer_says_where_to_pull_from() -> None:
     assert (offer.source, offer.address) == (PREFILL, "127.0.0.1:9")
 
 
+def num_queued_tokens(script: Script) -> int:
+    """Tokens of all classes."""
+    return script.router.prefill_queue.waiting_before(is_rt=False)[1]
+
+
 def test_so_many_tokens_wait_and_no_more() -> None:
     script = Script(max_num_queued_tokens=40)
     # one alone is taken, however long it is; this one waits for room in the pool
     script.submit(1, num_prompt=60)
     script.submit(2, num_prompt=6)
-    assert script.router.num_queued_tokens == 60
+    assert num_queued_tokens(script) == 60
     rejected = script.take_one(Rejected, GATEWAY)
     assert (rejected.key, rejected.reason) == (RequestKey(2), "full")
     assert "60 tokens wait for prefill already" in rejected.message
     script.say(GATEWAY, Abort(ONE))
-    assert script.router.num_queued_tokens == 0
+    assert num_queued_tokens(script) == 0
     for key in range(3, 9):
         script.submit(key, num_prompt=6)
-    assert script.router.num_queued_tokens == 36
+    assert num_queued_tokens(script) == 36
     script.submit(9, num_prompt=6)
     assert script.take_one(Rejected, GATEWAY).key == RequestKey(9)
     script.reserve(3)
-    assert script.router.num_queued_tokens == 30
+    assert num_queued_tokens(script) == 30
     script.submit(10, num_prompt=6)
-    assert script.entry(10).state in (State.QUEUED, State.RESERVING)
+    assert script.state(10).phase in (Phase.QUEUED, Phase.RESERVING)
 
 
 def test_a_predicted_length_stays_with_its_request_and_doubles_when_it_is_exceeded() -> None:
     script = Script()
     script.say(GATEWAY, Submit(request(max_tokens=100), predicted_len=3))
     script.running()
-    forecast = script.entry().forecast
+    forecast = script.state().forecast
     assert (forecast.length, forecast.level(script.now)) == (3, 0)
-    num_tokens = len(script.entry().output)
+    num_tokens = len(script.state().output)
     while num_tokens < 6:
         script.token()
         num_tokens += 1
@@ -432,6 +437,6 @@ def test_a_predicted_length_stays_with_its_request_and_doubles_when_it_is_exceed
 def test_a_request_that_comes_again_may_have_exceeded_its_prediction_already() -> None:
     script = Script()
     script.say(GATEWAY, Submit(request(max_tokens=100), delivered=[50] * 9, predicted_len=8))
-    assert script.entry().forecast.length == 16
+    assert script.state().forecast.length == 16
     script.say(GATEWAY, Submit(request(key=2)))
-    assert script.entry(2).forecast.length == 0
+    assert script.state(2).forecast.length == 0

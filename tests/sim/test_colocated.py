@@ -50,7 +50,7 @@ def run(island: Island, asked: list[Request]) -> None:
 def evictions(island: Island) -> int:
     core = island.router.core
     assert core
-    return sum(core.life.counters.of(each.instance_id).num_evictions for each in island.colocated)
+    return sum(core.counters.of(each.instance_id).num_evictions for each in island.colocated)
 
 
 @every_policy

@@ -148,7 +148,7 @@ HISTOGRAMS = {
 def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     yield from _requests(clusters)
     yield from _recoveries(clusters)
-    yield _prefix_cache(clusters)
+    yield _sharing(clusters)
     parts = [(str(island), part) for island, cluster in clusters.items() for part in cluster.parts]
     yield _processes(parts)
     yield _kv_use(parts)
@@ -183,7 +183,7 @@ def _recoveries(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     yield recoveries
 
 
-def _prefix_cache(clusters: Mapping[int, Cluster]) -> Metric:
+def _sharing(clusters: Mapping[int, Cluster]) -> Metric:
     sharing = _counter(
         "class_sharing_events",
         "How real time and best effort shared: see messages.Cluster.",

@@ -67,8 +67,8 @@ class RouterPart:
         have."""
         return min(views, key=lambda view: (view.pending.total - num_known(view), -view.num_free_blocks))
 
-    def holds(self, request: RoutedRequest) -> bool:
-        """Whether others may not take what the pool has of a prompt that was begun and waits again."""
+    def pins(self, request: RoutedRequest) -> bool:
+        """Whether what the pool has of a prompt that was begun and waits again is not for others to take."""
         return False
 
     # ---- pooled requests ---------------------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ class RouterPart:
         return request.since_s + routing.patience_s(island, self.config.starvation_s)
 
     def decide(self, island: Island) -> Iterable[FormBatch | FindNear | Assign]:
-        """Returns what to ask of the pool, and what to offer. Each is carried out before the next one is taken."""
-        return routing.assign_in_order(island.pooled, island.fleet)
+        """What to ask of the pool, and what to offer. Each is carried out before the next one is asked for."""
+        return routing.assign_in_order(island.decode_queue, island.cluster)
 
 
 class PrefillPart:

@@ -34,11 +34,11 @@ class PriorityRouter(RouterPart):
     def start(self, island: Island) -> Iterator[RoutedRequest]:
         room = routing.room_left(island, self.config.prefill_window)
         room = yield from routing.start_line(island, REAL_TIME, room)
-        if island.queue.is_empty(REAL_TIME) and not routing.has_evicted(island):
+        if island.prefill_queue.is_empty(REAL_TIME) and not routing.has_evicted(island):
             yield from routing.start_line(island, BEST_EFFORT, room)
 
     def decide(self, island: Island) -> Iterable[Assign]:
-        return routing.assign_in_order(routing.real_time_first(island.pooled), island.fleet)
+        return routing.assign_in_order(routing.real_time_first(island.decode_queue), island.cluster)
 
 
 class PriorityPrefill(PrefillPart):

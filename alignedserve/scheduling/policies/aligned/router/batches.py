@@ -15,10 +15,10 @@ from alignedserve.scheduling.island import DecodeView, Island
 
 
 def decide(island: Island, config: SchedulingConfig) -> Iterator[FormBatch | FindNear]:
-    if not len(island.pooled):
+    if not len(island.decode_queue):
         return
-    num_changes, patience_s = island.pooled.num_changes, routing.patience_s(island, config.starvation_s)
-    for view in sorted(island.fleet.decodes, key=lambda view: -view.num_unspoken_blocks):
+    num_changes, patience_s = island.decode_queue.num_changes, routing.patience_s(island, config.starvation_s)
+    for view in sorted(island.cluster.decodes, key=lambda view: -view.num_available_blocks):
         if not view.batch and view.batch_search.is_due(num_changes):
             view.batch_search.ask(num_changes)
             yield _form_batch(view, config, patience_s)

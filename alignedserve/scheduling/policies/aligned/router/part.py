@@ -5,23 +5,28 @@
   each iteration. While RT comes and goes, that window gets the smaller the more BE is ready for decode instances
   (`prompts.py`), and is on as few prefill instances as possible (`placing.py`).
 - **Decode.** Batches of requests of similar prefix length, found in the pool's quad-tree (`batches.py`). RT beside BE
-  takes the RT fast path instead (`express.py`), and is announced to a decode instance while its prompt is computed.
+  takes the RT fast path instead (`rt_fast_path.py`), and is announced to a decode instance while its prompt is
+  computed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
-from alignedserve.scheduling.policies.aligned.router import batches, express, placing, prompts
-from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of
+from alignedserve.scheduling.policies.aligned.router import batches, placing, prompts, rt_fast_path
+from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of, yields_s
 from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMinimum
 from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
+
+# Of best effort that was evicted from colocated instances, so many requests are put in order in one event.
+MAX_SORTED = 256
 
 
 class AlignedRouter(RouterPart):
@@ -42,8 +47,8 @@ class AlignedRouter(RouterPart):
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
         num_iterations, share = self.config.prefill_window, self._share_for_be(island)
-        rt_room = routing.window(island.fleet, num_iterations).less(*routing.ahead(island, True))
-        be_room = routing.window(island.fleet, num_iterations * share).less(*routing.ahead(island, False))
+        rt_room = routing.window(island.cluster, num_iterations).less(*routing.ahead(island, True))
+        be_room = routing.window(island.cluster, num_iterations * share).less(*routing.ahead(island, False))
         yield from routing.start_line(island, REAL_TIME, rt_room)
         if routing.has_evicted(island):
             return
@@ -52,8 +57,8 @@ class AlignedRouter(RouterPart):
         )
 
     def _may_start(self, request: RoutedRequest, island: Island) -> bool:
-        """While real time waits for blocks in the pool, best effort may take only its own share of them."""
-        share = 0.0 if island.queue.is_refused(REAL_TIME) else 1 - self.config.rt_headroom
+        """Real time that waits for room in the pool leaves best effort its share of it alone."""
+        share = 0.0 if island.prefill_queue.is_refused(REAL_TIME) else 1 - self.config.rt_headroom
         is_wanted = self._share_for_be(island) > 0
         return is_wanted and island.has_room_for(request, self.config.be_share, share)
 
@@ -77,35 +82,46 @@ class AlignedRouter(RouterPart):
             return placing.for_best_effort(views, self.config.prefill_window)
         return super().place(request, views, num_known, island)
 
-    def holds(self, request: RoutedRequest) -> bool:
-        """A held request counts as under way, and comes first when its class has its turn."""
+    def pins(self, request: RoutedRequest) -> bool:
+        """It is counted with what is under way, and comes first when its class has its turn."""
         return not request.is_rt
 
     # ---- pooled requests ---------------------------------------------------------------------------------------------
 
     def expect_at(self, request: RoutedRequest, island: Island) -> DecodeView | None:
-        is_apart = not island.fleet.is_colocated
-        is_told = is_apart and self._is_express(request, island)
-        return express.expect_at(request, island.fleet.decodes) if is_told else None
+        is_apart = not island.cluster.is_colocated
+        is_told = is_apart and self._takes_fast_path(request, island)
+        return rt_fast_path.expect_at(request, island.cluster.decodes) if is_told else None
 
     def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
-        """Beside best effort, real time is due with its next token. Where all is real time, batches of similar lengths
-        serve it best, and only a request that would starve goes first."""
-        patience_s = super().admission_due_s(request, island)
-        if not self._is_express(request, island):
-            return patience_s
-        return min(patience_s, request.deadlines.token_due_s(request.num_output))
+        """Beside best effort, real time is due with its next token. Where all is real time, batches of like lengths are
+        what serves it best, and only requests that would starve go first. Best effort whose answer exceeded its
+        predicted length is due later: batches do not start from it as long as others are due."""
+        starves_s = super().admission_due_s(request, island)
+        if not self._takes_fast_path(request, island):
+            return starves_s + yields_s(request, island.now)
+        return min(starves_s, request.deadlines.token_due_s(request.num_output))
 
     @staticmethod
-    def _is_express(request: RoutedRequest, island: Island) -> bool:
-        """Whether it is real time, and there is best effort that can give way."""
+    def _takes_fast_path(request: RoutedRequest, island: Island) -> bool:
+        """Real time, and best effort that can give way."""
         return request.is_rt and island.num_be > 0
 
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
-        if island.num_be and island.pooled.real_time:
-            yield from express.express(island.pooled.soonest(express.MOST), island.fleet.decodes)
-        if island.fleet.is_colocated:
-            # These were evicted. Prompts run beside the decodes, so that similar lengths would gain nothing.
-            yield from routing.assign_in_order(routing.real_time_first(island.pooled), island.fleet)
+        if island.num_be and island.decode_queue.real_time:
+            yield from rt_fast_path.assign(
+                island.decode_queue.soonest(rt_fast_path.MOST), island.cluster.decodes
+            )
+        if island.cluster.is_colocated:
+            # These were evicted. Prompts run beside decodes, so that like lengths would gain nothing.
+            yield from routing.assign_in_order(_in_order_of_return(island), island.cluster)
         else:
             yield from batches.decide(island, self.config)
+
+
+def _in_order_of_return(island: Island) -> Iterable[RoutedRequest]:
+    """Real time comes first; then best effort, and last that whose answer exceeded its predicted length."""
+    queue, now = island.decode_queue, island.now
+    best_effort = (request for request in queue if not request.is_rt)
+    first = sorted(islice(best_effort, MAX_SORTED), key=lambda request: request.demotion(now))
+    return chain(queue.real_time, first, best_effort)

@@ -1,4 +1,4 @@
-"""Whether this router would have ordered what a log says that one did, and if not, where they part."""
+"""Replays an event log, and finds the first event to which this router answers with other orders than the log has."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from alignedserve.router.events import Send
 
 
 @dataclass(frozen=True)
-class Difference:
-    # of the event, from 1
+class Divergence:
+    # the number of the event, from 1
     number: int
     step: Step
-    # of this router; or what it raised
+    # the orders of this router, or what it raised
     orders: list[Send]
     error: Exception | None = None
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     num_events: int
-    # events whose orders were not recorded: the last one, if the router ended with it
+    # the number of events whose orders were not recorded: 1 if the router ended with the last event
     num_unanswered: int
     num_torn_bytes: int
-    difference: Difference | None
+    divergence: Divergence | None
 
 
-def compare(path: Path) -> Compared:
-    """Up to the first difference. Raises ValueError for what is no log."""
+def compare(path: Path) -> Comparison:
+    """Replays up to the first divergence. Raises ValueError if the file is no log."""
     log = LogReader(path)
     router = log.header.router()
     number = num_unanswered = 0
@@ -41,31 +41,31 @@ def compare(path: Path) -> Compared:
         try:
             orders = _as_recorded(router.on(step.event, step.now))
         except Exception as error:
-            # the log's last event may be what that router ended with too
-            found = Difference(number, step, [], error)
+            # the router that wrote the log may have ended with this event too
+            found = Divergence(number, step, [], error)
             break
         if step.orders is None:
             num_unanswered += 1
         elif orders != step.orders:
-            found = Difference(number, step, orders)
+            found = Divergence(number, step, orders)
             break
-    return Compared(number, num_unanswered, log.num_torn_bytes, found)
+    return Comparison(number, num_unanswered, log.num_torn_bytes, found)
 
 
 def _as_recorded(orders: list[Send]) -> list[Send]:
-    """What comes out of a log: tuples are lists there where a type does not say."""
+    """Returns the orders as they come out of a log: there, tuples are lists where a type does not say."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(orders), type=list[Send])
 
 
-def described(difference: Difference) -> Iterator[str]:
-    """Lines, for people."""
-    step = difference.step
-    yield f"event {difference.number}, at {step.now:.6f} s: {brief(step.event)}"
-    if difference.error is not None:
-        yield f"  + raises {type(difference.error).__name__}: {difference.error}"
+def format_divergence(divergence: Divergence) -> Iterator[str]:
+    """Yields lines for people to read."""
+    step = divergence.step
+    yield f"event {divergence.number}, at {step.now:.6f} s: {format_value(step.event)}"
+    if divergence.error is not None:
+        yield f"  + raises {type(divergence.error).__name__}: {divergence.error}"
     if step.orders is None:
         yield "  the log ends with this event"
-    recorded, now = step.orders or [], difference.orders
+    recorded, now = step.orders or [], divergence.orders
     for place in range(max(len(recorded), len(now))):
         was, now_is = (each[place] if place < len(each) else None for each in (recorded, now))
         if was == now_is:
@@ -78,24 +78,24 @@ def described(difference: Difference) -> Iterator[str]:
 
 
 def _order(send: Send | None) -> str:
-    return f"{send.to}: {brief(send.message)}" if send else ""
+    return f"{send.to}: {format_value(send.message)}" if send else ""
 
 
 _MOST_SHOWN = 8
 
 
-def brief(value: object) -> str:
-    """In a line, with the beginnings of long lists, and without what is at its default."""
+def format_value(value: object) -> str:
+    """Returns a line that has the first items of long lists, and leaves out fields that are at their defaults."""
     if isinstance(value, msgspec.Struct):
         shown = [
-            f"{field.name}={brief(getattr(value, field.name))}"
+            f"{field.name}={format_value(getattr(value, field.name))}"
             for field in msgspec.structs.fields(value)
             if getattr(value, field.name) != _default(field)
         ]
         return f"{type(value).__name__}({', '.join(shown)})"
     if isinstance(value, list | tuple):
         more = [f"… {len(value) - _MOST_SHOWN} more"] if len(value) > _MOST_SHOWN else []
-        return f"[{', '.join([*map(brief, value[:_MOST_SHOWN]), *more])}]"
+        return f"[{', '.join([*map(format_value, value[:_MOST_SHOWN]), *more])}]"
     return repr(value)
 
 

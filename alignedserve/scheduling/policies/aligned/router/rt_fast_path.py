@@ -17,19 +17,19 @@ def expect_at(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView
     needed = request.num_blocks + 1
 
     def load(view: DecodeView) -> tuple[int, bool, int]:
-        has_room = view.num_unspoken_slots > 0 and view.num_unspoken_blocks >= needed
+        has_room = view.num_available_slots > 0 and view.num_available_blocks >= needed
         return view.num_rt + len(view.coming), not has_room, -view.num_blocks_for_rt
 
     return min(views, key=load, default=None)
 
 
-def express(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
+def assign(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
     """Assigns requests that are due first first, each to the instance which expects it, or to the one with least real
     time; of two with equally much, to one where no best effort has to leave. It assigns no more than fits."""
     blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}
     slots = {view.instance_id: view.num_slots_for_rt for view in views}
     idle = {
-        view.instance_id: view.num_unspoken_blocks if view.num_unspoken_slots > 0 else 0 for view in views
+        view.instance_id: view.num_available_blocks if view.num_available_slots > 0 else 0 for view in views
     }
     load = {view.instance_id: view.num_rt for view in views}
     chosen: dict[InstanceId, list[RoutedRequest]] = {}

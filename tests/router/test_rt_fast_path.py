@@ -50,7 +50,7 @@ def test_real_time_is_offered_to_an_instance_full_of_best_effort() -> None:
     assert [type(message) for message in sent][-2:] == [Commit, Offer]
     assert not sent[-2].is_candidate, "no batch is formed with it any more"  # type: ignore[union-attr]
     assert not sent[-1].is_batch  # type: ignore[union-attr]
-    assert script.router.life.counters.num_express == 1
+    assert script.router.counters.num_fast_path == 1
 
 
 def test_not_more_than_best_effort_can_make_room_for() -> None:
@@ -120,9 +120,9 @@ def test_what_is_urgent_is_staged_only_if_there_is_room_at_once(
     script.say(GATEWAY, Submit(request(10)))
     script.reserve(10, [100, 101])
     script.first_token(10)
-    entry = script.entry(10)
+    state = script.state(10)
     script.say(
-        PREFILL, prefill_report(saved=[(entry.key, entry.num_tokens - 1)], num_free_blocks=num_free_blocks)
+        PREFILL, prefill_report(saved=[(state.key, state.num_tokens - 1)], num_free_blocks=num_free_blocks)
     )
     assert [type(message) for _, message in script.take() if isinstance(message, Stage | Offer)] == [kind]
 
@@ -221,8 +221,8 @@ def test_those_that_are_due_first_are_looked_at_first_whenever_they_were_pooled(
         script.first_token(key)
     for key in (3, 1, 2):
         script.saved(key)
-    waiting = script.router.life.pooled
-    assert [entry.key for entry in waiting.soonest(9)] == [1, 2, 3]
-    assert [entry.key for entry in waiting.soonest(2)] == [1, 2]
+    waiting = script.router.decode_queue
+    assert [state.key for state in waiting.soonest(9)] == [1, 2, 3]
+    assert [state.key for state in waiting.soonest(2)] == [1, 2]
     script.say(GATEWAY, Abort(RequestKey(1)))
-    assert [entry.key for entry in waiting.soonest(2)] == [2, 3]
+    assert [state.key for state in waiting.soonest(2)] == [2, 3]

@@ -1,4 +1,4 @@
-"""Prompts go where the KV of their beginnings may be, unless it is quicker to compute it elsewhere."""
+"""Prompts go where the KV of their prefix_affinity may be, unless it is quicker to compute it elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Gone, Prefill, Reserve, Submit
-from alignedserve.router.beginnings import GRAIN, Beginnings
+from alignedserve.router.prefix_affinity import TOKENS_PER_HASH, PrefixAffinity
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, request
 
@@ -17,22 +17,26 @@ NAMES = [bytes([number]) for number in range(5)]
 
 
 def test_what_is_known_ends_where_the_first_name_is_missing() -> None:
-    beginnings = Beginnings(max_tokens=100 * GRAIN)
-    assert beginnings.num_tokens(NAMES) == 0
-    beginnings.add([NAMES[0], NAMES[1], NAMES[3]])
-    assert beginnings.num_tokens(NAMES) == 2 * GRAIN
-    assert beginnings.num_tokens([]) == 0
+    prefix_affinity = PrefixAffinity(max_tokens=100 * TOKENS_PER_HASH)
+    assert prefix_affinity.num_cached_tokens(NAMES) == 0
+    prefix_affinity.add([NAMES[0], NAMES[1], NAMES[3]])
+    assert prefix_affinity.num_cached_tokens(NAMES) == 2 * TOKENS_PER_HASH
+    assert prefix_affinity.num_cached_tokens([]) == 0
 
 
 def test_what_was_not_seen_for_longest_is_forgotten() -> None:
-    beginnings = Beginnings(max_tokens=6 * GRAIN)
-    beginnings.add([b"old"])
-    beginnings.add([b"kept"])
-    beginnings.add([number.to_bytes(4) for number in range(4)])
-    beginnings.add([b"kept"])
-    beginnings.add([b"new"])
-    assert [beginnings.num_tokens([name]) for name in (b"old", b"kept", b"new")] == [0, GRAIN, GRAIN]
-    assert len(beginnings._names) == 6
+    prefix_affinity = PrefixAffinity(max_tokens=6 * TOKENS_PER_HASH)
+    prefix_affinity.add([b"old"])
+    prefix_affinity.add([b"kept"])
+    prefix_affinity.add([number.to_bytes(4) for number in range(4)])
+    prefix_affinity.add([b"kept"])
+    prefix_affinity.add([b"new"])
+    assert [prefix_affinity.num_cached_tokens([block_hash]) for block_hash in (b"old", b"kept", b"new")] == [
+        0,
+        TOKENS_PER_HASH,
+        TOKENS_PER_HASH,
+    ]
+    assert len(prefix_affinity._hashes) == 6
 
 
 class Island:
@@ -73,7 +77,9 @@ def test_it_goes_where_one_that_begins_alike_went(tier: str) -> None:
     assert island.place(prompt(70) + [7] * 10, is_computed=False, tier=tier) == SECOND
 
 
-@pytest.mark.parametrize(("num_ahead", "place"), [(GRAIN - 1, PREFILL), (GRAIN + 1, SECOND)])
+@pytest.mark.parametrize(
+    ("num_ahead", "place"), [(TOKENS_PER_HASH - 1, PREFILL), (TOKENS_PER_HASH + 1, SECOND)]
+)
 def test_the_one_with_less_to_do_gets_it_if_that_is_sooner(num_ahead: int, place: str) -> None:
     island = Island()
     assert island.place(prompt(70)) == PREFILL
@@ -82,7 +88,7 @@ def test_the_one_with_less_to_do_gets_it_if_that_is_sooner(num_ahead: int, place
     assert island.place([*prompt(70), 1]) == place
 
 
-def test_a_salt_is_part_of_a_beginning() -> None:
+def test_a_salt_is_part_of_a_hash() -> None:
     island = Island()
     assert island.place(prompt(140), cache_salt="a") == PREFILL
     assert island.place(prompt(10, first=1000), is_computed=False) == PREFILL
@@ -117,7 +123,7 @@ def test_what_an_instance_has_or_will_have_is_little_work_for_it(
         script.connect(name, num_blocks=1000, enable_prefix_caching=enable_prefix_caching)
     # of 256 tokens: the first prompt, and an eighth of each other one
     for key in range(1, 11):
-        script.say(GATEWAY, Submit(replace(request(key), prompt=[*prompt(2 * GRAIN), key])))
+        script.say(GATEWAY, Submit(replace(request(key), prompt=[*prompt(2 * TOKENS_PER_HASH), key])))
     given = []
     while said := script.take():
         for _, message in said:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import MakeSpare, Prefill, Reserve, Reserved, Submit
-from alignedserve.router.entry import State
+from alignedserve.router.request_state import Phase
 from alignedserve.types import RequestKey
 from tests.router.script import GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
 
@@ -37,30 +37,30 @@ def test_best_effort_starts_as_far_as_the_pool_will_hold_it() -> None:
 
 def test_what_grows_beyond_its_prediction_is_counted_with_twice_as_much() -> None:
     script = Script()
-    memory = script.router.life.memory
+    demand = script.router.demand
     submit(script, 1, num_prompt=4, max_tokens=100, predicted_len=2)
-    assert memory.num_blocks == 2 + 2
+    assert demand.num_blocks == 2 + 2
     script.reserve()
     script.first_token()
     script.saved()
     script.chosen(1)
     script.decode(admitted=[RequestKey(1)])
-    while len(script.entry().output) < 9:
+    while len(script.state().output) < 9:
         script.token()
-    assert memory.num_blocks == (4 + 16) // 4 + 2
+    assert demand.num_blocks == (4 + 16) // 4 + 2
     script.token(finish_reason="stop")
-    assert (memory.num_blocks, memory.num_be, len(memory)) == (0, 0, 0)
+    assert (demand.num_blocks, demand.num_be, len(demand)) == (0, 0, 0)
 
 
 def test_unknown_lengths_are_taken_for_those_that_ended() -> None:
     script = Script()
     submit(script, 1, num_prompt=4, predicted_len=0, max_tokens=200)
-    assert script.router.life.memory.num_blocks == 50, "as long as it may be"
+    assert script.router.demand.num_blocks == 50, "as long as it may be"
     script.reserve()
     script.first_token(finish_reason="stop")
     submit(script, 2, num_prompt=4, predicted_len=0, max_tokens=200)
     script.gone(PREFILL)
-    assert script.router.life.memory.num_blocks == 2 + 2
+    assert script.router.demand.num_blocks == 2 + 2
 
 
 @pytest.mark.parametrize(("be_share", "started"), [(0.05, [3]), (0.5, [3, 4])])
@@ -93,7 +93,7 @@ def test_an_interrupted_prompt_goes_on_where_it_was_and_is_nobodys_spare() -> No
     (commit,) = [message for to, message in script.take() if to == POOL]
     assert (commit.key, commit.num_tokens, commit.is_candidate) == (1, 8, False)  # type: ignore[union-attr]
     script.say(POOL, Reserved(RequestKey(2), None))
-    assert script.entry(2).state is State.QUEUED and not script.take()
+    assert script.state(2).phase is Phase.QUEUED and not script.take()
     script.tick(0.1)
     assert reserving(script) == [1, 2], "with what it holds it is in nobody's way"
     script.reserve(1, [10, 11, 12, 13, 14])
@@ -104,8 +104,8 @@ def test_an_interrupted_prompt_goes_on_where_it_was_and_is_nobodys_spare() -> No
 def test_real_time_takes_what_an_interrupted_prompt_holds() -> None:
     script = Script(prefill_window=1)
     interrupted(script)
-    memory = script.router.life.memory
-    assert script.entry(1).state is State.QUEUED and memory.num_be == 2
+    demand = script.router.demand
+    assert script.state(1).phase is Phase.QUEUED and demand.num_be == 2
     submit(script, 3, "rt", num_prompt=8)
     script.take()
     script.say(POOL, Reserved(RequestKey(3), None))
@@ -113,9 +113,9 @@ def test_real_time_takes_what_an_interrupted_prompt_holds() -> None:
         MakeSpare([RequestKey(1)]),
         Reserve(RequestKey(3), 8),
     ]
-    assert memory.num_be == 1
+    assert demand.num_be == 1
     script.say(POOL, Reserved(RequestKey(3), [1, 2], dropped=[RequestKey(1)]))
-    assert (script.entry(1).num_cached, script.entry(1).blocks) == (0, [])
+    assert (script.state(1).num_cached, script.state(1).blocks) == (0, [])
 
 
 def test_a_victim_takes_it_before_it_waits() -> None:
@@ -140,7 +140,7 @@ def test_two_interrupted_prompts_do_not_wait_for_each_other_for_ever() -> None:
     for key in (1, 2):
         script.say(POOL, Reserved(RequestKey(key), None))
     assert [message.keys for _, message in script.take() if isinstance(message, MakeSpare)] == [[1]]
-    assert script.entry(2).state is State.RESERVING
+    assert script.state(2).phase is Phase.RESERVING
 
 
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])

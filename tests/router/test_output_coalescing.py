@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.protocol.messages import Abort, NewTokens, Request, Submit, Tokens
-from alignedserve.router.telling import AT_ONCE, PATIENCE_S
+from alignedserve.router.output_coalescing import MAX_COALESCED_TOKENS, MAX_DELAY_S
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.router.script import GATEWAY, PREFILL, Script, prefill_report
@@ -26,7 +26,7 @@ def submit(
 
 
 def begun(tier: str = "be", **params: object) -> Script:
-    """With a first token, of which nobody has been told."""
+    """The request has its first token, and its gateway has not heard of it."""
     script = Script()
     submit(script, tier=tier, **params)
     script.reserve()
@@ -46,16 +46,16 @@ def heard(script: Script) -> list[NewTokens]:
 def tokens(script: Script, *tokens: int, **news: object) -> None:
     """More of them, one report each."""
     for token in tokens:
-        first = len(script.entry().output)
+        first = len(script.state().output)
         script.say(PREFILL, prefill_report(news=[NewTokens(ONE, first, [token], **news)]))  # type: ignore[arg-type]
 
 
 def test_best_effort_is_told_some_at_a_time() -> None:
     script = begun()
-    tokens(script, *range(51, 50 + AT_ONCE - 1))
+    tokens(script, *range(51, 50 + MAX_COALESCED_TOKENS - 1))
     assert heard(script) == []
     tokens(script, 99)
-    assert heard(script) == [NewTokens(ONE, 0, [*range(50, 50 + AT_ONCE - 1), 99])]
+    assert heard(script) == [NewTokens(ONE, 0, [*range(50, 50 + MAX_COALESCED_TOKENS - 1), 99])]
     tokens(script, 60)
     assert heard(script) == []
 
@@ -84,12 +84,12 @@ def test_the_end_is_told_with_all_before_it() -> None:
 
 def test_none_waits_for_long() -> None:
     script = begun()
-    script.tick(PATIENCE_S / 2)
+    script.tick(MAX_DELAY_S / 2)
     tokens(script, 51)
     assert heard(script) == []
-    script.tick(PATIENCE_S / 2)
+    script.tick(MAX_DELAY_S / 2)
     assert heard(script) == [NewTokens(ONE, 0, [50, 51])]
-    script.tick(PATIENCE_S)
+    script.tick(MAX_DELAY_S)
     assert heard(script) == []
 
 
@@ -98,10 +98,10 @@ def test_a_gateway_that_asks_again_hears_each_token_once() -> None:
     tokens(script, 51, 52)
     submit(script, delivered=[50])
     assert heard(script) == [NewTokens(ONE, 1, [51, 52])]
-    script.tick(2 * PATIENCE_S)
+    script.tick(2 * MAX_DELAY_S)
     assert heard(script) == []
     tokens(script, 53)
-    script.tick(PATIENCE_S)
+    script.tick(MAX_DELAY_S)
     assert heard(script) == [NewTokens(ONE, 3, [53])]
 
 
@@ -109,5 +109,5 @@ def test_a_request_that_was_aborted_is_not_heard_of() -> None:
     script = begun()
     script.say(GATEWAY, Abort(ONE))
     heard(script)
-    script.tick(2 * PATIENCE_S)
+    script.tick(2 * MAX_DELAY_S)
     assert heard(script) == []

@@ -9,9 +9,9 @@ import pytest
 
 from alignedserve.protocol.messages import Evict, InstanceLimits, NewTokens, PrefillReport
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.differences import brief, compare, described
 from alignedserve.router.eventlog import MAGIC, EventLog, LogReader
 from alignedserve.router.events import Event, Received, Send
+from alignedserve.router.replay_diff import compare, format_divergence, format_value
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.island import Island
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
@@ -93,7 +93,7 @@ def test_another_policy_orders_other_things(log: Path, tmp_path: Path) -> None:
         for step in reader.steps():
             copy.append(step.now, step.event)
             copy.answered(step.orders or [])
-    assert compare(path).difference
+    assert compare(path).divergence
 
 
 def test_what_the_router_ended_with_is_the_last_event(log: Path, tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_what_the_router_ended_with_is_the_last_event(log: Path, tmp_path: Path)
                     copy.append(step.now, Received(sender, wrong))
                     break
     found = compare(path)
-    assert found.difference and isinstance(found.difference.error, RuntimeError)
-    lines = list(described(found.difference))
+    assert found.divergence and isinstance(found.divergence.error, RuntimeError)
+    lines = list(format_divergence(found.divergence))
     assert "news=[NewTokens(key=1, first=5, tokens=[7])]" in lines[0]
     assert lines[1].startswith("  + raises RuntimeError: prefill-0: request 1 has 1 tokens")
     assert lines[2:] == ["  the log ends with this event"]
@@ -147,7 +147,7 @@ def test_what_is_no_log_is_one_line(tmp_path: Path, content: bytes) -> None:
         compare(path)
 
 
-def test_long_lists_are_shown_by_their_beginnings() -> None:
+def test_long_lists_are_shown_by_their_first_items() -> None:
     limit = InstanceLimits(num_blocks=3)
-    assert brief(limit) == "InstanceLimits(num_blocks=3)"
-    assert brief([*range(100)]) == "[0, 1, 2, 3, 4, 5, 6, 7, … 92 more]"
+    assert format_value(limit) == "InstanceLimits(num_blocks=3)"
+    assert format_value([*range(100)]) == "[0, 1, 2, 3, 4, 5, 6, 7, … 92 more]"

@@ -1,0 +1,101 @@
+"""The processes of an island that are up, and how fast its instances are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from alignedserve.protocol.messages import Hello
+from alignedserve.router.instance_views import ColocatedView, DecodeView, PrefillView, Process
+from alignedserve.types import InstanceId
+
+_VIEWS: dict[str, type[Process]] = {"prefill": PrefillView, "decode": DecodeView, "colocated": ColocatedView}
+
+
+class ClusterState:
+    def __init__(self) -> None:
+        self._processes: dict[InstanceId, Process] = {}
+        self.pool: Process | None = None
+        # instances that compute prompts, and instances that decode, in the order in which they connected
+        self.prefills: list[PrefillView | ColocatedView] = []
+        self.decodes: list[DecodeView] = []
+        # tokens that a request may have at the instance which allows most
+        self.max_model_len = 0
+
+    def add(self, hello: Hello) -> Process:
+        process = _VIEWS.get(hello.role, Process)(hello)
+        process.num_free_blocks = hello.limits.num_blocks
+        if hello.role == "kvpool":
+            self.pool = process
+        self._processes[hello.instance_id] = process
+        self._sort()
+        return process
+
+    def remove(self, instance_id: InstanceId) -> Process | None:
+        process = self._processes.pop(instance_id, None)
+        if process is self.pool:
+            self.pool = None
+        self._sort()
+        return process
+
+    def _sort(self) -> None:
+        self.prefills = [process for process in self if isinstance(process, PrefillView | ColocatedView)]
+        self.decodes = [process for process in self if isinstance(process, DecodeView)]
+        self.max_model_len = max(
+            (view.hello.limits.max_model_len for view in (*self.prefills, *self.decodes)), default=0
+        )
+
+    def __contains__(self, instance_id: InstanceId) -> bool:
+        return instance_id in self._processes
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._processes.values())
+
+    @property
+    def instances(self) -> list[Process]:
+        """The processes that compute: neither the pool nor gateways."""
+        return [process for process in self if isinstance(process, PrefillView | DecodeView)]
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether prompts are computed where requests decode."""
+        return any(isinstance(view, ColocatedView) for view in self.prefills)
+
+    def prefill(self, instance_id: InstanceId | None) -> PrefillView | None:
+        process = self._processes.get(instance_id) if instance_id else None
+        return process if isinstance(process, PrefillView) else None
+
+    def decode(self, instance_id: InstanceId | None) -> DecodeView | None:
+        process = self._processes.get(instance_id) if instance_id else None
+        return process if isinstance(process, DecodeView) else None
+
+    def computing(self, instance_id: InstanceId | None) -> PrefillView | ColocatedView | None:
+        """Returns an instance that computes prompts."""
+        process = self._processes.get(instance_id) if instance_id else None
+        return process if isinstance(process, PrefillView | ColocatedView) else None
+
+    # ---- how fast instances are, in seconds; 0 if no instance has a cost model ----
+
+    def fastest_ttft_s(self, num_tokens: int) -> float:
+        """How long a prompt takes that has the best instance for itself."""
+        known = [(view.hello.cost, view.hello.limits.max_num_batched_tokens) for view in self.prefills]
+        return min((cost.fastest_ttft_s(num_tokens, chunk) for cost, chunk in known if cost), default=0.0)
+
+    def fastest_tbt_s(self, num_tokens: int) -> float:
+        """How long the next token takes, after so many, of a request that has the best instance for itself."""
+        known = [view.hello.cost for view in self.decodes]
+        return min((cost.fastest_tbt_s(num_tokens) for cost in known if cost), default=0.0)
+
+    def prefill_s(self, num_cached: int, num_tokens: int) -> float:
+        """How long a prompt's rest takes, if `num_cached` tokens are there, at the best instance's pace of late."""
+        found = []
+        for view in self.prefills:
+            if cost := view.hello.cost:
+                chunk = view.hello.limits.max_num_batched_tokens
+                all_s = cost.fastest_ttft_s(num_tokens, chunk)
+                found.append((all_s - cost.fastest_ttft_s(num_cached, chunk)) * view.pace)
+        return min(found, default=0.0)
+
+    def decode_s(self, num_tokens: int) -> float:
+        """How long the next token takes, after so many, at the best instance's pace of late."""
+        costs = [(view.hello.cost, view.pace) for view in self.decodes]
+        return min((cost.fastest_tbt_s(num_tokens) * pace for cost, pace in costs if cost), default=0.0)

@@ -1,0 +1,59 @@
+"""Requests that wait in the pool for a decode instance."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator
+
+from alignedserve.router.request_state import RequestState
+from alignedserve.types import RequestKey
+
+
+class DecodeQueue:
+    def __init__(self) -> None:
+        self._states: dict[RequestKey, RequestState] = {}
+        self._real_time: dict[RequestKey, RequestState] = {}
+        # (seconds at which the next token is due, number of additions before it, key) of each real-time request
+        self._due: dict[RequestKey, tuple[float, int, RequestKey]] = {}
+        # the same, sorted
+        self._by_due: list[tuple[float, int, RequestKey]] = []
+        # tokens of prompts and outputs, of all requests
+        self.num_tokens = 0
+        # the number of additions, and of whatever else gives a search that found nothing a new chance
+        self.num_changes = 0
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        """Requests in the order in which they came."""
+        return iter(self._states.values())
+
+    @property
+    def real_time(self) -> Collection[RequestState]:
+        """Real-time requests in the order in which they came."""
+        return self._real_time.values()
+
+    def soonest(self, count: int) -> list[RequestState]:
+        """Returns the `count` real-time requests whose next tokens are due first."""
+        return [self._states[key] for *_, key in self._by_due[:count]]
+
+    def get(self, key: RequestKey) -> RequestState | None:
+        return self._states.get(key)
+
+    def add(self, state: RequestState) -> None:
+        self._states[state.key] = state
+        if state.is_rt:
+            self._real_time[state.key] = state
+            due_s = state.deadlines.token_due_s(len(state.output))
+            self._due[state.key] = due = due_s, self.num_changes, state.key
+            insort(self._by_due, due)
+        self.num_tokens += state.num_tokens
+        self.num_changes += 1
+
+    def discard(self, state: RequestState) -> None:
+        """It is safe to repeat this."""
+        if self._states.pop(state.key, None):
+            if self._real_time.pop(state.key, None):
+                del self._by_due[bisect_left(self._by_due, self._due.pop(state.key))]
+            self.num_tokens -= state.num_tokens

@@ -1,0 +1,190 @@
+"""What the router knows of each process of an island: what it said when it connected, and counts of what it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from alignedserve.protocol.messages import Coming, DecodeReport, Hello
+from alignedserve.router.prefix_affinity import PrefixAffinity
+from alignedserve.router.token_counts import TokenCounts
+from alignedserve.types import InstanceId, RequestKey
+
+
+@dataclass(eq=False, slots=True)
+class Process:
+    hello: Hello
+    num_free_blocks: int = 0
+    # an instance's iteration time of late: measured over predicted
+    pace: float = 1.0
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.hello.instance_id
+
+
+@dataclass(eq=False, slots=True)
+class AssignedPrompts:
+    """The prompts that an instance was given."""
+
+    # tokens of each prompt that the instance has not computed
+    pending: TokenCounts
+    prefix_affinity: PrefixAffinity
+
+
+def _no_prompts(process: Process) -> AssignedPrompts:
+    limits = process.hello.limits
+    return AssignedPrompts(TokenCounts(), PrefixAffinity(limits.num_blocks * limits.block_size))
+
+
+@dataclass(eq=False, slots=True)
+class PrefillView(Process):
+    prompts: AssignedPrompts = field(init=False)
+    # blocks of the staging buffer that each request takes which the instance was told to stage
+    staging: dict[RequestKey, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.prompts = _no_prompts(self)
+
+    @property
+    def pending(self) -> TokenCounts:
+        return self.prompts.pending
+
+    @property
+    def num_free_staging_blocks(self) -> int:
+        return self.hello.limits.num_staging_blocks - sum(self.staging.values())
+
+    def has_room_at_once(self, num_blocks: int) -> bool:
+        """Whether so many blocks could be staged without waiting for others."""
+        return not self.staging and num_blocks <= min(self.num_free_blocks, self.num_free_staging_blocks)
+
+
+@dataclass(eq=False, slots=True)
+class Search:
+    """A question to the pool. One that found nothing is asked again when there is something new to find."""
+
+    is_asked: bool = False
+    # what there was to find when the question was asked last, and when it last found nothing
+    _asked_about: object = None
+    _fruitless: object = None
+
+    def is_due(self, about: object) -> bool:
+        return not self.is_asked and self._fruitless != about
+
+    def ask(self, about: object) -> None:
+        self.is_asked, self._asked_about = True, about
+
+    def answered(self, has_found: bool) -> None:
+        self.is_asked = False
+        self._fruitless = None if has_found else self._asked_about
+
+
+@dataclass(eq=False, slots=True)
+class DecodeView(Process):
+    # ---- what it said last ----
+    report: DecodeReport | None = None
+    # seconds on the router's clock at which it last brought a token, or one of its victims was given up
+    progress_s: float = 0.0
+
+    # ---- what it was offered and has not admitted: the blocks that each request needs ----
+    # the candidate batch
+    batch: dict[RequestKey, int] = field(default_factory=dict)
+    # candidate requests, and others that join the running batch
+    near: dict[RequestKey, int] = field(default_factory=dict)
+    # those of both that are best effort
+    be_promised: dict[RequestKey, int] = field(default_factory=dict)
+    # seconds on the router's clock since when it has a candidate batch
+    batch_since_s: float = 0.0
+    # whether it has admitted a request of the candidate batch
+    is_batch_begun: bool = False
+
+    # ---- real time that it will be offered in a moment ----
+    # whether the first token of each request is out
+    coming: dict[RequestKey, bool] = field(default_factory=dict)
+    # what it was told of that last
+    announced: Coming = field(default_factory=lambda: Coming(0, 0))
+
+    # ---- what runs there ----
+    running: dict[RequestKey, None] = field(default_factory=dict)
+    be_running: dict[RequestKey, None] = field(default_factory=dict)
+    # running requests that are to leave, and that the pool had no room for
+    refused: dict[RequestKey, None] = field(default_factory=dict)
+
+    # ---- questions to the pool for it ----
+    batch_search: Search = field(default_factory=Search)
+    near_search: Search = field(default_factory=Search)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.hello.limits.num_blocks
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that are free, and not promised to a request that was offered."""
+        return self.num_free_blocks - sum(self.batch.values()) - sum(self.near.values())
+
+    @property
+    def num_available_slots(self) -> int:
+        return self.hello.limits.max_num_seqs - len(self.running) - len(self.batch) - len(self.near)
+
+    @property
+    def num_blocks_for_rt(self) -> int:
+        """Blocks that are free, or that best effort can give, and that are not promised to real time."""
+        num_be_blocks = self.report.num_be_blocks if self.report else 0
+        return self.num_available_blocks + sum(self.be_promised.values()) + num_be_blocks
+
+    @property
+    def num_slots_for_rt(self) -> int:
+        return self.num_available_slots + len(self.be_promised) + len(self.be_running)
+
+    @property
+    def num_rt(self) -> int:
+        """Real-time requests that run there, or were offered to it."""
+        return self.hello.limits.max_num_seqs - self.num_slots_for_rt
+
+    @property
+    def awaits_rt(self) -> bool:
+        return len(self.be_promised) < len(self.batch) + len(self.near)
+
+    def take_announcement(self) -> Coming | None:
+        """Returns what it should hear of coming real time; None if it knows that."""
+        num_ready = sum(self.coming.values())
+        coming = Coming(len(self.coming) - num_ready, num_ready)
+        if coming == self.announced:
+            return None
+        self.announced = coming
+        return coming
+
+    def add_offered(self, key: RequestKey, num_blocks: int, is_batch: bool, is_rt: bool, now: float) -> None:
+        if is_batch and not self.batch:
+            self.batch_since_s = now
+        (self.batch if is_batch else self.near)[key] = num_blocks
+        if not is_rt:
+            self.be_promised[key] = num_blocks
+
+    def add_running(self, key: RequestKey, is_rt: bool) -> None:
+        self.running[key] = None
+        if not is_rt:
+            self.be_running[key] = None
+
+    def discard(self, key: RequestKey) -> None:
+        """The request is not there any more, nor to be offered. It is safe to repeat this."""
+        self.coming.pop(key, None)
+        self.be_promised.pop(key, None)
+        self.be_running.pop(key, None)
+        self.batch.pop(key, None)
+        self.near.pop(key, None)
+        self.running.pop(key, None)
+
+
+@dataclass(eq=False, slots=True)
+class ColocatedView(DecodeView):
+    """An instance that decodes and computes prompts as well."""
+
+    prompts: AssignedPrompts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompts = _no_prompts(self)
+
+    @property
+    def pending(self) -> TokenCounts:
+        return self.prompts.pending

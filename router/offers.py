@@ -1,0 +1,44 @@
+"""Offers requests to decode instances, which admit them when they have room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import Offer
+from alignedserve.router.clock import Clock
+from alignedserve.router.cluster_state import ClusterState
+from alignedserve.router.outbox import Outbox
+from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.transitions import PhaseTransitions
+from alignedserve.types import InstanceId
+
+
+@dataclass(eq=False, slots=True)
+class Offers:
+    _clock: Clock
+    _cluster: ClusterState
+    _transitions: PhaseTransitions
+    _outbox: Outbox
+
+    def offer(
+        self,
+        decode: InstanceId,
+        states: Sequence[RequestState],
+        is_batch: bool,
+        source: InstanceId | None = None,
+    ) -> None:
+        """`source`: the prefill instance that has staged the requests' KV; None: it is fetched from the pool, or
+        computed."""
+        for state in states:
+            self._transitions.enter(state, Phase.OFFERED, decode)
+            self.promise(decode, state, is_batch)
+        stager = self._cluster.prefill(source)
+        address = stager.hello.link if stager else ""
+        self._outbox.send(decode, Offer([state.work() for state in states], is_batch, source, address))
+
+    def promise(self, decode: InstanceId, state: RequestState, is_batch: bool) -> None:
+        """Counts the blocks that the request will need at the decode instance."""
+        if view := self._cluster.decode(decode):
+            num_blocks = state.num_blocks or -(-state.num_tokens // view.hello.limits.block_size)
+            view.add_offered(state.key, num_blocks + 1, is_batch, state.is_rt, self._clock.now)

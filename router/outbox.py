@@ -1,0 +1,32 @@
+"""Messages that one event causes, in the order in which they were sent, until the event's end."""
+
+from __future__ import annotations
+
+from alignedserve.protocol.messages import AnyMessage
+from alignedserve.router.cluster_state import ClusterState
+from alignedserve.router.events import Send
+from alignedserve.router.output_coalescing import OutputCoalescing
+from alignedserve.types import InstanceId
+
+
+class Outbox:
+    def __init__(self, cluster: ClusterState, output: OutputCoalescing) -> None:
+        self._cluster = cluster
+        self._output = output
+        self._sends: list[Send] = []
+
+    def send(self, to: InstanceId | None, message: AnyMessage) -> None:
+        """Sends to a process that is up. One that is down has forgotten everything, and hears nothing."""
+        if to is not None and to in self._cluster:
+            self._sends.append(Send(to, message))
+
+    def take(self, now: float) -> list[Send]:
+        """Returns all messages. Last come tokens that gateways should have by `now`, and what has changed of the real
+        time that decode instances are to expect."""
+        for gateway, tokens in self._output.take(now):
+            self.send(gateway, tokens)
+        for view in self._cluster.decodes:
+            if (coming := view.take_announcement()) is not None:
+                self.send(view.instance_id, coming)
+        sends, self._sends = self._sends, []
+        return sends

@@ -1,0 +1,92 @@
+"""Tokens on their way to gateways: those of real time go out at once, and those of best effort several at a time.
+
+Nobody waits for single tokens of best effort, and each message costs a gateway CPU time that real time's answers need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from alignedserve.protocol.messages import NewTokens, Tokens
+from alignedserve.router.request_state import RequestState
+from alignedserve.types import InstanceId, RequestKey
+
+# A best-effort request's tokens go out when there are so many. Requests that began at different times have them at
+# different times.
+MAX_COALESCED_TOKENS = 8
+# No token waits for more seconds than these, but for what is left of a tick.
+MAX_DELAY_S = 0.25
+
+
+@dataclass(eq=False)
+class _Delayed:
+    state: RequestState
+    news: NewTokens
+    since_s: float
+
+
+class OutputCoalescing:
+    def __init__(self) -> None:
+        # what each gateway gets at the end of the event: tokens, and timelines of some requests
+        self._news: dict[InstanceId, Tokens] = {}
+        # tokens that wait for more of the same request, the oldest first
+        self._delayed: dict[RequestKey, _Delayed] = {}
+
+    def add(self, state: RequestState, news: NewTokens, now: float) -> None:
+        """Adds a request's next tokens."""
+        if delayed := self._delayed.get(state.key):
+            news = _merged(delayed.news, news)
+        if _is_urgent(state, news):
+            self._delayed.pop(state.key, None)
+            self._of(state.gateway).news.append(news)
+        elif delayed:
+            delayed.news = news
+        else:
+            self._delayed[state.key] = _Delayed(state, news, now)
+
+    def resend(self, state: RequestState, num_known: int) -> None:
+        """Sends all of a request's tokens after the first `num_known`, which its gateway has already."""
+        self._delayed.pop(state.key, None)
+        self._of(state.gateway).news.append(NewTokens(state.key, num_known, state.output[num_known:]))
+
+    def add_timeline(self, state: RequestState) -> None:
+        """Sends the request's timeline up to now along with tokens."""
+        self._of(state.gateway).timelines[state.key] = list(state.timeline)
+
+    def discard(self, key: RequestKey) -> None:
+        """No client waits for the request's tokens any more."""
+        self._delayed.pop(key, None)
+
+    def take(self, now: float) -> Iterator[tuple[InstanceId, Tokens]]:
+        """Yields what each gateway should get at `now`."""
+        while self._delayed and (first := next(iter(self._delayed.values()))).since_s <= now - MAX_DELAY_S:
+            del self._delayed[first.state.key]
+            self._of(first.state.gateway).news.append(first.news)
+        news, self._news = self._news, {}
+        yield from news.items()
+
+    def _of(self, gateway: InstanceId) -> Tokens:
+        return self._news.setdefault(gateway, Tokens([]))
+
+
+def _is_urgent(state: RequestState, news: NewTokens) -> bool:
+    """Whether the tokens should go out at once. So should those of a request with stop strings: its gateway may find
+    that the answer has ended, and nothing should be computed after that."""
+    may_end_there = bool(state.request.params.stop)
+    return (
+        state.is_rt or may_end_there or bool(news.finish_reason) or len(news.tokens) >= MAX_COALESCED_TOKENS
+    )
+
+
+def _merged(one: NewTokens, next_one: NewTokens) -> NewTokens:
+    return replace(
+        next_one,
+        first=one.first,
+        tokens=one.tokens + next_one.tokens,
+        logprobs=one.logprobs + next_one.logprobs,
+        prompt_logprobs=one.prompt_logprobs or next_one.prompt_logprobs,
+        num_reused=one.num_reused or next_one.num_reused,
+    )

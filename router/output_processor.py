@@ -1,0 +1,70 @@
+"""Appends the tokens that instances report to their requests, and ends requests whose answers are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import NewTokens
+from alignedserve.router.clock import Clock, with_first_token
+from alignedserve.router.cluster_state import ClusterState
+from alignedserve.router.instance_views import ColocatedView
+from alignedserve.router.output_coalescing import OutputCoalescing
+from alignedserve.router.pool_demand import PoolDemand
+from alignedserve.router.recaller import Recaller
+from alignedserve.router.request_state import RequestState
+from alignedserve.router.request_table import RequestTable
+from alignedserve.types import InstanceId
+
+# finish reasons of answers whose length says what others of their class may have
+WHOLE_ANSWERS = ("stop", "length")
+
+
+@dataclass(eq=False, slots=True)
+class OutputProcessor:
+    _clock: Clock
+    _cluster: ClusterState
+    _requests: RequestTable
+    _demand: PoolDemand
+    _output: OutputCoalescing
+    _recaller: Recaller
+
+    def process(self, sender: InstanceId, all_news: Iterable[NewTokens]) -> None:
+        """Requests that are not with the sender any more are left alone: messages cross."""
+        for news in all_news:
+            state = self._requests.get(news.key)
+            if state and state.instance_id == sender and not state.is_finished:
+                self._append(sender, state, news)
+
+    def _append(self, sender: InstanceId, state: RequestState, news: NewTokens) -> None:
+        if news.first != len(state.output):
+            raise RuntimeError(
+                f"{sender}: request {news.key} has {len(state.output)} tokens, and {news.first} before the new ones"
+            )
+        is_first = not state.output
+        state.output.extend(news.tokens)
+        if is_first:
+            self._note_first_token(sender, state)
+        if is_first or news.finish_reason:
+            self._output.add_timeline(state)
+        self._output.add(state, news, self._clock.now)
+        if news.finish_reason:
+            self._finish(sender, state, news.finish_reason)
+            return
+        state.forecast.advance(len(state.output), self._clock.now)
+        if self._demand.is_exceeded(state):
+            self._demand.add(state)
+
+    def _note_first_token(self, sender: InstanceId, state: RequestState) -> None:
+        state.deadlines = with_first_token(state.deadlines, self._clock.now)
+        if (expecting := self._cluster.decode(state.expected_at)) and state.key in expecting.coming:
+            expecting.coming[state.key] = True
+        if isinstance(view := self._cluster.decode(sender), ColocatedView):
+            view.pending.discard(state.key)
+
+    def _finish(self, sender: InstanceId, state: RequestState, reason: str) -> None:
+        if reason in WHOLE_ANSWERS:
+            self._demand.learn_output_len(state)
+        # a prefill instance may still be saving the request's KV
+        is_forgotten = self._cluster.decode(sender) is not None
+        self._recaller.finish(state, forgotten_by=sender if is_forgotten else None)

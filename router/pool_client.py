@@ -1,0 +1,52 @@
+"""What the router asks of the pool, and whether the pool may have room for what it refused before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import AnyMessage, Commit, Release, Reserve
+from alignedserve.router.cluster_state import ClusterState
+from alignedserve.router.outbox import Outbox
+from alignedserve.router.prefill_queue import PrefillQueue
+from alignedserve.router.request_state import RequestState
+from alignedserve.scheduling.island import Island
+from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.types import RequestKey
+
+
+@dataclass(eq=False, slots=True)
+class PoolClient:
+    _cluster: ClusterState
+    _prefill_queue: PrefillQueue
+    _outbox: Outbox
+    _policy: RouterPart
+    _island: Island
+    # whether blocks were released since victims without room last asked for it
+    _may_retry_victims: bool = False
+
+    def send(self, message: AnyMessage) -> None:
+        if pool := self._cluster.pool:
+            self._outbox.send(pool.instance_id, message)
+
+    def reserve(self, state: RequestState, num_tokens: int) -> None:
+        self.send(Reserve(state.key, num_tokens, state.request.request_id))
+
+    def commit(self, state: RequestState, is_candidate: bool) -> None:
+        due_s = self._policy.admission_due_s(state, self._island)
+        self.send(Commit(state.key, state.num_cached, due_s, is_candidate))
+
+    def release(self, keys: Sequence[RequestKey]) -> None:
+        if keys:
+            self.retry_refused()
+            self.send(Release(list(keys)))
+
+    def retry_refused(self) -> None:
+        """The pool has room again, or may have: prompts and victims may ask for it once more."""
+        self._may_retry_victims = True
+        self._prefill_queue.clear_refusals()
+
+    def take_victims_retry(self) -> bool:
+        """Returns whether victims that found no room should ask again. They ask once for each time."""
+        may_retry, self._may_retry_victims = self._may_retry_victims, False
+        return may_retry

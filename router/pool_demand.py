@@ -1,0 +1,107 @@
+"""How many pool blocks the requests under way will need, at the lengths that they are expected to get.
+
+Where best effort is started only if the pool has so many, each victim of a decode instance finds room for its KV, and
+nothing is computed twice. One best-effort request may run in any case.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from alignedserve.router.cluster_state import ClusterState
+from alignedserve.router.request_state import RequestState
+from alignedserve.scheduling.forecast import UNKNOWN_OUTPUT, length_beyond
+from alignedserve.types import RequestKey
+
+# A victim goes on while it waits for room in the pool: its KV may grow by so many blocks meanwhile.
+EVICT_SLACK_BLOCKS = 2
+# the weight of an answer that ends in the mean length of its class
+_WEIGHT = 0.05
+
+
+class Need(NamedTuple):
+    # pool blocks that the request needs if it is evicted with `num_output` output tokens
+    num_blocks: int
+    num_output: int
+    is_rt: bool
+
+
+class PoolDemand:
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        self._needs: dict[RequestKey, Need] = {}
+        # the mean length of answers that ended, in tokens, for real time (True) and best effort
+        self._mean_output: dict[bool, float] = {}
+        # pool blocks that all requests will need, and those that best effort will need
+        self.num_blocks = 0
+        self.num_be_blocks = 0
+        # the number of best-effort requests that are under way
+        self.num_be = 0
+
+    def __len__(self) -> int:
+        return len(self._needs)
+
+    def add(self, state: RequestState) -> None:
+        """The request is under way, or has become longer than expected. It is safe to repeat this."""
+        self.discard(state)
+        num_output = self.expected_output(state)
+        need = Need(self.blocks_for(state, num_output), num_output, state.is_rt)
+        self._needs[state.key] = need
+        self._count(need, 1)
+
+    def discard(self, state: RequestState) -> None:
+        """It is safe to repeat this."""
+        if need := self._needs.pop(state.key, None):
+            self._count(need, -1)
+
+    def is_exceeded(self, state: RequestState) -> bool:
+        need = self._needs.get(state.key)
+        return need is not None and len(state.output) >= need.num_output
+
+    def learn_output_len(self, state: RequestState) -> None:
+        """The answer has ended by itself: others of its class may be as long."""
+        mean = self._mean_output.setdefault(state.is_rt, float(len(state.output)))
+        self._mean_output[state.is_rt] = mean + _WEIGHT * (len(state.output) - mean)
+
+    def has_room_for(self, state: RequestState, be_share: float, share: float) -> bool:
+        """See `scheduling.island.Island`."""
+        pool = self._cluster.pool
+        if state.key in self._needs or not self.num_be or pool is None:
+            return True
+        size, needed = pool.hello.limits.num_blocks, self.blocks_for(state, self.expected_output(state))
+        return self.num_be_blocks + needed <= be_share * size or self.num_blocks + needed <= share * size
+
+    def expected_output(self, state: RequestState) -> int:
+        """Returns how many output tokens the request is expected to have at its end."""
+        length = state.forecast.length or int(self._mean_output.get(state.is_rt, UNKNOWN_OUTPUT)) or 1
+        length = length_beyond(length, len(state.output))
+        return min(length, self.max_tokens_of(state) - len(state.request.prompt))
+
+    def blocks_for(self, state: RequestState, num_output: int) -> int:
+        """Returns how many pool blocks the request would need if it were evicted with `num_output` output tokens."""
+        num_tokens = min(len(state.request.prompt) + num_output + self._slack, self.max_tokens_of(state))
+        return -(-num_tokens // self._block_size)
+
+    def num_tokens_to_evict(self, state: RequestState) -> int:
+        """Returns how many tokens need room: those that the request has, and those that it gets while it waits."""
+        return min(state.num_tokens + self._slack, self.max_tokens_of(state))
+
+    def max_tokens_of(self, state: RequestState) -> int:
+        """Returns how many tokens, of prompt and output, the request can ever have."""
+        num_prompt, most = len(state.request.prompt), state.request.params.max_tokens
+        longest = max(self._cluster.max_model_len, state.num_tokens)
+        return min(num_prompt + most, longest) if most else longest
+
+    @property
+    def _block_size(self) -> int:
+        return self._cluster.pool.hello.limits.block_size if self._cluster.pool else 1
+
+    @property
+    def _slack(self) -> int:
+        return EVICT_SLACK_BLOCKS * self._block_size
+
+    def _count(self, need: Need, sign: int) -> None:
+        self.num_blocks += sign * need.num_blocks
+        if not need.is_rt:
+            self.num_be_blocks += sign * need.num_blocks
+            self.num_be += sign

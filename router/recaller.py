@@ -1,0 +1,73 @@
+"""Takes requests back from the instances that have them.
+
+Pool blocks of a request are released, or used elsewhere, only when no instance can touch them any more: an instance
+that was told to forget the request says so (`Gone`), or dies; until then the request is LEAVING.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import Abort
+from alignedserve.router.cluster_state import ClusterState
+from alignedserve.router.counters import Counters
+from alignedserve.router.outbox import Outbox
+from alignedserve.router.output_coalescing import OutputCoalescing
+from alignedserve.router.pool_client import PoolClient
+from alignedserve.router.pool_demand import PoolDemand
+from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.request_table import RequestTable
+from alignedserve.router.requeuer import Requeuer
+from alignedserve.router.transitions import PhaseTransitions
+from alignedserve.types import InstanceId
+
+
+@dataclass(eq=False, slots=True)
+class Recaller:
+    _cluster: ClusterState
+    _requests: RequestTable
+    _transitions: PhaseTransitions
+    _requeuer: Requeuer
+    _demand: PoolDemand
+    _pool: PoolClient
+    _outbox: Outbox
+    _output: OutputCoalescing
+    _counters: Counters
+
+    def recall(self, state: RequestState, forgotten_by: InstanceId | None = None) -> None:
+        """Takes the request from wherever it is; it goes on from the pool. `forgotten_by`: an instance that has
+        forgotten it already."""
+        having = dict.fromkeys(each for each in (state.instance_id, state.staged_at) if each)
+        state.pending_aborts = [each for each in having if each != forgotten_by and each in self._cluster]
+        stager = self._cluster.prefill(state.staged_at)
+        if stager and stager.staging.pop(state.key, None):
+            self._counters.of(stager.instance_id).num_spills += not state.is_finished
+        if not state.pending_aborts:
+            self._has_left(state)
+            return
+        self._transitions.enter(state, Phase.LEAVING)
+        for instance_id in state.pending_aborts:
+            self._outbox.send(instance_id, Abort(state.key))
+
+    def finish(self, state: RequestState, forgotten_by: InstanceId | None = None) -> None:
+        """The request's client has its answer, or is gone: it ends everywhere."""
+        self._transitions.finish(state)
+        self._output.discard(state.key)
+        if state.phase is not Phase.LEAVING:
+            self.recall(state, forgotten_by)
+
+    def confirm(self, state: RequestState, instance_id: InstanceId) -> None:
+        """An instance has forgotten the request, or is dead."""
+        if state.phase is Phase.LEAVING and instance_id in state.pending_aborts:
+            state.pending_aborts.remove(instance_id)
+            if not state.pending_aborts:
+                self._has_left(state)
+
+    def _has_left(self, state: RequestState) -> None:
+        if not state.is_finished:
+            self._requeuer.requeue(state)
+            return
+        self._transitions.enter(state, Phase.LEAVING)
+        self._demand.discard(state)
+        self._requests.remove(state)
+        self._pool.release([state.key])

@@ -1,0 +1,83 @@
+"""What instances report after an iteration: tokens, what was computed and saved, and what was admitted and evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import DecodeReport, MakeSpare, PrefillReport
+from alignedserve.router.cluster_state import ClusterState
+from alignedserve.router.counters import Counters
+from alignedserve.router.eviction import Eviction
+from alignedserve.router.instance_views import ColocatedView, DecodeView
+from alignedserve.router.output_processor import OutputProcessor
+from alignedserve.router.pool_client import PoolClient
+from alignedserve.router.request_state import Phase
+from alignedserve.router.request_table import RequestTable
+from alignedserve.router.requeuer import Requeuer
+from alignedserve.router.staging import Staging
+from alignedserve.router.transitions import PhaseTransitions
+from alignedserve.types import InstanceId, RequestKey
+
+
+@dataclass(eq=False, slots=True)
+class InstanceReports:
+    _cluster: ClusterState
+    _requests: RequestTable
+    _transitions: PhaseTransitions
+    _requeuer: Requeuer
+    _output_processor: OutputProcessor
+    _staging: Staging
+    _eviction: Eviction
+    _pool: PoolClient
+    _counters: Counters
+
+    def prefill(self, sender: InstanceId, report: PrefillReport) -> None:
+        view = self._cluster.prefill(sender)
+        if view is None:
+            raise RuntimeError(f"{sender} reports as a prefill instance, but is none that is up")
+        self._counters.of(sender).add_report(report)
+        view.num_free_blocks, view.pace = report.num_free_blocks, report.pace
+        self._output_processor.process(sender, report.news)
+        for key, num_computed in report.progress:
+            if state := self._requests.find(key, sender, Phase.PREFILLING):
+                view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
+        for key, num_tokens in report.saved:
+            if state := self._requests.find(key, sender, Phase.PREFILLING):
+                state.num_cached = num_tokens
+                self._requeuer.requeue(state)
+        self._staging.staged(sender, report.staged)
+
+    def decode(self, sender: InstanceId, report: DecodeReport) -> None:
+        view = self._cluster.decode(sender)
+        if view is None:
+            raise RuntimeError(f"{sender} reports as a decode instance, but is none that is up")
+        self._counters.of(sender).add_report(report)
+        view.report, view.num_free_blocks = report, report.num_free_blocks
+        self._admitted(view, report.admitted)
+        self._output_processor.process(sender, report.news)
+        view.pace = report.pace
+        if isinstance(view, ColocatedView):
+            self._computed(view, report.progress)
+        self._eviction.wanted(view, report)
+        for key, num_tokens in report.evicted:
+            self._eviction.evicted(view, key, num_tokens)
+
+    def _computed(self, view: ColocatedView, progress: Sequence[tuple[RequestKey, int]]) -> None:
+        for key, num_computed in progress:
+            if key in view.pending and (state := self._requests.get(key)):
+                view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
+
+    def _admitted(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
+        """The requests run: the pool's copy of their KV is a spare."""
+        instance_id = view.instance_id
+        found = [self._requests.find(key, instance_id, Phase.OFFERED) for key in keys]
+        states = [state for state in found if state]
+        if not view.is_batch_begun and any(state.key in view.batch for state in states):
+            view.is_batch_begun = True
+            self._counters.of(instance_id).num_batch_switches += 1
+        for state in states:
+            self._transitions.enter(state, Phase.RUNNING, instance_id)
+        self._staging.unstage(states)
+        if pooled := [state.key for state in states if state.blocks]:
+            self._pool.send(MakeSpare(pooled))

@@ -1,0 +1,164 @@
+"""What the router keeps of a request, and the phases that a request goes through.
+
+    QUEUED -> RESERVING -> PREFILLING -> POOLED -> (STAGED ->) OFFERED -> RUNNING -> finished
+       ^                                   ^                     MAKING_ROOM <-'
+       |                                   |                          v
+       '--- some of its KV was lost -------'------------------ EVICTING
+
+From any phase a request may be recalled: it is LEAVING until no instance can touch its pool blocks any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from alignedserve.protocol.messages import Request, Work
+from alignedserve.scheduling.forecast import Forecast
+from alignedserve.timing.deadlines import Deadlines
+from alignedserve.types import InstanceId, PoolBlockId, RequestKey
+
+
+class Phase(Enum):
+    # Some of the request's KV has to be computed.
+    QUEUED = "queued"
+    # The same holds, and the pool was asked for blocks.
+    RESERVING = "reserving"
+    # A prefill instance has the request until all of its KV is in the pool.
+    PREFILLING = "prefilling"
+    # The pool has all of the request's KV.
+    POOLED = "pooled"
+    # The pool has its KV, and a prefill instance loads it into its staging buffer, or has done so.
+    STAGED = "staged"
+    # The pool has its KV, and a decode instance has the request among its candidates.
+    OFFERED = "offered"
+    # The request is in the running batch of a decode instance.
+    RUNNING = "running"
+    # It still runs, and the pool was asked for blocks to take it back.
+    MAKING_ROOM = "making room"
+    # Its KV is on its way from a decode instance to the pool.
+    EVICTING = "evicting"
+    # Instances were told to forget the request, and may still read or write its pool blocks.
+    LEAVING = "leaving"
+
+
+# In these phases a real-time request is on its way to a decode instance, which is told to expect it.
+COMING_PHASES = {Phase.PREFILLING, Phase.POOLED, Phase.STAGED}
+
+# In these phases a request is in the running batch of a decode instance: the pool's copy of its KV is a spare.
+RUNNING_PHASES = {Phase.RUNNING, Phase.MAKING_ROOM, Phase.EVICTING}
+
+# A request that is evicted again and again enters many phases; the first ones are enough to explain its latency.
+MAX_TIMELINE_LEN = 64
+
+
+@dataclass(eq=False, slots=True)
+class RequestState:
+    # ---- what it is: written when the router takes it ----
+    request: Request
+    # the gateway that its tokens go to
+    gateway: InstanceId
+
+    # ---- where it is: written by `PhaseTransitions` only ----
+    phase: Phase
+    # seconds on the router's clock at which it entered its phase
+    since_s: float
+    # the instance that has it
+    instance_id: InstanceId | None = None
+    # the prefill instance whose staging buffer holds a copy of its KV, and the decode instance which that copy is for
+    staged_at: InstanceId | None = None
+    staged_for: InstanceId | None = None
+    # whether that decode instance will be offered it as part of its candidate batch
+    is_in_batch: bool = False
+    # the decode instance that was told to expect it
+    expected_at: InstanceId | None = None
+    # whether its client has its answer, or is gone
+    is_finished: bool = False
+
+    # ---- instances that were told to forget it and have not said that they did: written by `Recaller` ----
+    pending_aborts: list[InstanceId] = field(default_factory=list)
+
+    # ---- its output tokens so far: written by `OutputProcessor` ----
+    output: list[int] = field(default_factory=list)
+
+    # ---- what the pool has of it ----
+    # the number of its first tokens whose KV the pool has
+    num_cached: int = 0
+    # the pool blocks that are its own: those of the cached tokens come first
+    blocks: list[PoolBlockId] = field(default_factory=list)
+
+    # ---- what is expected of it ----
+    # the expected length of its answer; it doubles each time the answer exceeds it
+    forecast: Forecast = field(default_factory=Forecast)
+    # seconds on the router's clock at which it came to its gateway
+    arrived_s: float = 0.0
+    # seconds on the router's clock at which its tokens are due
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    # ---- what its gateway is told of its way ----
+    # (phase, seconds since the router took the request) for each phase that it entered
+    timeline: list[tuple[str, float]] = field(default_factory=list)
+    _taken_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._taken_s = self.since_s
+
+    def record_phase(self) -> None:
+        """Adds the phase that the request has just entered to its timeline."""
+        is_new = not self.timeline or self.timeline[-1][0] != self.phase.value
+        if is_new and len(self.timeline) < MAX_TIMELINE_LEN:
+            self.timeline.append((self.phase.value, self.since_s - self._taken_s))
+
+    @property
+    def key(self) -> RequestKey:
+        return self.request.key
+
+    @property
+    def is_rt(self) -> bool:
+        return self.deadlines.is_rt
+
+    @property
+    def num_output(self) -> int:
+        return len(self.output)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    def demotion(self, now: float) -> int:
+        """Returns how often its answer has exceeded its predicted length, less what was forgiven by `now`."""
+        return self.forecast.level(now)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_reusable(self) -> int:
+        """The number of tokens whose KV a prefill instance could take from the pool. The last token is always computed
+        again, or there would be nothing to sample from; and so are all tokens as long as the prompt's
+        log-probabilities have not gone out."""
+        if self.request.params.prompt_logprobs is not None and not self.output:
+            return 0
+        return min(self.num_cached, self.num_tokens - 1)
+
+    @property
+    def num_missing(self) -> int:
+        """The number of tokens that a prefill instance would compute: at least one, as there would be nothing to sample
+        from otherwise."""
+        return max(self.num_tokens - self.num_cached, 1)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a decode instance could go on with what the pool has."""
+        return bool(self.output) and self.num_cached == self.num_tokens - 1
+
+    def work(self) -> Work:
+        return Work(
+            self.request,
+            list(self.output),
+            self.num_cached,
+            list(self.blocks),
+            self.deadlines,
+            self.forecast.length,
+        )

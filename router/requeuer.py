@@ -1,0 +1,66 @@
+"""Puts requests that no instance has back into a queue: for decode if the pool has all of their KV, or for prefill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import MakeSpare
+from alignedserve.router.pool_client import PoolClient
+from alignedserve.router.pool_demand import PoolDemand
+from alignedserve.router.prefill_queue import PrefillQueue
+from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.transitions import PhaseTransitions
+from alignedserve.scheduling.island import Island
+from alignedserve.scheduling.policies.base import RouterPart
+
+
+@dataclass(eq=False, slots=True)
+class Requeuer:
+    _transitions: PhaseTransitions
+    _prefill_queue: PrefillQueue
+    _demand: PoolDemand
+    _pool: PoolClient
+    _policy: RouterPart
+    _island: Island
+
+    def requeue(self, state: RequestState) -> None:
+        """The request goes on with what the pool has of it."""
+        if state.is_pooled:
+            self._transitions.enter(state, Phase.POOLED)
+            self._pool.commit(state, is_candidate=True)
+            self._transitions.unstage(state)
+        else:
+            self.queue_prefill(state)
+
+    def queue_prefill(self, state: RequestState) -> None:
+        """The request waits for room in the pool. By the time it is granted, the pool may have dropped what it has of
+        the request now."""
+        state.num_cached = state.num_reusable
+        self._transitions.enter(state, Phase.QUEUED)
+        self._prefill_queue.push(state, self._policy.urgency(state, self._island))
+        self._pin_or_free(state)
+        self._transitions.unstage(state)
+
+    def _pin_or_free(self, state: RequestState) -> None:
+        """What the pool has of a queued request becomes a spare: requests before it in the queue might wait for that
+        room for ever. Only what the policy pins is not for others to take, and even that goes to real time and to
+        victims (`unpin_all`)."""
+        if state.num_cached and self._policy.pins(state):
+            self._prefill_queue.pinned[state.key] = state
+            self._demand.add(state)
+            self._pool.commit(state, is_candidate=False)
+        elif state.num_cached:
+            self._pool.send(MakeSpare([state.key]))
+        elif state.blocks:
+            state.blocks = []
+            self._pool.release([state.key])
+
+    def unpin_all(self) -> bool:
+        """What the pool has of queued best-effort requests becomes spare. Returns whether there was any."""
+        pinned = self._prefill_queue.take_pinned()
+        if pinned:
+            self._pool.send(MakeSpare([state.key for state in pinned]))
+            self._prefill_queue.clear_refusals()
+        for state in pinned:
+            self._demand.discard(state)
+        return bool(pinned)

@@ -1,0 +1,160 @@
+"""Which requests are prefilled first, and that all of them are."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.router import Router
+from alignedserve.scheduling import routing
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.island import Room
+from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
+from alignedserve.timing.deadlines import DEMOTION_S, Deadlines
+from alignedserve.types import Epoch
+from tests.router.script import GATEWAY, hello, request
+
+ENDLESS = 1 << 40
+
+
+def state(key: int, deadlines: Deadlines, arrived_s: float = 0.0, num_cached: int = 0) -> RequestState:
+    return RequestState(
+        request(key),
+        GATEWAY,
+        Phase.QUEUED,
+        arrived_s,
+        num_cached=num_cached,
+        arrived_s=arrived_s,
+        deadlines=deadlines,
+    )
+
+
+def rt(key: int, first_due_s: float, arrived_s: float = 0.0) -> RequestState:
+    return state(key, Deadlines(True, first_due_s, 0.1), arrived_s)
+
+
+def be(key: int, job_due_s: float, arrived_s: float = 0.0, num_cached: int = 0) -> RequestState:
+    return state(key, Deadlines(job_due_s=job_due_s), arrived_s, num_cached)
+
+
+def filled(states: list[RequestState], policy: str = "aligned") -> Router:
+    router = Router(RouterConfig(), Epoch(1), SchedulingConfig(policy))
+    for each in states:
+        push(router, each)
+    return router
+
+
+def push(router: Router, each: RequestState) -> None:
+    router.requests.add(each)
+    router.prefill_queue.push(each, router.policy.urgency(each, router.island))
+
+
+def order(router: Router, now: float, rt_room: int = ENDLESS, be_room: int = ENDLESS) -> list[int]:
+    """Of both lines, each with room for so many tokens."""
+    router.clock.now = now
+    rooms = {REAL_TIME: rt_room, BEST_EFFORT: be_room}
+    return [
+        each.key
+        for line, num_tokens in rooms.items()
+        for each in routing.start_line(router.island, line, Room(num_tokens, ENDLESS))
+    ]
+
+
+def started(router: Router, num_tokens: int = 2 * ENDLESS) -> list[int]:
+    """As the policy has it, with a window of so many tokens."""
+    view = router.cluster.add(hello("prefill-0"))
+    limits = replace(view.hello.limits, max_num_batched_tokens=num_tokens // 2)
+    view.hello = replace(view.hello, limits=limits)
+    found = [each.key for each in router.policy.start(router.island)]
+    router.cluster.remove(view.instance_id)
+    return found
+
+
+def test_the_objective_orders_real_time_and_the_window_best_effort() -> None:
+    router = filled([be(1, 900.0), rt(2, 9.0), be(3, 800.0), rt(4, 5.0), rt(5, 7.0)])
+    assert order(router, now=1.0) == [4, 5, 2, 3, 1]
+    assert len(router.prefill_queue) == router.prefill_queue.num_tokens == 0
+
+
+def test_who_has_lost_goes_behind_who_can_still_make_it() -> None:
+    router = filled([rt(1, 1.0), rt(2, 6.0), rt(3, 1.5 + DEMOTION_S)])
+    assert order(router, now=2.0) == [2, 1, 3]
+    assert router.prefill_queue.num_demotions == 1
+
+
+def test_a_begun_prompt_goes_before_others_of_best_effort() -> None:
+    router = filled([be(1, 500.0), be(2, 900.0, num_cached=4), rt(3, 5000.0)])
+    assert order(router, now=0.0) == [3, 2, 1]
+
+
+def test_best_effort_does_not_use_up_real_times_window() -> None:
+    """Each has six tokens to compute."""
+    router = filled([be(1, 9.0), be(2, 10.0), rt(3, 9.0), rt(4, 10.0)])
+    assert order(router, 0.0, rt_room=1, be_room=1) == [3, 1]
+    assert order(router, 0.0, rt_room=0, be_room=0) == []
+    assert order(router, 0.0, rt_room=7, be_room=0) == [4]
+
+
+def test_static_priority_lets_best_effort_go_when_no_real_time_waits() -> None:
+    states = [be(1, 9.0, 0.0), rt(2, 9.0, 2.0), rt(3, 5.0, 3.0), be(4, 1.0, 4.0)]
+    router = filled(states, "priority")
+    assert started(router, num_tokens=6) == [2]
+    # the window is one, and both count
+    assert started(router, num_tokens=12) == [3, 1]
+    assert started(router) == [4]
+
+
+def test_without_classes_it_is_the_order_of_arrival() -> None:
+    states = [be(1, 9.0, 3.0), rt(2, 9.0, 2.0), rt(3, 5.0, 4.0), be(4, 1.0, 1.0)]
+    assert started(filled(states, "fcfs")) == [4, 2, 1, 3]
+
+
+def test_what_the_pool_refuses_holds_up_its_class() -> None:
+    router = filled([rt(1, 5.0), be(2, 5.0)])
+    router.prefill_queue.refused(be(3, 1.0))
+    assert order(router, 0.0) == [1]
+    router = filled([rt(1, 5.0), be(2, 5.0)])
+    router.prefill_queue.refused(rt(3, 1.0))
+    assert router.prefill_queue.is_refused(REAL_TIME) and order(router, 0.0) == [2]
+    router.prefill_queue.clear_refusals()
+    assert order(router, 0.0) == [1]
+
+
+times = st.floats(0.0, 50.0)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), times, times), max_size=40), st.lists(st.floats(0.0, 5.0), max_size=40)
+)
+def test_each_is_taken_once_and_never_before_a_better_one(
+    arrivals: list[tuple[bool, float, float]], steps: list[float]
+) -> None:
+    """One at a time, while time passes: real time that can make it goes by its objective."""
+    states = {key: (rt if is_rt else be)(key, due_s) for key, (is_rt, due_s, _) in enumerate(arrivals, 1)}
+    router, now, taken = filled(list(states.values())), 0.0, list[int]()
+    for step_s in [*steps, *[1.0] * len(states)]:
+        now += step_s
+        waiting = [each for key, each in states.items() if key not in taken]
+        for key in order(router, now, rt_room=1, be_room=0):
+            first = states[key].deadlines.first_due_s
+            others = [each.deadlines.first_due_s for each in waiting if each.is_rt and each.key != key]
+            live = [due_s for due_s in others if due_s >= now]
+            place = first if first >= now else first + DEMOTION_S
+            assert all(place <= due_s for due_s in live)
+            taken.append(key)
+        taken += order(router, now, rt_room=0, be_room=1)
+    assert sorted(taken) == sorted(states) and len(router.prefill_queue) == 0
+
+
+@given(st.integers(2, 60))
+def test_a_lost_one_ends_however_many_come_after_it(num_later: int) -> None:
+    """One a second comes with an objective of two seconds; one a second goes."""
+    router, now, taken = filled([rt(1, 0.5)]), 1.0, list[int]()
+    for key in range(2, num_later + 30):
+        push(router, rt(key, now + 2.0, now))
+        taken += order(router, now, rt_room=1)
+        now += 1.0
+    assert 1 in taken and taken.index(1) <= DEMOTION_S + 2
