@@ -35,7 +35,7 @@ from alignedserve.protocol.messages import (
     Cluster,
     Hello,
     NewTokens,
-    Part,
+    ProcessStatus,
     Submit,
     Tokens,
     Welcome,
@@ -81,11 +81,11 @@ class StubRouter:
             case Abort(key=key):
                 self._streams.pop(key, None)
             case AskCluster(ticket=ticket):
-                parts = [
-                    Part(role, InstanceId(role), Epoch(1), 1, "up", 1, 1, {})
+                processes = [
+                    ProcessStatus(role, InstanceId(role), Epoch(1), 1, "up", 1, 1, {})
                     for role in ("kvpool", "prefill", "decode")
                 ]
-                self.hub.send(hello.instance_id, Cluster(ticket, parts, {}))
+                self.hub.send(hello.instance_id, Cluster(ticket, processes, {}))
 
     async def run(self) -> None:
         due_s = time.monotonic()

@@ -95,7 +95,7 @@ class Boundary:
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
-    def start(self, request: PrefillRequest) -> None:
+    def admit(self, request: PrefillRequest) -> None:
         scheduled = _own(request)
         needed = self.blocks_for(scheduled)
         if needed > self.num_free_blocks or self.num_free_slots <= 0:

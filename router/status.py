@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from alignedserve.protocol.messages import Cluster, Hello, InstanceStats, Moved, Part, PoolUse
+from alignedserve.protocol.messages import Cluster, Hello, InstanceStats, Moved, PoolUse, ProcessStatus
 from alignedserve.router.router import Router
 from alignedserve.types import Epoch, InstanceId
 
@@ -23,12 +23,12 @@ def describe(
     """`expected`: the role of each process that should be there. `pool_use`: what the pool has said of its blocks."""
     counts = router.counts
     present = [me, *(hello for hello in connected if hello.role != "launcher")]
-    parts = [_part(router, hello, pool_use) for hello in present]
+    processes = [_process_status(router, hello, pool_use) for hello in present]
     here = {hello.instance_id for hello in present}
-    parts += [_absent(router, role, name) for name, role in expected.items() if name not in here]
+    processes += [_absent(router, role, name) for name, role in expected.items() if name not in here]
     return Cluster(
         ticket,
-        sorted(parts, key=_order),
+        sorted(processes, key=_order),
         requests=counts.by_phase,
         tiers=counts.by_tier,
         recoveries=dict(router.counters.recoveries),
@@ -46,9 +46,9 @@ def _sharing(router: Router) -> dict[str, int]:
     }
 
 
-def _part(router: Router, hello: Hello, pool_use: PoolUse | None) -> Part:
+def _process_status(router: Router, hello: Hello, pool_use: PoolUse | None) -> ProcessStatus:
     name = hello.instance_id
-    return Part(
+    return ProcessStatus(
         role=hello.role,
         instance_id=name,
         epoch=hello.epoch,
@@ -90,10 +90,10 @@ def _num_free_blocks(router: Router, hello: Hello, pool_use: PoolUse | None) -> 
     return view.num_free_blocks if view else 0
 
 
-def _absent(router: Router, role: str, name: InstanceId) -> Part:
-    return Part(role, name, _NEVER, 0, DOWN, 0, 0, {}, _stats(router, name))
+def _absent(router: Router, role: str, name: InstanceId) -> ProcessStatus:
+    return ProcessStatus(role, name, _NEVER, 0, DOWN, 0, 0, {}, _stats(router, name))
 
 
-def _order(part: Part) -> tuple[int, str]:
+def _order(process: ProcessStatus) -> tuple[int, str]:
     roles = ("router", "kvpool", "prefill", "decode", "colocated", "gateway")
-    return roles.index(part.role), part.instance_id
+    return roles.index(process.role), process.instance_id

@@ -16,7 +16,7 @@ from alignedserve.protocol.messages import (
     Drain,
     Hello,
     InstanceLimits,
-    Part,
+    ProcessStatus,
     Stop,
     Welcome,
 )
@@ -79,10 +79,10 @@ class IslandSupervisor:
 
     def on_message(self, message: AnyMessage) -> None:
         if isinstance(message, Cluster):
-            here = {part.instance_id: part for part in message.parts if part.state == "up"}
+            here = {process.instance_id: process for process in message.processes if process.state == "up"}
             for name, supervisor in (self.supervisors | self._others).items():
-                if part := here.get(name):
-                    supervisor.seen(self._name, _detail(part))
+                if process := here.get(name):
+                    supervisor.seen(self._name, _detail(process))
                 else:
                     supervisor.unseen(self._name, is_dead=True)
 
@@ -90,8 +90,8 @@ class IslandSupervisor:
         return Hello("launcher", LAUNCHER, self._epoch, os.getpid(), {}, InstanceLimits())
 
 
-def _detail(part: Part) -> str:
-    if part.role == "router":
-        return f"epoch {part.epoch}"
-    blocks = f", {part.num_blocks} blocks" if part.num_blocks else ""
-    return f"pid {part.pid}{blocks}"
+def _detail(process: ProcessStatus) -> str:
+    if process.role == "router":
+        return f"epoch {process.epoch}"
+    blocks = f", {process.num_blocks} blocks" if process.num_blocks else ""
+    return f"pid {process.pid}{blocks}"

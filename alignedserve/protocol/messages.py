@@ -465,7 +465,7 @@ class InstanceStats(Message):
     num_found_tokens: int = 0
 
 
-class Part(Message):
+class ProcessStatus(Message):
     """A process, as the router knows it."""
 
     role: str
@@ -485,7 +485,7 @@ class Cluster(Message):
     """Answers AskCluster; it is also sent to launchers, with ticket 0, whenever a process comes or goes."""
 
     ticket: int
-    parts: list[Part]
+    processes: list[ProcessStatus]
     # The number of requests in each state, in the whole island.
     requests: dict[str, int]
     # The same for each tier.

@@ -273,7 +273,7 @@ class PrefillBoundary(Protocol):
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
-    def start(self, request: PrefillRequest) -> None:
+    def admit(self, request: PrefillRequest) -> None:
         """Starts the prompt. It takes its blocks and a slot, which must be there."""
 
     def preempt(self, request: PrefillRequest) -> None:

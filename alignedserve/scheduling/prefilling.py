@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable
 from alignedserve.scheduling.boundary import AnyPrefill, PrefillBoundary, PrefillRequest
 
 # Whether a prompt that needs so many blocks may start.
-MayStart = Callable[[PrefillBoundary, int], bool]
+MayAdmit = Callable[[PrefillBoundary, int], bool]
 
 
 def fits(at: PrefillBoundary, num_blocks: int) -> bool:
     return num_blocks <= at.num_free_blocks and at.num_free_slots > 0
 
 
-def start_while(at: PrefillBoundary, requests: Iterable[PrefillRequest], may_start: MayStart) -> None:
+def admit_while(at: PrefillBoundary, requests: Iterable[PrefillRequest], may_admit: MayAdmit) -> None:
     """Starts the waiting prompts, in order, until one may not start. A prompt that waits for another does not keep
     others from starting."""
     for request in requests:
         if not at.is_waiting(request) or at.had_better_wait(request):
             continue
-        if not may_start(at, at.blocks_for(request)):
+        if not may_admit(at, at.blocks_for(request)):
             break
-        at.start(request)
+        at.admit(request)
 
 
 def chunk_in_order(at: PrefillBoundary, requests: Iterable[PrefillRequest]) -> None:

@@ -93,7 +93,9 @@ class Client(Island):
         """Those that run, not those that ran before."""
         pids = {name: self.processes.pid(name) for name in self.processes.configs}
         await self.until_cluster(
-            lambda cluster: pids.items() <= {part.instance_id: part.pid for part in cluster.parts}.items()
+            lambda cluster: (
+                pids.items() <= {process.instance_id: process.pid for process in cluster.processes}.items()
+            )
         )
 
     async def until_idle(self) -> None:
@@ -102,8 +104,10 @@ class Client(Island):
             lambda cluster: (
                 not cluster.requests
                 and all(
-                    part.state == "up" and part.num_free_blocks == part.num_blocks and not part.requests
-                    for part in cluster.parts
+                    process.state == "up"
+                    and process.num_free_blocks == process.num_blocks
+                    and not process.requests
+                    for process in cluster.processes
                 )
             )
         )

@@ -17,7 +17,7 @@ from alignedserve.protocol.messages import (
     Echo,
     Hello,
     NewTokens,
-    Part,
+    ProcessStatus,
     Rejected,
     Request,
     Submit,
@@ -50,7 +50,9 @@ class ScriptedRouter:
         self.refuse: Callable[[Submit], Rejected | None] = lambda submit: None
         # tokens that each request may get; None: all
         self.allowed: int | None = None
-        self.parts: list[Part] = [part(role) for role in ("kvpool", "prefill", "decode")]
+        self.processes: list[ProcessStatus] = [
+            process_status(role) for role in ("kvpool", "prefill", "decode")
+        ]
         self.answers_cluster = True
         self._epoch = Epoch(epoch)
         self._open: dict[RequestKey, tuple[InstanceId, Request, int]] = {}
@@ -97,7 +99,7 @@ class ScriptedRouter:
         self.hub.send(sender, echo)
 
     def cluster(self, ticket: int) -> Cluster:
-        return Cluster(ticket, self.parts, {"running": len(self._open)})
+        return Cluster(ticket, self.processes, {"running": len(self._open)})
 
     def _submit(self, gateway: InstanceId, submit: Submit) -> None:
         self.submitted.append(submit)
@@ -127,5 +129,5 @@ class ScriptedRouter:
         return news
 
 
-def part(role: str, state: str = "up") -> Part:
-    return Part(role, InstanceId(f"{role}-0"), Epoch(1), 42, state, 10, 4, {"running": 1})
+def process_status(role: str, state: str = "up") -> ProcessStatus:
+    return ProcessStatus(role, InstanceId(f"{role}-0"), Epoch(1), 42, state, 10, 4, {"running": 1})

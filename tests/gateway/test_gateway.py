@@ -17,7 +17,7 @@ from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.process import GatewayProcess, listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Rejected, Request
-from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of, part
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of, process_status
 from tests.gateway.served import ASKED, GATEWAY, JSON, QUESTION, play, served, served_by
 
 # ---- answers ----
@@ -562,9 +562,13 @@ def test_health_asks_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
                 return response.status_code, response.json()
 
             assert await health() == (200, {"status": "ok"})
-            at.router.parts.append(part("decode", "down"))
+            at.router.processes.append(process_status("decode", "down"))
             assert await health() == (200, {"status": "degraded", "down": ["decode-0"]})
-            at.router.parts = [part("kvpool"), part("prefill"), part("decode", "down")]
+            at.router.processes = [
+                process_status("kvpool"),
+                process_status("prefill"),
+                process_status("decode", "down"),
+            ]
             status, body = await health()
             assert (status, body["reason"]) == (503, "no decode process is up")
             at.router.answers_cluster = False

@@ -28,7 +28,7 @@ def asked(script: Script) -> Cluster:
 
 
 def stats(script: Script, name: InstanceId = DECODE) -> InstanceStats:
-    return next(part.stats for part in asked(script).parts if part.instance_id == name)
+    return next(process.stats for process in asked(script).processes if process.instance_id == name)
 
 
 def test_an_eviction_is_a_preemption_that_kept_the_kv() -> None:

@@ -121,7 +121,11 @@ def test_counts_are_those_of_all_requests_after_each_event(link: str) -> None:
         assert core
         cluster = [process.hello for process in core.cluster]
         found = describe(core, me, cluster, {}, None, 1)
-        places = {part.instance_id: part.requests for part in found.parts if part.instance_id != "router"}
+        places = {
+            process.instance_id: process.requests
+            for process in found.processes
+            if process.instance_id != "router"
+        }
         assert (found.requests, found.tiers, places) == counted(core, [*places])
         seen.update(found.requests)
 

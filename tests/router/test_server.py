@@ -130,15 +130,15 @@ def test_the_cluster_is_described_with_who_is_missing() -> None:
             pool.connection.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)]))
             while (cluster := await gateway.ask_cluster()).requests != {"prefilling": 1}:
                 gateway.heard.clear()
-            parts = {part.instance_id: part for part in cluster.parts}
-            assert list(parts) == ["router", "kvpool-0", "prefill-0", "decode-0", "gateway-0"]
-            assert parts[InstanceId("decode-0")].state == "down"
+            processes = {process.instance_id: process for process in cluster.processes}
+            assert list(processes) == ["router", "kvpool-0", "prefill-0", "decode-0", "gateway-0"]
+            assert processes[InstanceId("decode-0")].state == "down"
             assert (
-                parts[InstanceId("kvpool-0")].num_blocks,
-                parts[InstanceId("kvpool-0")].num_free_blocks,
+                processes[InstanceId("kvpool-0")].num_blocks,
+                processes[InstanceId("kvpool-0")].num_free_blocks,
             ) == (10, 3)
-            assert parts[InstanceId("prefill-0")].requests == {"prefilling": 1}
-            assert parts[InstanceId("router")].pid == os.getpid()
+            assert processes[InstanceId("prefill-0")].requests == {"prefilling": 1}
+            assert processes[InstanceId("router")].pid == os.getpid()
 
     play(scenario)
 
@@ -157,7 +157,7 @@ def test_launchers_hear_who_comes_and_goes() -> None:
 
 
 def states(cluster: Cluster, name: str) -> list[str]:
-    return [part.state for part in cluster.parts if part.instance_id == name]
+    return [process.state for process in cluster.processes if process.instance_id == name]
 
 
 def test_who_says_what_is_not_his_is_cut_off() -> None:

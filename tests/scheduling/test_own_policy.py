@@ -34,7 +34,7 @@ class LongestFirst(RouterPart):
 
 class BlockByBlock(PrefillPart):
     def plan(self, at: PrefillBoundary) -> None:
-        prefilling.start_while(at, at.waiting, prefilling.fits)
+        prefilling.admit_while(at, at.waiting, prefilling.fits)
         for member in at.computing[:1]:
             at.chunk(member, min(member.num_pending, self.limits.block_size))
 

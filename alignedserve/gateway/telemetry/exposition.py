@@ -20,7 +20,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.telemetry.health import AskClusters
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.lengths.prediction import SOURCES
-from alignedserve.protocol.messages import Cluster, Part
+from alignedserve.protocol.messages import Cluster, ProcessStatus
 
 PREFIX = "alignedserve:"
 # The states of requests that an instance computes; all others wait, or are about to leave.
@@ -149,10 +149,12 @@ def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     yield from _requests(clusters)
     yield from _recoveries(clusters)
     yield _sharing(clusters)
-    parts = [(str(island), part) for island, cluster in clusters.items() for part in cluster.parts]
-    yield _processes(parts)
-    yield _kv_use(parts)
-    instances = [(island, part) for island, part in parts if part.role in INSTANCE_ROLES]
+    processes = [
+        (str(island), process) for island, cluster in clusters.items() for process in cluster.processes
+    ]
+    yield _processes(processes)
+    yield _kv_use(processes)
+    instances = [(island, process) for island, process in processes if process.role in INSTANCE_ROLES]
     yield from _instances(instances)
     yield from _moves(instances)
 
@@ -196,18 +198,20 @@ def _sharing(clusters: Mapping[int, Cluster]) -> Metric:
     return sharing
 
 
-def _processes(parts: Iterable[tuple[str, Part]]) -> Metric:
+def _processes(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
     up = _gauge("process_up", "1 for a process that is there, 0 for one that should be.", *INSTANCE_LABELS)
-    for island, part in parts:
-        up.add_metric([island, part.role, part.instance_id], part.state == "up")
+    for island, process in processes:
+        up.add_metric([island, process.role, process.instance_id], process.state == "up")
     return up
 
 
-def _kv_use(parts: Iterable[tuple[str, Part]]) -> Metric:
+def _kv_use(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
     use = _gauge("kv_cache_usage_perc", "Share of KV blocks in use; 1 is all of them.", *INSTANCE_LABELS)
-    for island, part in parts:
-        if part.num_blocks:
-            use.add_metric([island, part.role, part.instance_id], 1 - part.num_free_blocks / part.num_blocks)
+    for island, process in processes:
+        if process.num_blocks:
+            use.add_metric(
+                [island, process.role, process.instance_id], 1 - process.num_free_blocks / process.num_blocks
+            )
     return use
 
 
@@ -227,32 +231,32 @@ INSTANCE_COUNTERS = {
 }
 
 
-def _instances(instances: list[tuple[str, Part]]) -> Iterator[Metric]:
+def _instances(instances: list[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
     for name, (text, attribute) in INSTANCE_COUNTERS.items():
         counter = _counter(name, text, *INSTANCE_LABELS)
-        for island, part in instances:
-            counter.add_metric([island, part.role, part.instance_id], getattr(part.stats, attribute))
+        for island, process in instances:
+            counter.add_metric([island, process.role, process.instance_id], getattr(process.stats, attribute))
         yield counter
     staged = _gauge("staged_bytes", "KV in prefill instances' buffers for candidates.", *INSTANCE_LABELS)
     spread = _gauge(
         "prefix_length_spread", "Longest less shortest sequence of the running batch.", *INSTANCE_LABELS
     )
-    for island, part in instances:
-        labels = [island, part.role, part.instance_id]
-        if part.role == "prefill":
-            staged.add_metric(labels, part.stats.staged_bytes)
+    for island, process in instances:
+        labels = [island, process.role, process.instance_id]
+        if process.role == "prefill":
+            staged.add_metric(labels, process.stats.staged_bytes)
         else:
-            spread.add_metric(labels, part.stats.max_length - part.stats.min_length)
+            spread.add_metric(labels, process.stats.max_length - process.stats.min_length)
     yield from (staged, spread)
 
 
-def _moves(instances: Iterable[tuple[str, Part]]) -> Iterator[Metric]:
+def _moves(instances: Iterable[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
     """Bandwidth is the rate of the bytes over the rate of the seconds."""
     num_bytes = _counter("kv_transfer_bytes", "KV that was copied.", *INSTANCE_LABELS, "transfer")
     seconds = _counter("kv_transfer_seconds", "Time that copying it took.", *INSTANCE_LABELS, "transfer")
-    for island, part in instances:
-        for moved in part.stats.moved:
-            labels = [island, part.role, part.instance_id, moved.what]
+    for island, process in instances:
+        for moved in process.stats.moved:
+            labels = [island, process.role, process.instance_id, moved.what]
             num_bytes.add_metric(labels, moved.num_bytes)
             seconds.add_metric(labels, moved.seconds)
     yield from (num_bytes, seconds)

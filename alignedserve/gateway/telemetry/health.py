@@ -8,7 +8,7 @@ from typing import Any
 
 from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.protocol.messages import Cluster, Part
+from alignedserve.protocol.messages import Cluster, ProcessStatus
 from alignedserve.store import Store
 
 # An island without one of each answers nothing; instead of the last two it may have colocated instances.
@@ -35,7 +35,9 @@ async def health(
     missing = [_missing(cluster) for cluster in clusters]
     if all(missing):
         return 503, {"status": "unavailable", "reason": f"no {' and no '.join(missing[0])} process is up"}
-    down = [part.instance_id for cluster in clusters for part in cluster.parts if part.state != "up"]
+    down = [
+        process.instance_id for cluster in clusters for process in cluster.processes if process.state != "up"
+    ]
     found: dict[str, Any] = {"down": down} if down else {}
     if store and store.is_down:
         found |= {"store": "down", "reason": _STORE_REASON}
@@ -45,14 +47,16 @@ async def health(
 def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:
     """`clusters` maps islands' numbers to their routers' answers."""
     processes = [
-        _part(part) | {"island": number} for number, cluster in clusters.items() for part in cluster.parts
+        _process_status(process) | {"island": number}
+        for number, cluster in clusters.items()
+        for process in cluster.processes
     ]
     return {"processes": processes, "requests": _requests(clusters.values())}
 
 
 def _missing(cluster: Cluster) -> list[str]:
-    up = {part.role for part in cluster.parts if part.state == "up"}
-    is_colocated = any(part.role == "colocated" for part in cluster.parts)
+    up = {process.role for process in cluster.processes if process.state == "up"}
+    is_colocated = any(process.role == "colocated" for process in cluster.processes)
     return [role for role in (NEEDED_COLOCATED if is_colocated else NEEDED) if role not in up]
 
 
@@ -63,13 +67,13 @@ def _requests(clusters: Iterable[Cluster]) -> dict[str, int]:
     return dict(total)
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _process_status(process: ProcessStatus) -> dict[str, Any]:
     return {
-        "role": part.role,
-        "instance_id": part.instance_id,
-        "epoch": part.epoch,
-        "pid": part.pid,
-        "state": part.state,
-        "blocks": {"used": part.num_blocks - part.num_free_blocks, "free": part.num_free_blocks},
-        "requests": part.requests,
+        "role": process.role,
+        "instance_id": process.instance_id,
+        "epoch": process.epoch,
+        "pid": process.pid,
+        "state": process.state,
+        "blocks": {"used": process.num_blocks - process.num_free_blocks, "free": process.num_free_blocks},
+        "requests": process.requests,
     }

@@ -110,7 +110,7 @@ class PrefillPart:
 
     def plan(self, at: PrefillBoundary) -> None:
         if at.short_of_blocks is None:
-            prefilling.start_while(at, self.in_order(at.waiting, at.now), prefilling.fits)
+            prefilling.admit_while(at, self.in_order(at.waiting, at.now), prefilling.fits)
         prefilling.chunk_in_order(at, self.in_order(at.computing, at.now))
 
 

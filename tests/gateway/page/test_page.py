@@ -10,7 +10,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.page.browser import Browser
 from tests.gateway.page.hosted import hosted
-from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of, part
+from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of, process_status
 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script><b>bold</b>"
 
@@ -52,10 +52,10 @@ def ask(browser: Browser, text: str) -> None:
 
 
 def test_text_is_shown_as_text(browser: Browser) -> None:
-    down = part("decode", "down")
+    down = process_status("decode", "down")
     router = ScriptedRouter(answer=answer_of(HOSTILE))
     assert TOKENIZER.decode(router.answer[:-1]) == HOSTILE
-    router.parts = [part("router"), part("kvpool"), part("prefill"), down]
+    router.processes = [process_status("router"), process_status("kvpool"), process_status("prefill"), down]
     down.requests = {HOSTILE: 3}
     with hosted(router) as host:
         browser.open(host.url)
@@ -112,7 +112,11 @@ def test_a_process_that_is_down_stands_out(browser: Browser) -> None:
         browser.until(lambda: "Ready" in browser.text("#state") and browser.find_all("[data-instance]"))
         row = "tr[data-instance='decode-0']"
         assert "6 of 10" in browser.text(row) and "● up" in browser.text(row)
-        router.parts = [part("kvpool"), part("prefill"), part("decode", "down")]
+        router.processes = [
+            process_status("kvpool"),
+            process_status("prefill"),
+            process_status("decode", "down"),
+        ]
         browser.until_text(row, "✕ down")
         browser.until_text("#state", "✕ Unavailable: no decode process is up")
         assert "✕" in browser.driver.title

@@ -11,7 +11,7 @@ from alignedserve.protocol.messages import Cluster, InstanceStats, Moved, Reject
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.gateway.observed import observed
-from tests.gateway.scripted import ScriptedRouter, answer_of, part
+from tests.gateway.scripted import ScriptedRouter, answer_of, process_status
 from tests.gateway.served import play
 
 NUM_TOKENS = len(answer_of("one two three"))
@@ -88,15 +88,15 @@ class KnowingRouter(ScriptedRouter):
             computing_s=1.5,
         )
         prefill = InstanceStats(num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300)
-        self.parts = [
-            part("kvpool"),
-            msgspec.structs.replace(part("prefill"), stats=prefill),
-            msgspec.structs.replace(part("decode"), stats=decode),
+        self.processes = [
+            process_status("kvpool"),
+            msgspec.structs.replace(process_status("prefill"), stats=prefill),
+            msgspec.structs.replace(process_status("decode"), stats=decode),
         ]
 
     def cluster(self, ticket: int) -> Cluster:
         tiers = {"rt": {"running": 2, "queued": 1, "leaving": 1}, "be": {"pooled": 4, "prefilling": 1}}
-        return Cluster(ticket, self.parts, {"running": 2}, tiers, {"decode": 6}, {"express": 9})
+        return Cluster(ticket, self.processes, {"running": 2}, tiers, {"decode": 6}, {"express": 9})
 
 
 def test_what_routers_know_is_shown_by_island_and_instance() -> None:

@@ -1,5 +1,4 @@
-"""Which prompts start, and which prompts of best effort (BE) are preempted for real time (RT); `room.py` chooses them.
-Pure.
+"""Which prompts start, and which prompts of best effort (BE) are preempted for real time (RT; `victims.py`). Pure.
 
 BE starts only while some blocks and a slot stay free for RT. If RT finds none all the same, BE prompts are preempted:
 what was computed is in the pool, and is not computed again.
@@ -12,21 +11,21 @@ from collections.abc import Callable, Sequence
 from alignedserve.scheduling import prefilling
 from alignedserve.scheduling.boundary import PrefillBoundary, PrefillRequest
 from alignedserve.scheduling.policies.aligned.prefill.mixing import Mixing
-from alignedserve.scheduling.policies.aligned.prefill.room import victims
+from alignedserve.scheduling.policies.aligned.prefill.victims import victims
 
 InOrder = Callable[[Sequence[PrefillRequest], float], Sequence[PrefillRequest]]
 
 
-def start(at: PrefillBoundary, mixing: Mixing, in_order: InOrder) -> None:
+def admit(at: PrefillBoundary, mixing: Mixing, in_order: InOrder) -> None:
     waiting, first = in_order(at.waiting, at.now), at.short_of_blocks
     be = [request for request in waiting if not request.is_rt]
     owed = be[:1] if mixing.is_owed and not at.is_be_started else []
     urgent = owed + [request for request in waiting if request.is_rt]
     if first is None or not first.is_rt:
-        prefilling.start_while(at, urgent, prefilling.fits)
+        prefilling.admit_while(at, urgent, prefilling.fits)
     lacking = next((request for request in urgent if _wants_to_start(at, request)), None)
     if first is None and lacking is None:
-        prefilling.start_while(at, be, lambda at, num_blocks: _leaves_headroom(at, mixing, num_blocks))
+        prefilling.admit_while(at, be, lambda at, num_blocks: _leaves_headroom(at, mixing, num_blocks))
     wanted = first if first is not None and first.is_rt else lacking
     if wanted is not None and wanted.is_rt:
         _make_room(at, mixing, wanted, in_order)

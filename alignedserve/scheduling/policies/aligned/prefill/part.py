@@ -16,7 +16,7 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import prefilling
 from alignedserve.scheduling.boundary import AnyPrefill, PrefillBoundary, PrefillRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.aligned.prefill.admission import start
+from alignedserve.scheduling.policies.aligned.prefill.admission import admit
 from alignedserve.scheduling.policies.aligned.prefill.mixing import Mixing
 from alignedserve.scheduling.policies.aligned.prefill.urgency import is_ahead, place_of
 from alignedserve.scheduling.policies.base import PrefillPart
@@ -43,7 +43,7 @@ class AlignedPrefill(PrefillPart):
 
     def plan(self, at: PrefillBoundary) -> None:
         self._mixing.look(at)
-        start(at, self._mixing, self.in_order)
+        admit(at, self._mixing, self.in_order)
         requests = self.in_order(at.computing, at.now)
         for request, count in self._mixing.cut(requests, at.num_tokens_left, may_fill=not at.is_rt_copied):
             at.chunk(request, count)
