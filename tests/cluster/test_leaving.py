@@ -220,7 +220,8 @@ def test_on_the_way_into_a_prefill_instances_buffer(
     houses: Callable[..., Processes], way: dict[str, Any], num: int
 ) -> None:
     async def scenario() -> None:
-        async with opened(houses(link="gloo"), PREFILLS[0]) as house:
+        # While it stands still the prefill instance is not to be taken for dead, however long the others take to start.
+        async with opened(houses(link="gloo", silence_s=2 * PATIENCE_S), PREFILLS[0]) as house:
             # the buffer has room for two of these
             asking = house.ask(**way, prompt=PROMPT[:150])
             await house.until({"pooled": num})
