@@ -14,7 +14,7 @@ class ConcurrencyLimit:
         self._num_bytes = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
-    async def enter(self, num_bytes: int) -> None:
+    async def acquire(self, num_bytes: int) -> None:
         """Waits until there is room; a line that needs more than all of it gets all of it."""
         if not self._waiting and self._fits(num_bytes):
             self._take(num_bytes)
@@ -28,10 +28,10 @@ class ConcurrencyLimit:
                 self._let_in()
             else:
                 # The line was let in, but its task was cancelled before it could notice.
-                self.leave(num_bytes)
+                self.release(num_bytes)
             raise
 
-    def leave(self, num_bytes: int) -> None:
+    def release(self, num_bytes: int) -> None:
         self._num_lines -= 1
         self._num_bytes -= num_bytes
         self._let_in()

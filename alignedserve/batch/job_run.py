@@ -51,7 +51,7 @@ class Shared:
     served_model: str
     config: BatchConfig
     # The limit of lines that run.
-    room: ConcurrencyLimit
+    limit: ConcurrencyLimit
     # The turns of jobs that read files.
     turns: LoopTurns
     reader: LineReader
@@ -167,9 +167,9 @@ class JobRun:
                 if is_alone and running:
                     await asyncio.wait(running)
                 size = len(line.text or b"")
-                await self.shared.room.enter(size)
+                await self.shared.limit.acquire(size)
                 if self.shared.stopping.is_set():
-                    self.shared.room.leave(size)
+                    self.shared.limit.release(size)
                     return
                 task = group.create_task(self._answer_one(job, line, falls.get(line.number, 0)))
                 running.add(task)
@@ -179,7 +179,7 @@ class JobRun:
                     await asyncio.wait({task})
 
     def _leave(self, size: int, _: asyncio.Task[None]) -> None:
-        self.shared.room.leave(size)
+        self.shared.limit.release(size)
 
     async def _answer_one(self, job: JobRecord, line: Line, num_falls: int) -> None:
         found = await self._batch_line(line)

@@ -52,7 +52,7 @@ class SimProcess:
     def kill(self) -> None:
         self.end_life()
         self.is_up = False
-        self.world.router.preempted(self)
+        self.world.router.forget(self)
         if self._connection:
             self._connection.close_by_client()
             self._connection = None

@@ -63,7 +63,7 @@ class RouterProcess:
         self._anonymous.append(connection)
         process.connected(connection)
 
-    def preempted(self, process: SimProcess) -> None:
+    def forget(self, process: SimProcess) -> None:
         self._waiting.pop(process.instance_id, None)
 
     def received(self, connection: Connection, message: AnyMessage) -> None:

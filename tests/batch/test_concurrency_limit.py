@@ -18,30 +18,30 @@ async def entered(*asking: asyncio.Task[None]) -> list[bool]:
 
 def test_there_is_room_for_so_many_and_for_so_many_bytes() -> None:
     async def scenario() -> None:
-        room = ConcurrencyLimit(2, 100)
-        asking = [asyncio.create_task(room.enter(size)) for size in (60, 50, 10, 5)]
+        limit = ConcurrencyLimit(2, 100)
+        asking = [asyncio.create_task(limit.acquire(size)) for size in (60, 50, 10, 5)]
         # the third would fit, and waits for its turn
         assert await entered(*asking) == [True, False, False, False]
-        room.leave(60)
+        limit.release(60)
         assert await entered(*asking) == [True, True, True, False]
-        room.leave(10)
-        room.leave(50)
+        limit.release(10)
+        limit.release(50)
         assert await entered(*asking) == [True] * 4
-        room.leave(5)
-        assert room.is_empty
+        limit.release(5)
+        assert limit.is_empty
 
     asyncio.run(scenario())
 
 
 def test_what_is_larger_than_the_room_has_it_to_itself() -> None:
     async def scenario() -> None:
-        room = ConcurrencyLimit(2, 100)
-        await room.enter(1)
-        asking = [asyncio.create_task(room.enter(size)) for size in (1000, 1)]
+        limit = ConcurrencyLimit(2, 100)
+        await limit.acquire(1)
+        asking = [asyncio.create_task(limit.acquire(size)) for size in (1000, 1)]
         assert await entered(*asking) == [False, False]
-        room.leave(1)
+        limit.release(1)
         assert await entered(*asking) == [True, False]
-        room.leave(1000)
+        limit.release(1000)
         assert await entered(*asking) == [True, True]
 
     asyncio.run(scenario())
@@ -49,21 +49,21 @@ def test_what_is_larger_than_the_room_has_it_to_itself() -> None:
 
 def test_who_leaves_and_who_is_cancelled_at_once_do_not_meet() -> None:
     async def scenario() -> None:
-        room = ConcurrencyLimit(1, 100)
-        await room.enter(1)
-        asking = [asyncio.create_task(room.enter(1)) for _ in range(2)]
+        limit = ConcurrencyLimit(1, 100)
+        await limit.acquire(1)
+        asking = [asyncio.create_task(limit.acquire(1)) for _ in range(2)]
         await entered(*asking)
         asking[0].cancel()
-        room.leave(1)
+        limit.release(1)
         await entered(*asking)
         assert asking[0].cancelled() and asking[1].done()
         # and who is let in and cancelled at once gives it back
-        late = asyncio.create_task(room.enter(1))
+        late = asyncio.create_task(limit.acquire(1))
         await entered(late)
-        room.leave(1)
+        limit.release(1)
         late.cancel()
         await entered(late)
-        assert late.cancelled() and room.is_empty
+        assert late.cancelled() and limit.is_empty
 
     asyncio.run(scenario())
 
@@ -72,20 +72,20 @@ def test_who_leaves_and_who_is_cancelled_at_once_do_not_meet() -> None:
 def test_who_is_cancelled_leaves_nothing_behind(seed: int) -> None:
     async def scenario() -> None:
         choose = random.Random(seed)
-        room = ConcurrencyLimit(3, 100)
+        limit = ConcurrencyLimit(3, 100)
 
         async def stay(size: int) -> None:
-            await room.enter(size)
+            await limit.acquire(size)
             try:
                 await asyncio.sleep(0)
             finally:
-                room.leave(size)
+                limit.release(size)
 
         running = [asyncio.create_task(stay(choose.randint(0, 150))) for _ in range(60)]
         for _ in range(200):
             choose.choice(running).cancel() if choose.random() < 0.1 else await asyncio.sleep(0)
         async with asyncio.timeout(5):
             await asyncio.gather(*running, return_exceptions=True)
-        assert room.is_empty
+        assert limit.is_empty
 
     asyncio.run(scenario())
