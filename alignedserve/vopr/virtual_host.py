@@ -1,0 +1,53 @@
+"""What the code asks its host for: the time and random bytes. In virtual time the answers come from a clock and a seed.
+
+The real code asks `time` and `secrets`; for the duration of a run these answer for the simulation, as a simulated
+kernel would. What is asked by reference instead (`from time import monotonic`) would escape; tests hold that nothing
+that runs here does. All processes share one monotonic clock, as on one host; each has a wall clock of its own, which
+may be wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import secrets
+import time
+from collections.abc import Iterator
+from random import Random
+from unittest import mock
+
+from alignedserve.sim.clock import Clock
+from alignedserve.vopr.virtual_process import current_process
+
+# The wall clock at the start of a run, in seconds since 1970.
+WALL_START_S = 1_900_000_000.0
+
+
+def true_time(clock: Clock) -> float:
+    """Returns the wall clock's time where it is right."""
+    return WALL_START_S + clock.now
+
+
+@contextlib.contextmanager
+def hosted(clock: Clock, random: Random) -> Iterator[None]:
+    """While the block runs, `time` and `secrets` answer from `clock` and `random`, and garbage is collected only where
+    the code says so: a collection may end asynchronous generators, at a time that differs from run to run."""
+
+    def wall() -> float:
+        process = current_process()
+        return true_time(clock) + (process.wall_ahead_s if process else 0.0)
+
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with (
+            mock.patch.object(time, "time", wall),
+            mock.patch.object(time, "monotonic", lambda: clock.now),
+            mock.patch.object(time, "clock_gettime_ns", lambda _: round(clock.now * 1e9)),
+            mock.patch.object(secrets, "token_bytes", lambda num_bytes=32: random.randbytes(num_bytes)),
+            mock.patch.object(secrets, "randbelow", random.randrange),
+        ):
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()

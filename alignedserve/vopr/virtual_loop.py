@@ -1,0 +1,196 @@
+"""An asyncio event loop on virtual time: nothing waits, and nothing is random.
+
+Callbacks that are ready run in the order in which they were asked for. When none is left the clock makes its next step
+(alignedserve/sim/clock.py); timers of the loop are events of that clock like any other, so that those of one time come
+in the order in which they were asked for, whoever asked. There are no threads and no files: what would run in a thread
+runs at once. Tasks and futures are hashed by number, so that sets of them have the same order in each run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import Any, TypeVar, cast
+
+from alignedserve.sim.clock import Clock, Timer
+from alignedserve.vopr.history import History
+from alignedserve.vopr.virtual_network import VirtualNetwork
+from alignedserve.vopr.virtual_process import VirtualProcess, process_of
+
+Result = TypeVar("Result")
+
+# The seconds of virtual time that tasks get to end when they are cancelled at the end of a run.
+ENDING_S = 60.0
+
+
+class Deadlock(RuntimeError):
+    """Nothing is left to happen, and the main task still waits."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
+
+    def __init__(self, clock: Clock | None = None, history: History | None = None) -> None:
+        super().__init__()
+        self.clock = clock or Clock()
+        self.history = history or History(self.clock)
+        self.network = VirtualNetwork(self)
+        # What callbacks raised that nobody awaits.
+        self.errors: list[dict[str, Any]] = []
+        self._num_made = 0
+        # Whether killed processes run again, to be cancelled like all others.
+        self._is_ending = False
+        self.set_exception_handler(lambda _, context: self.errors.append(context))
+
+    def new_process(self, name: str) -> VirtualProcess:
+        return VirtualProcess(self, name)
+
+    def run(self, main: Coroutine[Any, Any, Result]) -> Result:
+        """Runs the main task to its end, cancels all others and closes the loop. Raises Deadlock."""
+        try:
+            return self.run_until_complete(main)
+        finally:
+            self._is_ending = True
+            self.run_until_complete(self._cancel_all())
+            self.run_until_complete(self.shutdown_asyncgens())
+            self.close()
+
+    def run_late(self, handles: list[asyncio.Handle]) -> None:
+        """Runs callbacks which were ready before, and had to wait."""
+        self._ready.extend(handles)
+
+    # ---- time ----
+
+    def time(self) -> float:
+        return self.clock.now
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = _TimerHandle(when, callback, args, self, context)
+        handle.timer = self.clock.at(max(when, self.clock.now), functools.partial(self._due, handle))
+        return handle
+
+    def _due(self, handle: asyncio.Handle) -> None:
+        self._ready.append(handle)
+
+    def _run_once(self) -> None:
+        while not self._ready:
+            if not self.clock.step():
+                raise Deadlock(f"nothing is left to happen, but these wait: {self._waiting()}")
+        for _ in range(len(self._ready)):
+            handle = cast(Any, self._ready.popleft())
+            if handle.cancelled():
+                continue
+            process = None if self._is_ending else process_of(handle._context)
+            if process is None or process.admits(handle):
+                handle._run()
+
+    def _waiting(self) -> str:
+        tasks = sorted(asyncio.all_tasks(self), key=hash)
+        return "; ".join(_description(task) for task in tasks)
+
+    # ---- tasks ----
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, Result] | Coroutine[Any, Any, Result],
+        *,
+        name: object = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Result]:
+        return _Task[Result](coro, loop=self, name=str(name or f"task {self._num_made}"), context=context)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(loop=self)
+
+    def next_number(self) -> int:
+        self._num_made += 1
+        return self._num_made
+
+    async def _cancel_all(self) -> None:
+        others = asyncio.all_tasks(self) - {asyncio.current_task(self)}
+        for task in sorted(others, key=hash):
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=ENDING_S)
+
+    # ---- no threads ----
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Result], *args: Any
+    ) -> asyncio.Future[Result]:
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    # ---- connections ----
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int, **_: Any
+    ) -> Any:
+        return self.network.listen(protocol_factory, host, port)
+
+    async def create_unix_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.Protocol], path: str, **_: Any
+    ) -> Any:
+        return self.network.listen(protocol_factory, path, 0)
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int, **_: Any
+    ) -> Any:
+        return await self.network.connect(protocol_factory, host, port)
+
+    async def create_unix_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.Protocol], path: str, **_: Any
+    ) -> Any:
+        return await self.network.connect(protocol_factory, path, 0)
+
+
+class _Task(asyncio.Task[Result]):
+    def __init__(self, coro: Any, *, loop: VirtualLoop, **options: Any) -> None:
+        # Before the task is made, since a task is put into sets when it is made.
+        self._number = loop.next_number()
+        super().__init__(coro, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Future(asyncio.Future[Any]):
+    def __init__(self, *, loop: VirtualLoop) -> None:
+        self._number = loop.next_number()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    timer: Timer
+
+    def cancel(self) -> None:
+        super().cancel()
+        self.timer.cancel()
+
+
+def _description(task: asyncio.Task[Any]) -> str:
+    frames: Iterable[Any] = task.get_stack(limit=1)
+    places = [f"{frame.f_code.co_qualname}, line {frame.f_lineno}" for frame in frames]
+    return f"{task.get_name()} (in {', '.join(places) or 'no frame'})"

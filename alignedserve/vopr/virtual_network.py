@@ -1,0 +1,151 @@
+"""Connections between processes in virtual time, and what can go wrong with them.
+
+A driver may delay a connection, stall it for a while, cut it with what was under way lost, leave it half-open, or
+refuse new ones; and it says how long bytes take and in what pieces they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from alignedserve.vopr.virtual_process import current_process
+from alignedserve.vopr.virtual_transport import VirtualSocket, VirtualTransport
+from alignedserve.vopr.virtual_wire import Way
+
+if TYPE_CHECKING:
+    from alignedserve.vopr.virtual_loop import VirtualLoop
+
+# The seconds that a byte takes over loopback, and the bytes that two sockets on it hold.
+LATENCY_S = 0.0003
+WINDOW_BYTES = 256 << 10
+# Ports from here on are given to those that ask for none.
+FIRST_PORT = 30_000
+
+Address = tuple[str, int]
+
+
+class VirtualNetwork:
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        # The seconds that the next piece takes, and its most bytes.
+        self.latency: Callable[[], float] = lambda: LATENCY_S
+        self.piece_bytes: Callable[[], int] = lambda: WINDOW_BYTES
+        self.window_bytes = WINDOW_BYTES
+        # The connections that are open at both ends or at one of them, the oldest first.
+        self.connections: dict[int, VirtualConnection] = {}
+        # The addresses at which new connections are refused, whoever listens there.
+        self.refused: set[Address] = set()
+        self._servers: dict[Address, VirtualServer] = {}
+        self._num_connections = 0
+        self._num_ports = 0
+
+    def listen(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> VirtualServer:
+        """Raises OSError if another process listens there. A Unix socket has its path as host."""
+        address = (host, port or self._new_port())
+        if address in self._servers:
+            raise OSError(f"{address}: another process listens there")
+        self._servers[address] = server = VirtualServer(self, address, factory)
+        return server
+
+    def close(self, server: VirtualServer) -> None:
+        if self._servers.get(server.address) is server:
+            del self._servers[server.address]
+
+    async def connect(
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> tuple[VirtualTransport, asyncio.Protocol]:
+        await asyncio.sleep(self.latency())
+        server = self._servers.get((host, port))
+        if server is None or server.address in self.refused:
+            raise ConnectionRefusedError(f"{host}:{port}: refused")
+        self._num_connections += 1
+        connection = VirtualConnection(self, self._num_connections, server.address)
+        self.connections[connection.number] = connection
+        return connection.client, connection.open(factory, server)
+
+    def _new_port(self) -> int:
+        self._num_ports += 1
+        return FIRST_PORT + self._num_ports
+
+
+class VirtualServer:
+    """Listens at an address, for the process which made it."""
+
+    def __init__(
+        self, network: VirtualNetwork, address: Address, factory: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self.address = address
+        self.sockets = (VirtualSocket(address),)
+        self.factory = factory
+        self.context = contextvars.copy_context()
+        self._network = network
+        if process := current_process():
+            process.on_kill(self, self.close)
+
+    def is_serving(self) -> bool:
+        return self._network._servers.get(self.address) is self
+
+    def close(self) -> None:
+        self._network.close(self)
+
+    async def wait_closed(self) -> None:
+        return
+
+
+class VirtualConnection:
+    def __init__(self, network: VirtualNetwork, number: int, address: Address) -> None:
+        self.network = network
+        self.number = number
+        # The process at each end, for a driver to choose by: the one that connected, and the address it connected to.
+        self.owner = current_process()
+        self.address = address
+        # The seconds by which bytes take longer than on other connections.
+        self.delay_s = 0.0
+        # A port of its own, which tells connections of one process apart.
+        name = (self.owner.name if self.owner else "driver", number)
+        self.client = VirtualTransport(self, name, address)
+        self.server = VirtualTransport(self, address, name)
+        self._num_open = 2
+
+    def __str__(self) -> str:
+        return f"connection {self.number}"
+
+    def open(self, factory: Callable[[], asyncio.Protocol], server: VirtualServer) -> asyncio.Protocol:
+        up, down = self._up, self._down = Way(self), Way(self)
+        self.client.attach(up, down, contextvars.copy_context())
+        self.server.attach(down, up, server.context.copy())
+        # The server's kernel takes the connection at once; its process makes the protocol when it runs.
+        self.network.loop.call_soon(self.server.begin, server.factory, context=server.context)
+        return self.client.begin(factory)
+
+    def end_is_over(self) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self.network.connections.pop(self.number, None)
+
+    # ---- what can go wrong ----
+
+    def stall(self, seconds: float) -> None:
+        """Nothing arrives for so many seconds, in both directions, and then all of it."""
+        for way in (self._up, self._down):
+            way.stalled_until_s = self.network.loop.clock.now + seconds
+
+    def cut(self) -> None:
+        """Both ends lose the connection at once, and what was under way."""
+        for way in (self._up, self._down):
+            way.lose()
+        for end in (self.client, self.server):
+            end.vanish(ConnectionResetError("the connection was cut"))
+
+    def half_open(self, gone: VirtualTransport) -> None:
+        """One end is gone, with what was under way. The other one learns that when it next sends something."""
+        for way in (self._up, self._down):
+            way.lose()
+        gone.vanish(ConnectionResetError("the connection was cut"))
+
+    def vanish(self) -> None:
+        """The wire is gone: nothing ever arrives again, and neither end is told."""
+        self.stall(float("inf"))

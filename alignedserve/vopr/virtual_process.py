@@ -1,0 +1,83 @@
+"""The processes that share a virtual event loop: each can hang, wake up late, and be killed, without the others.
+
+What belongs to a process is what runs in its context: its tasks, the callbacks that these ask for, and what arrives on
+its connections. A process that hangs runs none of it until it wakes up, and then all that has gathered, in order. A
+process that was killed runs nothing more, not even a `finally`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+_current: contextvars.ContextVar[VirtualProcess] = contextvars.ContextVar("virtual process")
+
+
+class Loop(Protocol):
+    """What a process needs of its event loop (virtual_loop.py)."""
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, Result], *, name: str, context: contextvars.Context
+    ) -> asyncio.Task[Result]: ...
+
+    def run_late(self, handles: list[asyncio.Handle]) -> None: ...
+
+
+class VirtualProcess:
+    def __init__(self, loop: Loop, name: str) -> None:
+        self.name = name
+        # The seconds by which this process's wall clock is ahead of the true time; it may jump.
+        self.wall_ahead_s = 0.0
+        self.is_killed = False
+        self.context = contextvars.copy_context()
+        self.context.run(_current.set, self)
+        self._loop = loop
+        # The callbacks that came while the process hung; None: it does not hang.
+        self._held: list[asyncio.Handle] | None = None
+        # These are called when the process is killed, in this order; the keys are for taking one back.
+        self._on_kill: dict[object, Callable[[], None]] = {}
+
+    def start(self, main: Coroutine[Any, Any, Result], name: str = "main") -> asyncio.Task[Result]:
+        """Starts a task of this process."""
+        return self._loop.create_task(main, name=f"{self.name}: {name}", context=self.context.copy())
+
+    def hang(self) -> None:
+        if self._held is None:
+            self._held = []
+
+    def wake_up(self) -> None:
+        held, self._held = self._held or [], None
+        self._loop.run_late(held)
+
+    def kill(self) -> None:
+        """Nothing of this process runs any more; the kernel closes its connections. Safe to repeat."""
+        if not self.is_killed:
+            self.is_killed = True
+            self._held = None
+            for close in list(self._on_kill.values()):
+                close()
+
+    def on_kill(self, key: object, close: Callable[[], None]) -> None:
+        self._on_kill[key] = close
+
+    def forget(self, key: object) -> None:
+        self._on_kill.pop(key, None)
+
+    def admits(self, handle: asyncio.Handle) -> bool:
+        """Returns whether the callback may run now; otherwise the process keeps or drops it."""
+        if self._held is not None:
+            self._held.append(handle)
+        return self._held is None and not self.is_killed
+
+
+def current_process() -> VirtualProcess | None:
+    """Returns the process whose code runs now; None: the driver's."""
+    return _current.get(None)
+
+
+def process_of(context: contextvars.Context) -> VirtualProcess | None:
+    return context.get(_current)

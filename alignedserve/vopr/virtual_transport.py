@@ -1,0 +1,201 @@
+"""One end of a connection in virtual time.
+
+Bytes are where they are in reality. What was written and does not fit into the window waits in the transport, whose
+size the writer sees; what is in the window is in the kernels or on its way, and leaves it when the other end reads it.
+An end reads when its process runs, all that has come at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import socket
+from asyncio.transports import _FlowControlMixin
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from alignedserve.vopr.virtual_process import process_of
+from alignedserve.vopr.virtual_wire import End, Way
+
+if TYPE_CHECKING:
+    from alignedserve.vopr.virtual_network import VirtualConnection
+
+
+class VirtualSocket:
+    """What the code asks a socket for. It is a Unix socket to it, which has no options that matter."""
+
+    family = socket.AF_UNIX
+
+    def __init__(self, name: tuple[str, int]) -> None:
+        self._name = name
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._name
+
+
+class VirtualTransport(_FlowControlMixin):
+    """The limits of the buffer, and when the protocol is told of them, are asyncio's own."""
+
+    _loop: asyncio.AbstractEventLoop
+    _protocol: asyncio.Protocol
+    _maybe_pause_protocol: Callable[[], None]
+    _maybe_resume_protocol: Callable[[], None]
+
+    def __init__(self, connection: VirtualConnection, name: tuple[str, int], peer: tuple[str, int]) -> None:
+        sock = VirtualSocket(name)
+        super().__init__({"socket": sock, "sockname": name, "peername": peer}, connection.network.loop)
+        self._out: Way
+        self._in: Way
+        self._connection = connection
+        self._unsent = bytearray()
+        self._inbox: deque[bytes | End] = deque()
+        # It reads once it has a protocol.
+        self._is_reading = self._reads_soon = False
+        self._is_closing = self._is_over = False
+        self._context: contextvars.Context
+
+    def attach(self, out: Way, into: Way, context: contextvars.Context) -> None:
+        """From here on the kernel of this end's process, which is that of the context, has the connection."""
+        self._out, self._in, self._context = out, into, context
+        out.writer = into.reader = self
+        if process := process_of(context):
+            process.on_kill(self, self._killed)
+
+    def begin(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
+        """Makes the protocol of this end; this is called in its process."""
+        self._protocol = factory()
+        self._protocol.connection_made(self)
+        self.resume_reading()
+        return self._protocol
+
+    # ---- asyncio's interface ----
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_closing or not data:
+            return
+        self._unsent += data
+        self.pump()
+        self._maybe_pause_protocol()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._unsent)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            if not self._unsent:
+                self._lose(None, End())
+
+    def abort(self) -> None:
+        self._lose(None, End(ConnectionResetError("the other end has aborted the connection")))
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
+    def is_reading(self) -> bool:
+        return self._is_reading and not self._is_closing
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        self._is_reading = True
+        self._read_soon()
+
+    # ---- the wire ----
+
+    def pump(self) -> None:
+        """Sends as much as the window has room for."""
+        network = self._connection.network
+        while self._unsent and (room := network.window_bytes - self._out.num_under_way) > 0:
+            size = min(room, len(self._unsent), network.piece_bytes())
+            self._out.send(bytes(self._unsent[:size]))
+            del self._unsent[:size]
+
+    def arrived(self, piece: bytes | End) -> None:
+        if not self._is_over:
+            self._inbox.append(piece)
+            self._read_soon()
+        elif isinstance(piece, bytes):
+            # Nobody has this connection any more, which the kernel says.
+            self._out.send(End(ConnectionResetError("the other end is gone")))
+
+    def vanish(self, error: Exception | None) -> None:
+        """The connection is over for this end; the other one is not told."""
+        self._lose(error, None)
+
+    def _read_soon(self) -> None:
+        if self._inbox and self._is_reading and not self._reads_soon and not self._is_over:
+            self._reads_soon = True
+            self._loop.call_soon(self._read, context=self._context)
+
+    def _read(self) -> None:
+        self._reads_soon = False
+        if self._is_over or not self._is_reading:
+            return
+        data, end = b"", None
+        while self._inbox and end is None:
+            piece = self._inbox.popleft()
+            data, end = (data, piece) if isinstance(piece, End) else (data + piece, None)
+        self._take(data)
+        if end:
+            self._ended(end)
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            return
+        self._in.num_under_way -= len(data)
+        self._in.writer.room_is_free()
+        self._connection.network.loop.history.add(
+            self._connection, self.get_extra_info("sockname"), len(data)
+        )
+        if not self._is_closing:
+            self._protocol.data_received(data)
+
+    def room_is_free(self) -> None:
+        if not self._is_over:
+            self.pump()
+            self._maybe_resume_protocol()
+            if self._is_closing and not self._unsent:
+                self._lose(None, End())
+
+    def _ended(self, end: End) -> None:
+        if end.error:
+            self._lose(end.error, None)
+        elif not self._is_closing and not self._protocol.eof_received():
+            self.close()
+
+    def _killed(self) -> None:
+        """The kernel closes the connection of a process that is gone; what had not been sent is lost."""
+        if not self._is_over:
+            self._over()
+            self._out.send(End())
+
+    def _lose(self, error: Exception | None, farewell: End | None) -> None:
+        if self._is_over:
+            return
+        self._over()
+        if farewell:
+            self._out.send(farewell)
+        self._loop.call_soon(self._tell, error, context=self._context)
+
+    def _tell(self, error: Exception | None) -> None:
+        self._protocol.connection_lost(error)
+
+    def _over(self) -> None:
+        self._is_over = self._is_closing = True
+        self._unsent.clear()
+        self._inbox.clear()
+        self._connection.end_is_over()
+        if process := process_of(self._context):
+            process.forget(self)
