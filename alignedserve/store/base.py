@@ -59,12 +59,31 @@ class StoreLimits:
     # If an owner has more jobs than this, the oldest that are over are deleted.
     max_jobs_of_owner: int = 2000
 
+    def full(self, is_owners: bool) -> StoreFull:
+        """Returns the error for what would be above the limit of bytes: the owner's, or that of all."""
+        if is_owners:
+            return StoreFull(
+                f"files and batches: yours may have {self.max_bytes_of_owner} bytes; delete some"
+            )
+        return StoreFull(f"files and batches: all together may have {self.max_bytes} bytes; delete some")
+
+    def too_many_jobs(self, is_owners: bool) -> TooManyJobs:
+        """Returns the error for one more open job: of the owner, or of all."""
+        if is_owners:
+            return TooManyJobs(
+                f"{self.max_open_jobs_of_owner} of your batches are not over, and no more may be"
+            )
+        return TooManyJobs(f"{self.max_open_jobs} batches are not over, and no more may be")
+
 
 @dataclass(frozen=True)
 class Lease:
     job_id: JobId
     # No two leases of a job ever have the same token.
     token: str
+
+    def lost(self) -> LeaseLost:
+        return LeaseLost(f"job {self.job_id}: lease {self.token} is lost")
 
 
 # The state of a lease at its renewal.

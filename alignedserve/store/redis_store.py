@@ -24,15 +24,12 @@ from alignedserve.store import scripts
 from alignedserve.store.base import (
     UNCOMMITTED_S,
     Lease,
-    LeaseLost,
     LeaseState,
     Order,
     Page,
     Stage,
     Store,
-    StoreFull,
     StoreLimits,
-    TooManyJobs,
 )
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
 from alignedserve.store.redis_connection import RedisConnection, asks
@@ -40,13 +37,13 @@ from alignedserve.store.scripts import PREFIX
 
 OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
 # The number of records that are deleted at a time, while other calls wait.
-_NUM_AT_A_TIME = 64
+NUM_AT_A_TIME = 64
 # The number of lines that are asked for at a time: an answer is decoded in one step.
 _NUM_LINES = 1024
 # The bytes of results that are fetched together.
-_RESULT_BYTES = 4 << 20
+RESULT_BYTES = 4 << 20
 
-_STATUSES: dict[Stage, tuple[str, ...]] = {
+STATUSES: dict[Stage, tuple[str, ...]] = {
     "validate": ("validating",),
     "run": ("in_progress",),
     "end": ("cancelling", "finalizing"),
@@ -86,7 +83,7 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def drop_lapsed(self, now: float) -> None:
-        await self.run(scripts.DROP_LAPSED, now, _NUM_AT_A_TIME)
+        await self.run(scripts.DROP_LAPSED, now, NUM_AT_A_TIME)
 
     @asks
     async def file(self, file_id: FileId) -> FileRecord | None:
@@ -121,7 +118,7 @@ class RedisStore(RedisConnection, Store):
     @asks
     async def expired_files(self, now: float) -> list[FileId]:
         found = await self._redis.zrange(
-            _key("expiring"), "-inf", now, byscore=True, offset=0, num=_NUM_AT_A_TIME
+            _key("expiring"), "-inf", now, byscore=True, offset=0, num=NUM_AT_A_TIME
         )
         return [FileId(each.decode()) for each in found]
 
@@ -180,7 +177,7 @@ class RedisStore(RedisConnection, Store):
     @asks
     async def take(self, stage: Stage, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
         # No two leases ever have the same token; one with which no job is taken is simply not used.
-        wanted: list[tuple[str, float | str]] = [(status, "+inf") for status in _STATUSES[stage]]
+        wanted: list[tuple[str, float | str]] = [(status, "+inf") for status in STATUSES[stage]]
         if stage == "end":
             wanted.append(("in_progress", now))
         leases: list[Lease] = []
@@ -243,7 +240,7 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def results(self, job_id: JobId, lines: Sequence[int]) -> list[LineResult | None]:
-        found = await self.run(scripts.RESULTS, job_id, _RESULT_BYTES, *lines) if lines else []
+        found = await self.run(scripts.RESULTS, job_id, RESULT_BYTES, *lines) if lines else []
         return [None if each is None else _decode(each, LineResult) for each in found]
 
     # ---- a store from before there were owners ----
@@ -319,21 +316,12 @@ class RedisStore(RedisConnection, Store):
         return done
 
     def _refused(self, done: int, lease: Lease | None) -> NoReturn:
-        limits = self._limits
-        if done == -2:
-            raise StoreFull(f"files and batches: all together may have {limits.max_bytes} bytes; delete some")
-        if done == -3:
-            raise StoreFull(
-                f"files and batches: yours may have {limits.max_bytes_of_owner} bytes; delete some"
-            )
-        if done == -4:
-            raise TooManyJobs(f"{limits.max_open_jobs} batches are not over, and no more may be")
-        if done == -5:
-            raise TooManyJobs(
-                f"{limits.max_open_jobs_of_owner} of your batches are not over, and no more may be"
-            )
+        if done in (-2, -3):
+            raise self._limits.full(is_owners=done == -3)
+        if done in (-4, -5):
+            raise self._limits.too_many_jobs(is_owners=done == -5)
         assert lease
-        raise LeaseLost(f"job {lease.job_id}: lease {lease.token} is lost")
+        raise lease.lost()
 
 
 def _key(*words: str) -> str:
