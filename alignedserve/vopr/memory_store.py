@@ -1,0 +1,398 @@
+"""The store in memory, with exactly the semantics of the one on Redis (alignedserve/store/redis_store.py).
+
+Each method does what the script of the same name does, in one step. A property test runs the same calls against both.
+Records are kept as bytes, since a record is replaced only if its bytes are still those that were read, and bytes are
+what is limited.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import msgspec
+
+from alignedserve.store.base import (
+    UNCOMMITTED_S,
+    Lease,
+    LeaseState,
+    Order,
+    Page,
+    Stage,
+    Store,
+    StoreLimits,
+)
+from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
+from alignedserve.store.redis_store import NUM_AT_A_TIME, OPEN_STATUSES, RESULT_BYTES, STATUSES
+from alignedserve.vopr.ranked import Ranked
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+@dataclass
+class _File:
+    """A file's chunks by number, and its record once it is committed."""
+
+    chunks: dict[int, bytes] = field(default_factory=dict)
+    record: bytes = b""
+    # The open jobs that read it.
+    uses: set[JobId] = field(default_factory=set)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.chunks.values()))
+
+
+@dataclass
+class _Job:
+    record: bytes
+    tally: Counter[str] = field(default_factory=Counter)
+    # The token of its last holder, and when the lease lapses.
+    holder: str | None = None
+    lapses_s: float = 0.0
+    # The lines that have begun and have no result, and how often each line has fallen.
+    running: set[int] = field(default_factory=set)
+    falls: Counter[int] = field(default_factory=Counter)
+    results: dict[int, bytes] = field(default_factory=dict)
+
+    def let_go(self) -> None:
+        self.holder, self.lapses_s = None, 0.0
+        self.running.clear()
+
+
+class MemoryStore(Store):
+    def __init__(self, clock: Callable[[], float], limits: StoreLimits | None = None) -> None:
+        """`clock` returns seconds since 1970."""
+        self._clock = clock
+        self._limits = limits or StoreLimits()
+        self._files: defaultdict[str, _File] = defaultdict(_File)
+        self._jobs: dict[JobId, _Job] = {}
+        self._states: dict[str, bytes] = {}
+        # What is stored, by owner.
+        self._bytes: Counter[str] = Counter()
+        # The files that are not committed by when they lapse, with their owners.
+        self._uploads = Ranked()
+        self._uploaders: dict[str, str] = {}
+        # The ids in each listing: of files, of a purpose's files, of jobs, and of open ones; each also by owner.
+        self._listings: defaultdict[str, Ranked] = defaultdict(Ranked)
+        self._expiring = Ranked()
+        self._sequence = 0
+
+    async def close(self) -> None:
+        return
+
+    @property
+    def is_down(self) -> bool:
+        return False
+
+    async def probe(self) -> None:
+        return
+
+    async def upgrade(self) -> None:
+        """There is no earlier version."""
+
+    def num_bytes(self, owner: str) -> int:
+        """Returns the bytes that are stored for the owner, which are those that the limits count."""
+        return self._bytes[owner]
+
+    # ---- files ----
+
+    async def put_chunk(
+        self, file_id: FileId, owner: str, number: int, data: bytes, is_bounded: bool = True
+    ) -> None:
+        old = self._files[file_id].chunks.get(number, b"") if file_id in self._files else b""
+        more = len(data) - len(old)
+        self._check_room(owner, more, is_bounded)
+        self._bytes[owner] += more
+        self._files[file_id].chunks[number] = data
+        self._uploads.put(file_id, int(self._clock()) + UNCOMMITTED_S)
+        self._uploaders[file_id] = owner
+
+    async def commit_file(self, file: FileRecord) -> None:
+        chunks = self._files[file.id].chunks if file.id in self._files else {}
+        if len(chunks) != file.num_chunks:
+            raise ValueError(f"file {file.id}: not all of its {file.num_chunks} chunks are there")
+        self._commit(file)
+        if file.expires_at is not None:
+            self._expiring.put(file.id, file.expires_at)
+
+    async def drop_chunks(self, file_id: FileId) -> None:
+        self._drop(file_id)
+
+    async def drop_lapsed(self, now: float) -> None:
+        for file_id in self._uploads.up_to(now)[:NUM_AT_A_TIME]:
+            self._drop(file_id)
+
+    async def file(self, file_id: FileId) -> FileRecord | None:
+        record = self._files[file_id].record if file_id in self._files else b""
+        return _decoded(record, FileRecord) if record else None
+
+    async def files(self, file_ids: Sequence[FileId]) -> list[FileRecord]:
+        found = [await self.file(each) for each in file_ids]
+        return [each for each in found if each]
+
+    async def chunk(self, file_id: FileId, number: int) -> bytes | None:
+        return self._files[file_id].chunks.get(number) if file_id in self._files else None
+
+    async def delete_file(self, file_id: FileId) -> Literal["deleted", "absent", "in_use"]:
+        record = await self.file(file_id)
+        if record is None:
+            return "absent"
+        file = self._files[file_id]
+        if file.uses:
+            return "in_use"
+        self._bytes[record.owner] -= len(file.record) + file.num_bytes
+        for listing in self._listings_of("files", f"files:{record.purpose}", owner=record.owner):
+            listing.remove(file_id)
+        self._expiring.remove(file_id)
+        del self._files[file_id]
+        return "deleted"
+
+    async def list_files(
+        self, owner: str | None, purpose: Purpose | None, after: FileId | None, limit: int, order: Order
+    ) -> Page | None:
+        name = "files" if purpose is None else f"files:{purpose}"
+        return self._page(name, owner, after, limit, order == "desc")
+
+    async def expired_files(self, now: float) -> list[FileId]:
+        return [FileId(each) for each in self._expiring.up_to(now)[:NUM_AT_A_TIME]]
+
+    # ---- jobs ----
+
+    async def add_job(self, job: JobRecord) -> bool:
+        if job.id in self._jobs:
+            return True
+        if await self.file(job.input_file_id) is None:
+            return False
+        self._check_jobs(job.owner)
+        record = msgspec.msgpack.encode(job)
+        self._check_room(job.owner, len(record))
+        self._bytes[job.owner] += len(record)
+        self._jobs[job.id] = _Job(record)
+        score = self._next()
+        for listing in self._listings_of("jobs", owner=job.owner):
+            listing.put(job.id, score)
+        for listing in self._listings_of("open", owner=job.owner):
+            listing.put(job.id, job.expires_at)
+        self._place(job.id, "validating", job.expires_at)
+        self._files[job.input_file_id].uses.add(job.id)
+        self._forget_old_jobs(job.owner)
+        return True
+
+    async def job(self, job_id: JobId) -> JobRecord | None:
+        return _decoded(self._jobs[job_id].record, JobRecord) if job_id in self._jobs else None
+
+    async def tally(self, job_id: JobId) -> Tally:
+        return Tally(**self._jobs[job_id].tally) if job_id in self._jobs else Tally()
+
+    async def list_jobs(self, owner: str | None, after: JobId | None, limit: int) -> Page | None:
+        return self._page("jobs", owner, after, limit, newest_first=True)
+
+    async def count_open(self) -> Counter[str]:
+        found = {status: len(self._listings[f"open:{status}"]) for status in OPEN_STATUSES}
+        return Counter({status: count for status, count in found.items() if count})
+
+    async def replace_job(self, old: JobRecord, new: JobRecord, lease: Lease | None) -> bool:
+        return self._replace(old, new, lease, [])
+
+    async def finish_job(
+        self, old: JobRecord, new: JobRecord, lease: Lease, files: Sequence[FileRecord]
+    ) -> bool:
+        return self._replace(old, new, lease, files)
+
+    # ---- what was learned ----
+
+    async def put_state(self, name: str, data: bytes) -> None:
+        self._states[name] = data
+
+    async def state(self, name: str) -> bytes | None:
+        return self._states.get(name)
+
+    # ---- leases ----
+
+    async def take(self, stage: Stage, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
+        wanted = [(status, float("inf")) for status in STATUSES[stage]]
+        if stage == "end":
+            wanted.append(("in_progress", now))
+        leases: list[Lease] = []
+        for status, due_by in wanted:
+            due = self._listings[f"open:{status}"].up_to(due_by)
+            if len(leases) < count and due:
+                token = f"{self._next()}:{holder}"
+                free = [JobId(each) for each in due if self._jobs[JobId(each)].lapses_s < self._clock()]
+                leases += [self._taken(each, token, seconds) for each in free[: count - len(leases)]]
+        return leases
+
+    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]:
+        return [self._renewed(lease, seconds) for lease in leases]
+
+    async def release(self, lease: Lease) -> None:
+        if self._is_held(lease):
+            self._jobs[lease.job_id].let_go()
+
+    # ---- results ----
+
+    async def begin_lines(self, lease: Lease, lines: Sequence[int]) -> None:
+        self._held(lease).running.update(lines)
+
+    async def falls(self, job_id: JobId) -> dict[int, int]:
+        return dict(self._jobs[job_id].falls) if job_id in self._jobs else {}
+
+    async def put_result(
+        self, lease: Lease, owner: str, line: int, result: LineResult, is_bounded: bool = True
+    ) -> None:
+        job, text = self._held(lease), msgspec.msgpack.encode(result)
+        if line not in job.results:
+            self._check_room(owner, len(text), is_bounded)
+            self._bytes[owner] += len(text)
+            job.results[line] = text
+            job.tally["num_failed" if result.is_error else "num_completed"] += 1
+            for name in ("num_input_tokens", "num_output_tokens", "num_cached_tokens"):
+                job.tally[name] += getattr(result, name)
+            job.tally["num_result_bytes"] += len(text)
+        job.running.discard(line)
+
+    async def lines_done(self, job_id: JobId) -> set[int]:
+        return set(self._jobs[job_id].results) if job_id in self._jobs else set()
+
+    async def results(self, job_id: JobId, lines: Sequence[int]) -> list[LineResult | None]:
+        stored = self._jobs[job_id].results if job_id in self._jobs else {}
+        found: list[LineResult | None] = []
+        num_bytes = 0
+        for line in lines:
+            text = stored.get(line)
+            num_bytes += len(text or b"")
+            if found and num_bytes > RESULT_BYTES:
+                break
+            found.append(None if text is None else _decoded(text, LineResult))
+        return found
+
+    # ---- how it is done ----
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _listings_of(self, *names: str, owner: str) -> Iterable[Ranked]:
+        return [self._listings[each] for name in names for each in (name, f"{name}@{owner}")]
+
+    def _check_room(self, owner: str, more: int, is_bounded: bool = True) -> None:
+        limits = self._limits
+        if more <= 0 or not is_bounded:
+            return
+        if limits.max_bytes_of_owner is not None and self._bytes[owner] + more > limits.max_bytes_of_owner:
+            raise limits.full(is_owners=True)
+        if limits.max_bytes is not None and self._bytes.total() + more > limits.max_bytes:
+            raise limits.full(is_owners=False)
+
+    def _check_jobs(self, owner: str) -> None:
+        limits, num_own = self._limits, len(self._listings[f"open@{owner}"])
+        if limits.max_open_jobs_of_owner is not None and num_own >= limits.max_open_jobs_of_owner:
+            raise limits.too_many_jobs(is_owners=True)
+        if limits.max_open_jobs is not None and len(self._listings["open"]) >= limits.max_open_jobs:
+            raise limits.too_many_jobs(is_owners=False)
+
+    def _drop(self, file_id: str) -> None:
+        """Deletes the chunks of a file that is not committed."""
+        file = self._files.get(file_id)
+        if file is not None and file.record:
+            return
+        owner = self._uploaders.pop(file_id, None)
+        if file is not None and owner is not None:
+            self._bytes[owner] -= file.num_bytes
+        self._files.pop(file_id, None)
+        self._uploads.remove(file_id)
+
+    def _commit(self, file: FileRecord) -> None:
+        kept, record = self._files[file.id], msgspec.msgpack.encode(file)
+        self._bytes[file.owner] += len(record) - len(kept.record)
+        kept.record = record
+        self._uploads.remove(file.id)
+        self._uploaders.pop(file.id, None)
+        score = self._next()
+        for listing in self._listings_of("files", f"files:{file.purpose}", owner=file.owner):
+            listing.put_new(file.id, score)
+
+    def _place(self, job_id: JobId, status: str, expires_at: float) -> None:
+        """An open job is listed by its status, all others are not."""
+        for each in OPEN_STATUSES:
+            listing = self._listings[f"open:{each}"]
+            listing.put(job_id, expires_at) if each == status else listing.remove(job_id)
+
+    def _forget_old_jobs(self, owner: str) -> None:
+        mine = self._listings[f"jobs@{owner}"]
+        num_more = len(mine) - self._limits.max_jobs_of_owner
+        for job_id in [JobId(each) for each in mine.ids()[: min(max(num_more, 0), 8)]]:
+            if job_id not in self._listings["open"]:
+                self._bytes[owner] -= len(self._jobs[job_id].record)
+                del self._jobs[job_id]
+                for listing in self._listings_of("jobs", owner=owner):
+                    listing.remove(job_id)
+
+    def _replace(
+        self, old: JobRecord, new: JobRecord, lease: Lease | None, files: Sequence[FileRecord]
+    ) -> bool:
+        if lease and not self._is_held(Lease(new.id, lease.token)):
+            raise lease.lost()
+        before, after = msgspec.msgpack.encode(old), msgspec.msgpack.encode(new)
+        job = self._jobs.get(new.id)
+        if job is None or job.record != before:
+            return False
+        self._bytes[new.owner] += len(after) - len(before)
+        job.record = after
+        self._place(new.id, new.status, new.expires_at)
+        if new.is_over:
+            self._end(job, new)
+        for file in files:
+            self._commit(file)
+        return True
+
+    def _end(self, job: _Job, record: JobRecord) -> None:
+        for listing in self._listings_of("open", owner=record.owner):
+            listing.remove(record.id)
+        self._bytes[record.owner] -= job.tally.pop("num_result_bytes", 0)
+        job.results.clear()
+        job.falls.clear()
+        if record.input_file_id in self._files:
+            self._files[record.input_file_id].uses.discard(record.id)
+        job.let_go()
+
+    def _is_held(self, lease: Lease) -> bool:
+        job = self._jobs.get(lease.job_id)
+        return job is not None and job.holder == lease.token
+
+    def _held(self, lease: Lease) -> _Job:
+        if not self._is_held(lease):
+            raise lease.lost()
+        return self._jobs[lease.job_id]
+
+    def _taken(self, job_id: JobId, token: str, seconds: float) -> Lease:
+        job = self._jobs[job_id]
+        job.holder, job.lapses_s = token, self._clock() + seconds
+        job.falls.update(job.running)
+        job.running.clear()
+        return Lease(job_id, token)
+
+    def _renewed(self, lease: Lease, seconds: float) -> LeaseState:
+        if not self._is_held(lease):
+            return "lost"
+        self._jobs[lease.job_id].lapses_s = self._clock() + seconds
+        return "cancelling" if lease.job_id in self._listings["open:cancelling"] else "held"
+
+    def _page(
+        self, name: str, owner: str | None, after: str | None, limit: int, newest_first: bool
+    ) -> Page | None:
+        listing = self._listings[name if owner is None else f"{name}@{owner}"]
+        ids = listing.ids()
+        if newest_first:
+            ids.reverse()
+        if after is not None and after not in listing:
+            return None
+        start = 0 if after is None else ids.index(after) + 1
+        return Page(ids[start : start + limit], has_more=len(ids) > start + limit)
+
+
+def _decoded(data: bytes, kind: type[Record]) -> Record:
+    return msgspec.msgpack.decode(data, type=kind)
