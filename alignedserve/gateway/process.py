@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from random import Random
+from typing import Protocol
 
 from fastapi import APIRouter, FastAPI
 
@@ -34,6 +35,13 @@ from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.store import Store
 from alignedserve.store.redis_store import RedisStore
+
+
+class HttpServer(Protocol):
+    # Once this is set, `serve` returns soon.
+    should_exit: bool
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None: ...
 
 
 class GatewayProcess:
@@ -73,7 +81,7 @@ class GatewayProcess:
         async with (
             contextlib.aclosing(compiler),
             contextlib.aclosing(preparer),
-            self._store() as store,
+            self.open_store() as store,
             self._lengths.running(model.name, store),
             self._batches(request_builder, store) as routers,
         ):
@@ -92,7 +100,8 @@ class GatewayProcess:
         return callers_of(listened_on, http.allowed_hosts, http.allowed_origins, has_keys)
 
     @contextlib.asynccontextmanager
-    async def _store(self) -> AsyncIterator[Store | None]:
+    async def open_store(self) -> AsyncIterator[Store | None]:
+        """Yields the store, and closes it after the block. A simulation has one of its own."""
         if not self._config.store_url:
             yield None
             return
@@ -133,7 +142,7 @@ class GatewayProcess:
         return self._runner[0].num_open_jobs if self._runner else {}
 
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
-        server = Server(app, self.telemetry.traces.around, self._config.limits.max_connections)
+        server = self.make_server(app)
         stop_on_sigterm(self._signalled)
         serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._islands.run())
@@ -148,6 +157,10 @@ class GatewayProcess:
         await asyncio.gather(serving, linked)
         # Closing them waits for the receiver, which may be away.
         await asyncio.to_thread(self.telemetry.traces.close)
+
+    def make_server(self, app: FastAPI) -> HttpServer:
+        """Returns what serves clients. A simulation's clients call the application themselves."""
+        return Server(app, self.telemetry.traces.around, self._config.limits.max_connections)
 
     def drain(self) -> None:
         """Accepts no new requests, begins no line of a batch job, and stops when those that run have finished, or
