@@ -11,6 +11,7 @@ from alignedserve.router.config import RouterConfig
 from alignedserve.router.router import Router
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
+from alignedserve.sim.clock import Clock
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
 from alignedserve.sim.host_links import HostLinks, Sharing
@@ -61,10 +62,14 @@ class IslandConfig:
 
 
 class Island:
-    def __init__(self, config: IslandConfig, latency: Latency = lambda: LATENCY_S) -> None:
+    def __init__(
+        self, config: IslandConfig, latency: Latency = lambda: LATENCY_S, clock: Clock | None = None
+    ) -> None:
+        """`clock` is given where islands share one."""
         self.config = config
         self.host = HostLinks(config.cost, config.sharing, config.instance_ids)
-        self.world = World(config.cost, latency, self.host, foresee=config.foresee)
+        clock = clock or Clock()
+        self.world = World(config.cost, latency, self.host, foresee=config.foresee, clock=clock)
         self.router = self.world.router = RouterProcess(
             self.world, lambda epoch: Router(config.router, epoch, config.scheduling)
         )
