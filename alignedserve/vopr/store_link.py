@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,6 +29,8 @@ class StoreFaults:
     loses_answer: Callable[[], bool] = lambda: False
     # The seconds after which a caller whose call or answer is lost gives up.
     timeout_s: float = 2.0
+    # This is called with each call that was made at the store: its name, arguments and result.
+    observe: Callable[[str, Sequence[Any], Any], None] = lambda method, args, result: None
 
 
 class _Link(Store):
@@ -70,6 +72,7 @@ class _Link(Store):
         outcome: Any = None
         try:
             outcome = await getattr(self._store, method)(*args, **options)
+            faults.observe(method, args, outcome)
             return outcome
         except Exception as error:
             outcome = error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from alignedserve.vopr.virtual_process import current_process
 
 # The wall clock at the start of a run, in seconds since 1970.
 WALL_START_S = 1_900_000_000.0
+# All processes say that this is their id, which is none that may be killed.
+PID = 1
 
 
 def true_time(clock: Clock) -> float:
@@ -41,6 +44,7 @@ def hosted(clock: Clock, random: Random) -> Iterator[None]:
     gc.disable()
     try:
         with (
+            mock.patch.object(os, "getpid", lambda: PID),
             mock.patch.object(time, "time", wall),
             mock.patch.object(time, "monotonic", lambda: clock.now),
             mock.patch.object(time, "clock_gettime_ns", lambda _: round(clock.now * 1e9)),

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from alignedserve.sim.clock import Clock, Timer
 from alignedserve.vopr.history import History
 from alignedserve.vopr.virtual_network import VirtualNetwork
-from alignedserve.vopr.virtual_process import VirtualProcess, process_of
+from alignedserve.vopr.virtual_process import VirtualProcess, current_process, process_of
 
 Result = TypeVar("Result")
 
@@ -139,6 +139,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
+
+    # ---- signals ----
+
+    def add_signal_handler(  # type: ignore[override]
+        self, sig: int, callback: Callable[..., object], *args: Any
+    ) -> None:
+        """For the process in which this is called."""
+        if process := current_process():
+            process.on_signal(sig, functools.partial(callback, *args))
 
     # ---- connections ----
 

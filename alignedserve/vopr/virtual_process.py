@@ -24,6 +24,10 @@ class Loop(Protocol):
         self, coro: Coroutine[Any, Any, Result], *, name: str, context: contextvars.Context
     ) -> asyncio.Task[Result]: ...
 
+    def call_soon(
+        self, callback: Callable[[], object], *, context: contextvars.Context
+    ) -> asyncio.Handle: ...
+
     def run_late(self, handles: list[asyncio.Handle]) -> None: ...
 
 
@@ -38,6 +42,7 @@ class VirtualProcess:
         self._loop = loop
         # The callbacks that came while the process hung; None: it does not hang.
         self._held: list[asyncio.Handle] | None = None
+        self._handlers: dict[int, Callable[[], object]] = {}
         # These are called when the process is killed, in this order; the keys are for taking one back.
         self._on_kill: dict[object, Callable[[], None]] = {}
 
@@ -60,6 +65,16 @@ class VirtualProcess:
             self._held = None
             for close in list(self._on_kill.values()):
                 close()
+
+    def on_signal(self, signal: int, handler: Callable[[], object]) -> None:
+        self._handlers[signal] = handler
+
+    def send_signal(self, signal: int) -> None:
+        """Calls the process's handler, or kills it if it has none."""
+        if handler := self._handlers.get(signal):
+            self._loop.call_soon(handler, context=self.context)
+        else:
+            self.kill()
 
     def on_kill(self, key: object, close: Callable[[], None]) -> None:
         self._on_kill[key] = close

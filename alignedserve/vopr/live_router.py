@@ -1,0 +1,123 @@
+"""A simulated island's router as it is in reality: the real server around the core, on the virtual network.
+
+It stands where the simulator's own is (alignedserve/sim/router.py). The island's processes are the simulated ones; each
+has a real connection to it, with the handshake and the pings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import RouterConnection
+from alignedserve.protocol.messages import AnyMessage, Hello, Message, Welcome
+from alignedserve.router.router import Router
+from alignedserve.router.server import RouterServer
+from alignedserve.sim.process import SimProcess
+from alignedserve.sim.world import World
+from alignedserve.types import Epoch, InstanceId
+from alignedserve.vopr.virtual_loop import VirtualLoop
+from alignedserve.vopr.virtual_process import VirtualProcess
+
+
+class LiveRouter:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        world: World,
+        address: RouterAddress,
+        make_core: Callable[[Epoch], Router],
+        expected: Mapping[InstanceId, str],
+    ) -> None:
+        """`expected` holds the role of each process that may connect."""
+        self.core: Router | None = None
+        self.process: VirtualProcess | None = None
+        self._loop = loop
+        self._world = world
+        self._address = address
+        self._make_core = make_core
+        self._expected = dict(expected)
+        self._links: dict[InstanceId, _Link] = {}
+
+    @property
+    def is_up(self) -> bool:
+        return self.core is not None
+
+    def start(self) -> None:
+        if self.core:
+            raise RuntimeError("the router is started, but is up")
+        epoch = self._world.next_epoch()
+        self.core = self._make_core(epoch)
+        self.process = self._loop.new_process(f"{self._address} router {epoch}")
+        watched(self._loop, self.process.start(self._run(self.core, epoch)))
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+        self.core = self.process = None
+
+    async def _run(self, core: Router, epoch: Epoch) -> None:
+        server = RouterServer(core, epoch, self._address.token, self._expected)
+        await server.listen_at(self._address)
+        await server.run()
+
+    # ---- the island's processes ----
+
+    def connect(self, process: SimProcess) -> None:
+        """A process that is connected, or waits for the router, connects again by itself."""
+        if process.instance_id not in self._links:
+            self._links[process.instance_id] = _Link(self._loop, self._address, process)
+
+    def forget(self, process: SimProcess) -> None:
+        if link := self._links.pop(process.instance_id, None):
+            link.close_by_client()
+
+
+class _Link:
+    """A simulated process's connection, real from here on."""
+
+    def __init__(self, loop: VirtualLoop, address: RouterAddress, process: SimProcess) -> None:
+        self._process = process
+        self._hello: Hello | None = None
+        self._link = RouterConnection(address, self._introduce, self)
+        self.virtual = loop.new_process(process.instance_id)
+        watched(loop, self.virtual.start(self._link.run()))
+
+    def _introduce(self) -> Hello:
+        # It sends its Hello as soon as it has a connection.
+        self._process.connected(self)  # type: ignore[arg-type]
+        assert self._hello
+        return self._hello
+
+    # ---- what the process sends ----
+
+    def to_hub(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._hello = message
+        else:
+            self._link.send(message)
+
+    def close_by_client(self) -> None:
+        self.virtual.kill()
+
+    # ---- what the connection hears ----
+
+    def on_up(self, welcome: Welcome) -> None:
+        self._process.received(welcome)
+
+    def on_message(self, message: AnyMessage) -> None:
+        self._process.received(message)
+
+    def on_down(self) -> None:
+        self._process.router_closed()
+
+
+def watched(loop: VirtualLoop, task: asyncio.Task[None]) -> None:
+    """An error that ends the task is one of the run's."""
+
+    def over(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            loop.call_exception_handler({"message": f"{task.get_name()} failed", "exception": error})
+
+    task.add_done_callback(over)

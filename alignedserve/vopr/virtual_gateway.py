@@ -1,0 +1,120 @@
+"""A gateway in virtual time: the real process but for its sockets, which clients do without, and its store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from alignedserve.gateway.config import GatewayConfig
+from alignedserve.gateway.http.request_id import RequestIdMiddleware
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.process import GatewayProcess
+from alignedserve.store import Store
+from alignedserve.vopr.http_call import JSON, HttpCall
+from alignedserve.vopr.live_router import watched
+from alignedserve.vopr.virtual_loop import VirtualLoop
+from alignedserve.vopr.virtual_process import VirtualProcess
+from alignedserve.vopr.virtual_transport import VirtualSocket
+
+
+class VirtualGateway:
+    """It can be killed and started again; each life is a process of its own."""
+
+    def __init__(
+        self, loop: VirtualLoop, config: GatewayConfig, model: ServedModel, store: Callable[[str], Store]
+    ) -> None:
+        """`store` makes the connection of a process of this name to the store."""
+        self.name = config.instance_id
+        self.process: VirtualProcess | None = None
+        self._life: _Life | None = None
+        self._loop = loop
+        self._config = config
+        self._model = model
+        self._store = store
+        self._num_lives = 0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process runs, or hangs."""
+        return self.process is not None and not self.process.is_killed
+
+    @property
+    def num_open(self) -> int:
+        return self._life.gateway.num_open if self._life and self.is_up else 0
+
+    def start(self) -> None:
+        if self.is_up:
+            raise RuntimeError(f"{self.name} is started, but is up")
+        self._num_lives += 1
+        name = f"{self.name} life {self._num_lives}"
+        process = self.process = self._loop.new_process(name)
+        self._life = _Life(self._config, self._store(name))
+        sock = cast(socket.socket, VirtualSocket(("127.0.0.1", 8000)))
+        running = process.start(self._life.gateway.serve(self._model, sock))
+        watched(self._loop, running)
+        running.add_done_callback(lambda _: process.kill())
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+
+    def call(self, method: str, path: str, body: bytes = b"", kind: str = JSON) -> HttpCall | None:
+        """Returns the call of a client; None if nobody listens."""
+        if not self.is_up or not self._life or self._life.server is None or not self._life.server.is_serving:
+            return None
+        assert self.process
+        return HttpCall(self.process, self._life.server.app, method, path, body, kind)
+
+
+class _Life:
+    def __init__(self, config: GatewayConfig, store: Store) -> None:
+        self.server: _AppServer | None = None
+        self.gateway = _Gateway(config, store, self)
+
+
+class _AppServer:
+    """Stands where uvicorn does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.is_serving = False
+        self._exit = asyncio.Event()
+
+    @property
+    def should_exit(self) -> bool:
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, is_asked: bool) -> None:
+        if is_asked:
+            self._exit.set()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self.is_serving = True
+        await self._exit.wait()
+        self.is_serving = False
+
+
+class _Gateway(GatewayProcess):
+    def __init__(self, config: GatewayConfig, store: Store, life: _Life) -> None:
+        super().__init__(config)
+        self._link = store
+        self._life = life
+
+    @property
+    def num_open(self) -> int:
+        return self._islands.num_open
+
+    @contextlib.asynccontextmanager
+    async def open_store(self) -> AsyncIterator[Store | None]:
+        yield self._link
+
+    def make_server(self, app: FastAPI) -> _AppServer:
+        self._life.server = _AppServer(RequestIdMiddleware(app, self.telemetry.traces.around))
+        return self._life.server
