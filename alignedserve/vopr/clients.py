@@ -99,7 +99,7 @@ class Clients:
         await self._check_results(job, questions)
         for name in ("input_file_id", "output_file_id", "error_file_id"):
             if job[name]:
-                await self._ask("DELETE", f"/v1/files/{job[name]}", may_be_gone=True)
+                await self._ask("DELETE", f"/v1/files/{job[name]}", is_deleted=True)
         self.num_waiting -= 1
         self.record("batch", number, "is over")
 
@@ -128,15 +128,17 @@ class Clients:
     # ---- calls ----
 
     async def _ask(
-        self, method: str, path: str, body: bytes = b"", kind: str = JSON, may_be_gone: bool = False
+        self, method: str, path: str, body: bytes = b"", kind: str = JSON, is_deleted: bool = False
     ) -> Any:
-        answer = await self._ask_raw(method, path, body, kind, may_be_gone)
+        answer = await self._ask_raw(method, path, body, kind, is_deleted)
         return json.loads(answer.body)
 
     async def _ask_raw(
-        self, method: str, path: str, body: bytes = b"", kind: str = JSON, may_be_gone: bool = False
+        self, method: str, path: str, body: bytes = b"", kind: str = JSON, is_deleted: bool = False
     ) -> Answer:
-        """Asks until the answer is a success. With `may_be_gone`, an earlier try may have deleted what is asked for."""
+        """Asks until the answer is a success. Where a file `is_deleted`, an earlier try may have done that; and the
+        file may be in use, by a job that an earlier try has made without an answer."""
+        gone, in_use = (404, 400) if is_deleted else (None, None)
         while True:
             if call := self._call(method, path, body, kind):
                 try:
@@ -145,9 +147,9 @@ class Clients:
                 except (Broken, TimeoutError) as error:
                     self._count(type(error).__name__)
                 else:
-                    if answer.status == 200 or (may_be_gone and answer.status == 404):
+                    if answer.status in (200, gone):
                         return answer
-                    if answer.status < 500 and answer.status != 429:
+                    if answer.status < 500 and answer.status not in (429, in_use):
                         raise Wrong(f"{method} {path} is answered with {answer}")
                     self._count(str(answer.status))
             await asyncio.sleep(RETRY_S)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from alignedserve.gateway.http.errors import BrokenOff
 from alignedserve.vopr.virtual_process import VirtualProcess
 
 # The application waits when so many bytes are unread: those of uvicorn's buffer and of the kernels.
@@ -88,7 +90,9 @@ class HttpCall:
     # ---- the gateway's end ----
 
     async def _run(self, app: ASGIApp, scope: Message) -> None:
-        await app(scope, self._receive, self._send)
+        # uvicorn breaks the connection then, too.
+        with suppress(BrokenOff):
+            await app(scope, self._receive, self._send)
 
     async def _receive(self) -> Message:
         if self._body is not None:

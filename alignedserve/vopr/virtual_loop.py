@@ -42,19 +42,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # What callbacks raised that nobody awaits.
         self.errors: list[dict[str, Any]] = []
         self._num_made = 0
-        # Whether killed processes run again, to be cancelled like all others.
-        self._is_ending = False
+        self._processes: list[VirtualProcess] = []
         self.set_exception_handler(lambda _, context: self.errors.append(context))
 
     def new_process(self, name: str) -> VirtualProcess:
-        return VirtualProcess(self, name)
+        self._processes.append(VirtualProcess(self, name))
+        return self._processes[-1]
 
     def run(self, main: Coroutine[Any, Any, Result]) -> Result:
         """Runs the main task to its end, cancels all others and closes the loop. Raises Deadlock."""
         try:
             return self.run_until_complete(main)
         finally:
-            self._is_ending = True
+            # What the tasks of killed processes still do is no part of the run.
+            self.set_exception_handler(lambda _, context: None)
+            for process in self._processes:
+                process.bury()
             self.run_until_complete(self._cancel_all())
             self.run_until_complete(self.shutdown_asyncgens())
             self.close()
@@ -90,7 +93,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             handle = cast(Any, self._ready.popleft())
             if handle.cancelled():
                 continue
-            process = None if self._is_ending else process_of(handle._context)
+            process = process_of(handle._context)
             if process is None or process.admits(handle):
                 handle._run()
 

@@ -40,7 +40,7 @@ class VirtualProcess:
         self.context = contextvars.copy_context()
         self.context.run(_current.set, self)
         self._loop = loop
-        # The callbacks that came while the process hung; None: it does not hang.
+        # The callbacks that came while the process hung, or after it was killed; None: it runs.
         self._held: list[asyncio.Handle] | None = None
         self._handlers: dict[int, Callable[[], object]] = {}
         # These are called when the process is killed, in this order; the keys are for taking one back.
@@ -55,6 +55,12 @@ class VirtualProcess:
             self._held = []
 
     def wake_up(self) -> None:
+        """Runs what has gathered. Does nothing for a process that was killed."""
+        if not self.is_killed:
+            self.bury()
+
+    def bury(self) -> None:
+        """At the end of a run: its tasks can end. One whose next step was not run could not even be cancelled."""
         held, self._held = self._held or [], None
         self._loop.run_late(held)
 
@@ -62,7 +68,7 @@ class VirtualProcess:
         """Nothing of this process runs any more; the kernel closes its connections. Safe to repeat."""
         if not self.is_killed:
             self.is_killed = True
-            self._held = None
+            self._held = self._held or []
             for close in list(self._on_kill.values()):
                 close()
 
@@ -83,10 +89,10 @@ class VirtualProcess:
         self._on_kill.pop(key, None)
 
     def admits(self, handle: asyncio.Handle) -> bool:
-        """Returns whether the callback may run now; otherwise the process keeps or drops it."""
+        """Returns whether the callback may run now; otherwise the process keeps it."""
         if self._held is not None:
             self._held.append(handle)
-        return self._held is None and not self.is_killed
+        return self._held is None
 
 
 def current_process() -> VirtualProcess | None:
