@@ -22,8 +22,9 @@ from alignedserve.vopr.words import NAME, Question
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # The seconds until a client tries again, and looks again for the end of its job.
 RETRY_S, LOOK_S = 1.0, 2.0
-# A client that has got nothing new for so many seconds leaves: its gateway may hang.
-PATIENCE_S = 120.0
+# A client that has got nothing new for so many seconds leaves. That is longer than anything may take: a client that
+# asked again sooner would hide that its request was forgotten.
+PATIENCE_S = 3600.0
 _BOUNDARY = "boundary"
 _FORM = f"multipart/form-data; boundary={_BOUNDARY}"
 

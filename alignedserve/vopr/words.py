@@ -24,7 +24,7 @@ _TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 def tokenizer() -> Tokenizer:
     words = {_word(token_id): token_id for token_id in range(VOCABULARY)}
     backend = tokenizers.Tokenizer(WordLevel(words, unk_token=_word(0)))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return Tokenizer(TokenizerFiles(backend, {}, {"default": _TEMPLATE}), NAME)
 
 

@@ -124,7 +124,7 @@ class Troubles:
     async def hang_gateway(self) -> None:
         if process := self.gateway().process:
             process.hang()
-            await self.a_while()
+            await asyncio.sleep(self.random.uniform(0, 20))
             process.wake_up()
 
     async def set_clock(self) -> None:
