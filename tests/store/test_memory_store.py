@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from alignedserve.store import STAGES, FileRecord, JobRecord, Lease, LineResult, StoreLimits
 from alignedserve.store.redis_store import PREFIX, RedisStore
-from alignedserve.vopr.memory_store import MemoryStore
+from alignedserve.vopr.front_end.memory_store import MemoryStore
 from tests.store.redis_process import redis_running
 
 OWNERS = ("", "ann", "bob")

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from alignedserve.gateway.http.errors import BrokenOff
-from alignedserve.vopr.virtual_process import VirtualProcess
+from alignedserve.vopr.front_end.virtual_process import VirtualProcess
 
 # The application waits when so many bytes are unread: those of uvicorn's buffer and of the kernels.
 MAX_UNREAD_BYTES = 4096

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from alignedserve.store.base import Store, StoreAway
-from alignedserve.vopr.history import History
+from alignedserve.vopr.front_end.history import History
 
 
 @dataclass

@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar, cast
 
 from alignedserve.sim.clock import Clock, Timer
-from alignedserve.vopr.history import History
-from alignedserve.vopr.virtual_network import VirtualNetwork
-from alignedserve.vopr.virtual_process import VirtualProcess, current_process, process_of
+from alignedserve.vopr.front_end.history import History
+from alignedserve.vopr.front_end.virtual_network import VirtualNetwork
+from alignedserve.vopr.front_end.virtual_process import VirtualProcess, current_process, process_of
 
 Result = TypeVar("Result")
 

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from alignedserve.sim.clock import Clock
-from alignedserve.vopr.virtual_host import WALL_START_S, hosted
-from alignedserve.vopr.virtual_loop import Deadlock, VirtualLoop
+from alignedserve.vopr.front_end.virtual_host import WALL_START_S, hosted
+from alignedserve.vopr.front_end.virtual_loop import Deadlock, VirtualLoop
 
 
 def test_time_passes_at_once() -> None:

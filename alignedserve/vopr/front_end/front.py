@@ -22,16 +22,16 @@ from alignedserve.sim.clock import Clock
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.store import StoreLimits
 from alignedserve.types import Epoch, InstanceId
-from alignedserve.vopr.clients import Clients
-from alignedserve.vopr.history import History
-from alignedserve.vopr.ledger import Ledger
-from alignedserve.vopr.live_router import LiveRouter
-from alignedserve.vopr.memory_store import MemoryStore
-from alignedserve.vopr.store_link import StoreFaults, link_to
-from alignedserve.vopr.virtual_gateway import VirtualGateway
-from alignedserve.vopr.virtual_host import hosted, true_time
-from alignedserve.vopr.virtual_loop import VirtualLoop
-from alignedserve.vopr.words import NAME, served_model
+from alignedserve.vopr.front_end.clients import Clients
+from alignedserve.vopr.front_end.history import History
+from alignedserve.vopr.front_end.ledger import Ledger
+from alignedserve.vopr.front_end.live_router import LiveRouter
+from alignedserve.vopr.front_end.memory_store import MemoryStore
+from alignedserve.vopr.front_end.store_link import StoreFaults, link_to
+from alignedserve.vopr.front_end.virtual_gateway import VirtualGateway
+from alignedserve.vopr.front_end.virtual_host import hosted, true_time
+from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
+from alignedserve.vopr.front_end.words import NAME, served_model
 
 TOKEN = "secret"
 

@@ -16,11 +16,11 @@ from alignedserve.gateway.http.request_id import RequestIdMiddleware
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.store import Store
-from alignedserve.vopr.http_call import JSON, HttpCall
-from alignedserve.vopr.live_router import watched
-from alignedserve.vopr.virtual_loop import VirtualLoop
-from alignedserve.vopr.virtual_process import VirtualProcess
-from alignedserve.vopr.virtual_transport import VirtualSocket
+from alignedserve.vopr.front_end.http_call import JSON, HttpCall
+from alignedserve.vopr.front_end.live_router import watched
+from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
+from alignedserve.vopr.front_end.virtual_process import VirtualProcess
+from alignedserve.vopr.front_end.virtual_transport import VirtualSocket
 
 
 class VirtualGateway:

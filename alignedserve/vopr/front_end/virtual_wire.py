@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from alignedserve.sim.clock import Timer
 
 if TYPE_CHECKING:
-    from alignedserve.vopr.virtual_network import VirtualConnection
-    from alignedserve.vopr.virtual_transport import VirtualTransport
+    from alignedserve.vopr.front_end.virtual_network import VirtualConnection
+    from alignedserve.vopr.front_end.virtual_transport import VirtualTransport
 
 
 class End:

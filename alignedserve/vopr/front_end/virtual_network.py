@@ -11,12 +11,12 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from alignedserve.vopr.virtual_process import current_process
-from alignedserve.vopr.virtual_transport import VirtualSocket, VirtualTransport
-from alignedserve.vopr.virtual_wire import Way
+from alignedserve.vopr.front_end.virtual_process import current_process
+from alignedserve.vopr.front_end.virtual_transport import VirtualSocket, VirtualTransport
+from alignedserve.vopr.front_end.virtual_wire import Way
 
 if TYPE_CHECKING:
-    from alignedserve.vopr.virtual_loop import VirtualLoop
+    from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
 
 # The seconds that a byte takes over loopback, and the bytes that two sockets on it hold.
 LATENCY_S = 0.0003

@@ -13,9 +13,9 @@ from alignedserve.protocol.connection import RouterConnection, new_epoch
 from alignedserve.protocol.hub import SILENCE_S, Hub
 from alignedserve.protocol.messages import Abort, AnyMessage, Echo, Hello, InstanceLimits, Welcome
 from alignedserve.types import Epoch, InstanceId, RequestKey
-from alignedserve.vopr.virtual_host import hosted
-from alignedserve.vopr.virtual_loop import VirtualLoop
-from alignedserve.vopr.virtual_network import VirtualConnection, VirtualNetwork
+from alignedserve.vopr.front_end.virtual_host import hosted
+from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
+from alignedserve.vopr.front_end.virtual_network import VirtualConnection, VirtualNetwork
 
 ADDRESS = RouterAddress("router", 1, "secret")
 ME = InstanceId("gateway-0")

@@ -26,7 +26,7 @@ from alignedserve.store.base import (
 )
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
 from alignedserve.store.redis_store import NUM_AT_A_TIME, OPEN_STATUSES, RESULT_BYTES, STATUSES
-from alignedserve.vopr.ranked import Ranked
+from alignedserve.vopr.front_end.ranked import Ranked
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 

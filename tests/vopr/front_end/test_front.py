@@ -13,9 +13,9 @@ from alignedserve.batch.config import BatchConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.island import IslandConfig
-from alignedserve.vopr.front import Front, FrontConfig
-from alignedserve.vopr.virtual_gateway import VirtualGateway
-from alignedserve.vopr.words import Question
+from alignedserve.vopr.front_end.front import Front, FrontConfig
+from alignedserve.vopr.front_end.virtual_gateway import VirtualGateway
+from alignedserve.vopr.front_end.words import Question
 from tests.sim.islands import COST, limits
 
 ISLAND = IslandConfig(

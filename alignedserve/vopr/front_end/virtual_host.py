@@ -18,7 +18,7 @@ from random import Random
 from unittest import mock
 
 from alignedserve.sim.clock import Clock
-from alignedserve.vopr.virtual_process import current_process
+from alignedserve.vopr.front_end.virtual_process import current_process
 
 # The wall clock at the start of a run, in seconds since 1970.
 WALL_START_S = 1_900_000_000.0

@@ -15,9 +15,9 @@ from random import Random
 from typing import Any
 
 from alignedserve.protocol.sse import EventReader
-from alignedserve.vopr.http_call import JSON, Answer, Broken, HttpCall
-from alignedserve.vopr.virtual_gateway import VirtualGateway
-from alignedserve.vopr.words import NAME, Question
+from alignedserve.vopr.front_end.http_call import JSON, Answer, Broken, HttpCall
+from alignedserve.vopr.front_end.virtual_gateway import VirtualGateway
+from alignedserve.vopr.front_end.words import NAME, Question
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # The seconds until a client tries again, and looks again for the end of its job.

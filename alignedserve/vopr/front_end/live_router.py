@@ -17,8 +17,8 @@ from alignedserve.router.server import RouterServer
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.world import World
 from alignedserve.types import Epoch, InstanceId
-from alignedserve.vopr.virtual_loop import VirtualLoop
-from alignedserve.vopr.virtual_process import VirtualProcess
+from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
+from alignedserve.vopr.front_end.virtual_process import VirtualProcess
 
 
 class LiveRouter:

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from alignedserve.vopr.virtual_process import process_of
-from alignedserve.vopr.virtual_wire import End, Way
+from alignedserve.vopr.front_end.virtual_process import process_of
+from alignedserve.vopr.front_end.virtual_wire import End, Way
 
 if TYPE_CHECKING:
-    from alignedserve.vopr.virtual_network import VirtualConnection
+    from alignedserve.vopr.front_end.virtual_network import VirtualConnection
 
 
 class VirtualSocket:
