@@ -21,8 +21,8 @@ _WINDOW = 5
 _MOST_OFF = 4.0
 # All but this share of the recent iterations ended within `overrun` times what was predicted, and how many these are at
 # least and at most.
-_RARE = 0.05
-_LEAST, _MEMORY = 20, 100
+_RARE = 0.01
+_LEAST, _MEMORY = 20, 200
 
 
 class Estimate:

@@ -108,6 +108,6 @@ def test_what_recent_iterations_took_beyond_their_prediction_is_known() -> None:
     for number in range(200):
         estimate.took(0.01, 0.03 if number % 10 == 0 else 0.01)
     assert estimate.overrun == pytest.approx(3.0)
-    for _ in range(100):
+    for _ in range(200):
         estimate.took(0.01, 0.009)
     assert estimate.overrun == 1.0
