@@ -117,7 +117,7 @@ class LocalInstance:
         else:
             self._offered.discard(request.key)
             self._leaving[request.key] = request
-            self._worker.on(Abort(request.key))
+            self._order(Abort(request.key))
         return True
 
     def reset(self) -> None:
@@ -165,7 +165,7 @@ class LocalInstance:
         while self._waiting and len(self._offered) < most:
             request = self._waiting.popleft()
             self._offered.add(request.key)
-            self._worker.on(Offer([request.work], is_batch=False))
+            self._order(Offer([request.work], is_batch=False))
 
     def _iterate(self) -> tuple[list[TokenOutput], bool]:
         messages, goes_on = self._worker.step()
@@ -204,6 +204,11 @@ class LocalInstance:
             case _:
                 raise RuntimeError(f"{type(message).__name__}: not of a colocated instance")
 
+    def _order(self, order: AnyMessage) -> None:
+        """Gives the worker an order. The next iteration acts on it, and is not waited for."""
+        self._worker.on(order)
+        self._wake.set()
+
     def _report(self, report: DecodeReport) -> None:
         for key in report.admitted:
             self._offered.discard(key)
@@ -227,7 +232,7 @@ class LocalInstance:
             self._memory = self._make_memory()
             self._transfers.use_pool(self._memory.blocks)
         request.blocks = self._memory.allocate(self.engine.format.num_blocks(num_tokens))
-        self._worker.on(Evict(request.key, request.blocks, num_saved=0))
+        self._order(Evict(request.key, request.blocks, num_saved=0))
 
     def _come_back(self, request: LocalRequest, num_cached: int) -> None:
         """Offers the request again, before those that have not begun."""
@@ -235,7 +240,7 @@ class LocalInstance:
             request.work, output=[*request.output], num_cached=num_cached, blocks=[*request.blocks]
         )
         self._offered.add(request.key)
-        self._worker.on(Offer([request.work], is_batch=False))
+        self._order(Offer([request.work], is_batch=False))
 
     def _make_memory(self) -> HostMemory:
         """Makes memory for all requests that can have begun and not ended."""

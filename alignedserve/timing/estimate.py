@@ -7,6 +7,7 @@ comes on top, and hardly depends on what is in the iteration.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
@@ -18,6 +19,10 @@ _WEIGHT = 0.1
 _WINDOW = 5
 # A ratio that is further off than this, either way, is taken to be off by this much.
 _MOST_OFF = 4.0
+# All but this share of the recent iterations ended within `overrun` times what was predicted, and how many these are at
+# least and at most.
+_RARE = 0.01
+_LEAST, _MEMORY = 20, 200
 
 
 class Estimate:
@@ -27,6 +32,12 @@ class Estimate:
         self.pace = 1.0
         # The recent seconds per iteration outside the engine.
         self.outside_s = 0.0
+        # How much longer than predicted all but the rare ones of the recent iterations took, as a ratio; at least 1.
+        # Where others use the processor too, it is far above 1.
+        self.overrun = 1.0
+        # The recent ratios of measured to predicted time, in the order in which they came, and the largest last.
+        self._ratios: deque[float] = deque()
+        self._sorted_ratios: list[float] = []
         self._last: deque[float] = deque(maxlen=_WINDOW)
         self._last_outside_s: deque[float] = deque(maxlen=_WINDOW)
 
@@ -48,9 +59,19 @@ class Estimate:
         inside_s = predicted_s - self.outside_s
         if inside_s <= 0:
             return
+        self._overran(seconds / predicted_s)
         off = min(max((seconds - outside_s) / inside_s, 1 / _MOST_OFF), _MOST_OFF)
         self._last.append(off * self.pace)
         self._last_outside_s.append(min(outside_s, _MOST_OFF * max(self.outside_s, inside_s)))
         # With few measurements the lower of the middle two counts: the first may well have been slow.
         self.pace += _WEIGHT * (statistics.median_low(self._last) - self.pace)
         self.outside_s += _WEIGHT * (statistics.median_low(self._last_outside_s) - self.outside_s)
+
+    def _overran(self, ratio: float) -> None:
+        self._ratios.append(ratio)
+        insort(self._sorted_ratios, ratio)
+        if len(self._ratios) > _MEMORY:
+            del self._sorted_ratios[bisect_left(self._sorted_ratios, self._ratios.popleft())]
+        if len(self._ratios) >= _LEAST:
+            most = self._sorted_ratios[int((1 - _RARE) * (len(self._ratios) - 1))]
+            self.overrun = min(max(most, 1.0), _MOST_OFF)

@@ -72,7 +72,12 @@ def test_tokens_are_transformers_and_the_engines(scenes: Callable[..., Scene], p
 
 @pytest.mark.parametrize(
     "victims",
-    [(COLOCATED,), (POOL, COLOCATED), (ROUTER,), (COLOCATED, ROUTER, COLOCATED)],
+    [
+        (COLOCATED,),
+        pytest.param((POOL, COLOCATED), marks=pytest.mark.slow),
+        (ROUTER,),
+        pytest.param((COLOCATED, ROUTER, COLOCATED), marks=pytest.mark.slow),
+    ],
     ids="-then-".join,
 )
 def test_killed_in_mid_stream(scenes: Callable[..., Scene], victims: Sequence[InstanceId]) -> None:
@@ -80,6 +85,7 @@ def test_killed_in_mid_stream(scenes: Callable[..., Scene], victims: Sequence[In
     scenes(policy="aligned").kill_in_turn(victims)
 
 
+@pytest.mark.slow
 def test_of_two_one_goes_on_with_what_the_other_had(scenes: Callable[..., Scene]) -> None:
     scene = scenes(policy="fcfs", num_colocated=2)
 

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from alignedserve.process.logs import LogConfig
 from tests.cluster.processes import DECODES, POOL, PREFILLS, Processes, Setup
 from tests.cluster.test_leaving import FAMILY, GATEWAY, Directory, opened
@@ -60,6 +62,7 @@ def test_each_process_names_the_call_at_debug_level(tiny_model: Directory, tmp_p
     check_nothing_is_told(lines)
 
 
+@pytest.mark.slow
 def test_only_the_gateway_says_a_line_at_the_default_level(tiny_model: Directory, tmp_path: Path) -> None:
     lines = lines_of_a_call(tiny_model, tmp_path, LogConfig().level)
     assert lines.keys() == NAMES

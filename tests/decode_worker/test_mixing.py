@@ -189,6 +189,18 @@ def test_what_is_measured_corrects_what_fits() -> None:
     assert len(schedule.plan(0.0).run) == 17
 
 
+def test_where_iterations_take_longer_than_predicted_now_and_then_fewer_join() -> None:
+    schedule = schedule_of()
+    admit(schedule, rt(tbt_s=0.06), *(be() for _ in range(34)))
+    for turn in range(200):
+        plan = schedule.plan(0.06 * turn)
+        schedule.sampled([])
+        predicted_s = PLAIN.iteration([], [1] * len(plan.run)) * schedule.pace
+        schedule.took(predicted_s * (3 if turn % 10 == 0 else 1))
+    run = schedule.plan(0.0).run
+    assert len(run) > 1 and 3 * PLAIN.iteration([], [1] * len(run)) * schedule.pace < 0.061
+
+
 def test_kv_that_was_lost_is_computed_in_pieces_that_real_time_allows() -> None:
     schedule = schedule_of()
     admit(schedule, first := rt(tbt_s=0.05), lost := make_work(200, num_cached=0))

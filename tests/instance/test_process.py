@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from alignedserve.protocol.messages import Prefill, Stop
 from alignedserve.types import Epoch
 from tests.engine.helpers import greedy_params
@@ -31,6 +33,7 @@ def num_tokens(island: RemoteIsland) -> int:
     return sum(map(len, outputs(island)))
 
 
+@pytest.mark.slow
 def test_two_processes_and_evictions(tiny_model: Directory) -> None:
     async def run() -> None:
         async with RemoteIsland(tiny_model(FAMILY)) as island:
@@ -96,6 +99,7 @@ def test_killed_instances_and_their_successors(tiny_model: Directory) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_what_can_not_go_on_ends_with_an_error(tiny_model: Directory) -> None:
     async def run() -> None:
         async with RemoteIsland(tiny_model(FAMILY)) as island:

@@ -204,6 +204,7 @@ def test_a_death_is_noticed_within_a_second_and_told(server: Server) -> None:
     assert server.get("/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_another_server_beside_it_and_nothing_is_left_of_that_when_it_is_killed(server: Server) -> None:
     other = Server("--pool-memory-bytes", str(64 << 20), "--prefill-instances", "2")
     try:
@@ -341,6 +342,7 @@ def test_a_terminal_that_closes_lets_it_finish_and_a_second_signal_ends_it_at_on
         assert server.wait() == 0, server.output
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> None:
     model = shutil.copytree(demo.MODEL_DIR, tmp_path / "model")
     server = Server(str(model), "--pool-memory-bytes", str(64 << 20))
@@ -366,7 +368,7 @@ def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> N
     [
         ("^Ray is up", signal.SIGINT),
         pytest.param("^Ray is up", signal.SIGTERM, marks=pytest.mark.slow),
-        ("^router is up", signal.SIGTERM),
+        pytest.param("^router is up", signal.SIGTERM, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "float32"])
 def test_loading_peaks_below_a_quarter_more_than_the_model(dtype: str) -> None:
     """The checkpoint is float32, so bfloat16 is the case that converts; its model is half as large."""
     result = subprocess.run(

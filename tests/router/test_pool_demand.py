@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import MakeSpare, Prefill, Reserve, Reserved, Submit
+from alignedserve.protocol.messages import Commit, MakeSpare, Prefill, Reserve, Reserved, Submit
 from alignedserve.router.request_state import Phase
 from alignedserve.types import RequestKey
 from tests.router.script import GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
@@ -147,4 +147,8 @@ def test_two_interrupted_prompts_do_not_wait_for_each_other_for_ever() -> None:
 def test_without_deadlines_it_is_a_spare_like_others(policy: str) -> None:
     script = Script(prefill_window=1, policy=policy)
     interrupted(script)
-    assert script.take_one(MakeSpare, POOL).keys == [ONE]
+    *_, committed, spare = [message for to, message in script.take() if to == POOL]
+    assert spare == MakeSpare([ONE])
+    # or the pool would free blocks on whose KV the router counts
+    assert isinstance(committed, Commit) and not committed.is_candidate
+    assert (committed.key, committed.num_tokens) == (ONE, script.state(1).num_cached) and committed.num_tokens

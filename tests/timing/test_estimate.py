@@ -99,3 +99,15 @@ def test_one_long_pause_outside_is_not_expected_again() -> None:
         estimate.took(estimate.iteration([], [100]), inside_s + outside_s, outside_s)
     assert estimate.outside_s == pytest.approx(0.0003, rel=0.01)
     assert estimate.pace == pytest.approx(1.0, rel=0.01)
+
+
+def test_what_recent_iterations_took_beyond_their_prediction_is_known() -> None:
+    """One in ten takes three times as long, and later none does."""
+    estimate = Estimate(OPT_13B)
+    assert estimate.overrun == 1.0
+    for number in range(200):
+        estimate.took(0.01, 0.03 if number % 10 == 0 else 0.01)
+    assert estimate.overrun == pytest.approx(3.0)
+    for _ in range(200):
+        estimate.took(0.01, 0.009)
+    assert estimate.overrun == 1.0

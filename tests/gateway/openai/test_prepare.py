@@ -53,6 +53,7 @@ def told(call: Callable[[], Result]) -> object:
         return error.status, error.body
 
 
+@pytest.mark.slow
 def test_the_process_says_what_the_event_loop_would_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparer_module, "INLINE_BYTES", 0)
 

@@ -18,8 +18,8 @@ from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredi
 from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMaximum, SlidingMinimum
 from alignedserve.timing.estimate import Estimate
 
-# This share of the time that an iteration may take is planned with: the rest is for what predictions miss, and for a
-# token's way out.
+# At most this share of the time that an iteration may take is planned with: the rest is for what predictions miss, and
+# for a token's way out. The share is less where iterations are seen to take longer than predicted (`Estimate.overrun`).
 SAFETY = 0.9
 # The most credit that BE can have, as a share of the tightest recent objective.
 MAX_OWED = 0.5
@@ -124,7 +124,11 @@ class Mixing:
         bounds_s.append(
             BEFORE_RT * min(tightest_s, DEFAULT_TBT_S) if self._coming.is_near else WITHOUT_RT * tightest_s
         )
-        return SAFETY * min(bounds_s)
+        return self._planned_share * min(bounds_s)
+
+    @property
+    def _planned_share(self) -> float:
+        return min(SAFETY, 1 / self._estimate.overrun)
 
     def hold_s(self, rt: Sequence[DecodeRequest]) -> float:
         """How many seconds to wait for KV instead of beginning an iteration, if the running requests can spare
@@ -228,7 +232,7 @@ class Mixing:
     def took(self, seconds: float) -> None:
         self._last_s = seconds
         if self._num_be and not math.isinf(self._bound_s):
-            if seconds > self._bound_s / SAFETY:
+            if seconds > self._bound_s / self._planned_share:
                 self._limit.missed(self._num_be)
             else:
                 self._limit.kept()
