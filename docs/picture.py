@@ -21,7 +21,7 @@ PAGE = ROOT / "docs/architecture.md"
 
 # from above to below
 LAYERS = {
-    "commands": ("cli", "launch", "bench", "sim", "demo"),
+    "commands": ("cli", "launch", "bench", "vopr", "sim", "demo"),
     "front ends": ("gateway", "batch", "store", "lengths", "offline"),
     "instances": ("prefill_worker", "decode_worker", "instance", "transport"),
     "decisions": ("router", "kvpool"),
