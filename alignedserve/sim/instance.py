@@ -94,10 +94,9 @@ class SimInstance(SimProcess):
         return self.transfers.maps(segment)
 
     def router_closed(self) -> None:
-        """The instance lives on; what was ordered is void."""
+        """The instance lives on; what was ordered is void. It connects again when it has dropped all of that."""
         self._connection = None
         self._take(Down())
-        self.world.router.connect(self)
 
     def connected(self, connection: Connection) -> None:
         super().connected(connection)
@@ -155,6 +154,7 @@ class SimInstance(SimProcess):
                 self._connection_number = number
             case Down():
                 self.worker.drop_all()
+                self.world.router.connect(self)
             case UsePool(segment):
                 self.worker.use_pool(self.world.segments[segment])
             case Welcome():

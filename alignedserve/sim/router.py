@@ -13,6 +13,7 @@ from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.router import Router
 from alignedserve.sim.clock import LocalClock
+from alignedserve.sim.fence import SimFence
 from alignedserve.sim.hanging import CanHang
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
@@ -21,6 +22,8 @@ from alignedserve.types import Epoch, InstanceId
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
+# The seconds after which a pool that came too soon is turned away, to come again.
+PUT_OFF_S = 0.25
 # An observer is called at every step of the core with the time in seconds, the event, and the core's answers.
 Observer = Callable[[float, Event, list[Send]], None]
 
@@ -42,8 +45,9 @@ class RouterProcess(CanHang):
         self._log: EventLog | None = None
         # The pings since anything last came on each connection.
         self._num_unanswered: Counter[Connection] = Counter()
-        # The segment of the pool that connected last.
-        self._segment = ""
+        self._fence = SimFence(world)
+        # Processes whose connection is gone, and of which the core has not heard that: they could still write.
+        self._parting: dict[InstanceId, Hello] = {}
 
     @property
     def is_up(self) -> bool:
@@ -69,7 +73,7 @@ class RouterProcess(CanHang):
             connection.close_by_hub()
         self._anonymous, self._connections, self._hellos = [], {}, {}
         self._num_unanswered.clear()
-        self._segment = ""
+        self._fence, self._parting = SimFence(self._world), {}
 
     # ---- connections ----
 
@@ -113,11 +117,17 @@ class RouterProcess(CanHang):
         if earlier:
             earlier.close_by_hub()
             self.client_closed(earlier)
+        if hello.role == "kvpool" and self._puts_off(hello):
+            self._world.clock.after(PUT_OFF_S, partial(self._turn_away, connection))
+            return
         self._anonymous.remove(connection)
         self._connections[hello.instance_id] = connection
         self._hellos[connection] = hello
+        self._fence.connected(hello)
+        if parted := self._parting.pop(hello.instance_id, None):
+            self._step(Closed(parted.instance_id, parted.epoch))
         if hello.role == "kvpool":
-            self._segment = hello.segment
+            self._fence.segment = hello.segment
         self._step(Connected(hello))
 
     def client_closed(self, connection: Connection) -> None:
@@ -127,7 +137,10 @@ class RouterProcess(CanHang):
             self._anonymous.remove(connection)
             return
         del self._connections[hello.instance_id]
-        self._step(Closed(hello.instance_id, hello.epoch))
+        if self._fence.could_write(hello):
+            self._parting[hello.instance_id] = hello
+        else:
+            self._step(Closed(hello.instance_id, hello.epoch))
 
     # ---- processes that hang, as alignedserve/protocol/hub.py has it ----
 
@@ -140,24 +153,44 @@ class RouterProcess(CanHang):
             if num_unanswered <= NUM_PINGS:
                 connection.to_client(Ping())
             elif num_unanswered == NUM_PINGS + 1:
-                self._kill_user(hello)
+                self._fence.kill_silent(hello)
             else:
                 connection.cut_by_hub()
                 self.client_closed(connection)
         ping = partial(self._ping, core)
         self._world.clock.after(core.config.silence_s / NUM_PINGS, lambda: self.when_awake(ping))
 
-    def _kill_user(self, hello: Hello) -> None:
-        """See router/fence.py. A process id is one life of one process, as an epoch is."""
-        process = self._world.processes[hello.instance_id]
-        if self._segment and process.is_up and process.epoch == hello.epoch and process.maps(self._segment):
-            process.kill()
-            self._world.fenced(process)
+    # ---- processes that could still write, as router/parting.py has it ----
+
+    def _puts_off(self, pool: Hello) -> bool:
+        """Whether a pool can't be told of yet, since a process that is not connected could write to its blocks."""
+        strangers = self._fence.strangers(pool.segment, self._hellos.values())
+        self._fence.kill_after(self._silence_s, strangers)
+        return bool(strangers)
+
+    def _turn_away(self, connection: Connection) -> None:
+        if connection in self._anonymous:
+            self._anonymous.remove(connection)
+            connection.cut_by_hub()
+
+    def _let_part(self) -> None:
+        """Tells the core of those that can't write any more, and kills those that do not come back."""
+        processes = [self._world.processes[name] for name in self._parting]
+        self._fence.kill_after(self._silence_s, processes)
+        for hello in list(self._parting.values()):
+            if not self._fence.could_write(hello):
+                del self._parting[hello.instance_id]
+                self._step(Closed(hello.instance_id, hello.epoch))
+
+    @property
+    def _silence_s(self) -> float:
+        return self.core.config.silence_s if self.core else 0.0
 
     # ---- the core ----
 
     def _tick(self, core: Router) -> None:
         if self.core is core:
+            self._let_part()
             self._step(Tick())
             tick = partial(self._tick, core)
             self._world.clock.after(self._world.tick_s, lambda: self.when_awake(tick))
@@ -177,6 +210,8 @@ class RouterProcess(CanHang):
             self._send(send)
 
     def _send(self, send: Send) -> None:
+        if send.to in self._parting:
+            return
         connection = self._connections[send.to]
         connection.to_client(send.message)
         if isinstance(send.message, Refused):

@@ -42,7 +42,10 @@ class CountsAddUp:
 
 class RealTimeFirst:
     """What `priority` promises: the router asks for a best-effort prompt's first blocks only when it has asked for
-    those of every real-time prompt that it has. (The other policies promise shares, or nothing.)"""
+    those of every real-time prompt that it has.
+
+    The other policies promise shares, or nothing. Prompts of colocated instances go there without blocks of the pool.
+    """
 
     def __init__(self, island: Island) -> None:
         self._island = island

@@ -73,7 +73,7 @@ class Run:
         if open_log:
             config = self.island.config
             router.make_log = lambda epoch: EventLog(open_log(epoch), config.router, epoch, config.scheduling)
-        if plan.policy in _REAL_TIME_FIRST:
+        if plan.policy in _REAL_TIME_FIRST and not plan.num_colocated:
             router.observers.append(RealTimeFirst(self.island))
         self._phases: Counter[str] = Counter()
         router.observers.append(self._count_phases)
