@@ -50,6 +50,8 @@ class Requeuer:
             self._demand.add(state)
             self._pool.commit(state, is_candidate=False)
         elif state.num_cached:
+            # A spare is what was committed; a prompt that was evicted half-way is told of here for the first time.
+            self._pool.commit(state, is_candidate=False)
             self._pool.send(MakeSpare([state.key]))
         elif state.blocks:
             state.blocks = []

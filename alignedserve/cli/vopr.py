@@ -13,7 +13,6 @@ import click
 
 if TYPE_CHECKING:
     from alignedserve.vopr.history import History
-    from alignedserve.vopr.run import Outcome
     from alignedserve.vopr.search import Tried
 
 # Seconds between two progress lines.
@@ -121,7 +120,7 @@ def _shrink(history: History, path: Path) -> None:
 
 
 def _search(minutes: float, policies: tuple[str, ...], num_jobs: int, out: Path, shrink: bool) -> bool:
-    from alignedserve.vopr.run import history_of
+    from alignedserve.vopr.run import Outcome, history_of
     from alignedserve.vopr.search import search
     from alignedserve.vopr.tally import Tally
 

@@ -19,6 +19,7 @@ from alignedserve.vopr.shrink import Shrinker
 EVER_FAILED = [
     int(line.split("#")[0]) for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
 ]
+SHRUNK = sorted((Path(__file__).parent / "histories").glob("*.json"))
 
 
 def short(seed: int, seconds: float = 60.0, **changes: Any) -> History:
@@ -37,6 +38,11 @@ def test_nothing_breaks(seed: int) -> None:
 @pytest.mark.parametrize("seed", EVER_FAILED)
 def test_what_broke_once_does_not_break(seed: int) -> None:
     assert run(history_of(seed)).failure is None
+
+
+@pytest.mark.parametrize("path", SHRUNK, ids=lambda path: path.stem)
+def test_what_was_shrunk_does_not_break(path: Path) -> None:
+    assert run(History.load(path)).failure is None
 
 
 def test_the_same_seed_is_the_same_run() -> None:
