@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo serve test test-all fuzz attack lint types check picture lock clean
+.PHONY: demo serve test test-all fuzz attack vopr lint types check picture lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -38,6 +38,10 @@ types: .venv/installed
 	$(BIN)/mypy
 
 check: lint types test
+
+# an hour of new seeds; MINUTES=2 make vopr
+vopr: .venv/installed
+	$(BIN)/alignedserve vopr --minutes $${MINUTES:-60}
 
 # those of docs/architecture.md, from the source
 picture: .venv/installed

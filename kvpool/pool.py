@@ -7,11 +7,12 @@ A pool is made over an owner table, the segment's or a plain one. What the table
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.block_allocator import BlockAllocator
-from alignedserve.kvpool.owners import OwnerTable
+from alignedserve.kvpool.owners import Allocation, OwnerTable
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
 from alignedserve.protocol.messages import (
@@ -94,6 +95,11 @@ class Pool:
     def num_spare_blocks(self) -> int:
         """The number of blocks that become free as soon as they are needed."""
         return self._allocator.num_spare_blocks
+
+    @property
+    def allocations(self) -> Iterable[Allocation]:
+        """What requests have."""
+        return self._allocator.allocations
 
     @property
     def num_candidates(self) -> int:

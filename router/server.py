@@ -36,6 +36,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Closed, Connected, Event, Received, Tick
 from alignedserve.router.fence import kill_user
+from alignedserve.router.parting import Parting
 from alignedserve.router.router import Router
 from alignedserve.router.status import describe
 from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
@@ -74,8 +75,12 @@ class RouterServer:
         self._me = Hello("router", InstanceId("router"), epoch, os.getpid(), {}, InstanceLimits())
         self._expected = expected or {}
         self._log = event_log
-        self._hub = Hub(token, self, router.config.silence_s, self._silent, self._expected | OUTSIDE)
-        self._segment = ""
+        self._hub = Hub(
+            token, self, router.config.silence_s, self._silent, self._expected | OUTSIDE, self._puts_off
+        )
+        self._parting = Parting(router.config.silence_s)
+        # What each process that is connected has said.
+        self._hellos: dict[InstanceId, Hello] = {}
         self._pool_use: PoolUse | None = None
         self._over: asyncio.Future[None] | None = None
 
@@ -116,18 +121,28 @@ class RouterServer:
     # ---- what the hub hears ----
 
     def _silent(self, hello: Hello) -> None:
-        if kill_user(hello.pid, self._segment):
+        if kill_user(hello.pid, self._parting.segment):
             logger.warning("Killed %s, process %d", hello.instance_id, hello.pid)
 
     def connected(self, hello: Hello) -> None:
+        self._hellos[hello.instance_id] = hello
         if hello.role == "kvpool":
-            self._segment = hello.segment
+            self._parting.segment = hello.segment
+        if parted := self._parting.back(hello):
+            self._tell_core(Closed(parted.instance_id, parted.epoch))
         self._tell_core(Connected(hello))
         self._tell_launchers()
 
     def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
-        self._tell_core(Closed(instance_id, epoch))
+        hello = self._hellos.pop(instance_id)
+        if not self._is_over and not self._parting.add(hello):
+            self._tell_core(Closed(instance_id, epoch))
         self._tell_launchers()
+
+    def _puts_off(self, hello: Hello) -> bool:
+        """A pool is told of when no process is left that could write to it and is not connected."""
+        pids = {each.pid for each in self._hellos.values()}
+        return hello.role == "kvpool" and self._parting.puts_off(hello, pids)
 
     def received(self, hello: Hello, message: AnyMessage) -> None:
         if not isinstance(message, _MAY_SEND[hello.role]):
@@ -147,6 +162,10 @@ class RouterServer:
                 self._tell_core(Received(hello.instance_id, message))
 
     # ---- the core ----
+
+    @property
+    def _is_over(self) -> bool:
+        return self._over is None or self._over.done()
 
     def _tell_core(self, event: Event) -> None:
         if self._over is None or self._over.done():
@@ -168,6 +187,8 @@ class RouterServer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            for hello in self._parting.take_gone():
+                self._tell_core(Closed(hello.instance_id, hello.epoch))
             if not self._router.is_idle:
                 self._tell_core(Tick())
 

@@ -36,8 +36,12 @@ class Up:
     connection: int
 
 
+@dataclass(frozen=True)
 class Down:
-    pass
+    """The connection is gone, and all that was ordered is void."""
+
+    # It is called on the worker's thread when everything is dropped: no copy is under way any more.
+    dropped: Callable[[], object] = lambda: None
 
 
 class Stop:
@@ -107,8 +111,9 @@ class WorkerLoop:
                 case Up(connection):
                     self._worker.drop_all()
                     self._connection = connection
-                case Down():
+                case Down(dropped):
                     self._worker.drop_all()
+                    dropped()
                 case Stop():
                     self._worker.drop_all()
                     self._leave_pool()

@@ -102,7 +102,8 @@ class InstanceProcess(ABC):
             messenger.stop_soon,
             self._be_nice,
         )
-        messenger.start(loop, RouterConnection(self._config.router, lambda: hello, messenger))
+        link = RouterConnection(self._config.router, lambda: hello, messenger, messenger.until_dropped)
+        messenger.start(loop, link)
         try:
             await messenger.link.run()
         finally:
@@ -138,6 +139,9 @@ class _Messenger:
     def __init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._num_connections = 0
+        # Whether nothing of what an earlier connection brought is left. A router that hears Hello relies on that.
+        self._dropped = asyncio.Event()
+        self._dropped.set()
 
     def start(self, loop: WorkerLoop, link: RouterConnection) -> None:
         self._loop, self.link = loop, link
@@ -154,7 +158,11 @@ class _Messenger:
         self._loop.post(message)
 
     def on_down(self) -> None:
-        self._loop.post(Down())
+        self._dropped.clear()
+        self._loop.post(Down(self._have_dropped))
+
+    async def until_dropped(self) -> None:
+        await self._dropped.wait()
 
     def _send(self, connection: int, messages: list[AnyMessage]) -> None:
         if connection == self._num_connections:
@@ -165,6 +173,9 @@ class _Messenger:
 
     def say(self, connection: int, messages: list[AnyMessage]) -> None:
         self._event_loop.call_soon_threadsafe(self._send, connection, messages)
+
+    def _have_dropped(self) -> None:
+        self._event_loop.call_soon_threadsafe(self._dropped.set)
 
     def stop_soon(self) -> None:
         self._event_loop.call_soon_threadsafe(self.link.stop)

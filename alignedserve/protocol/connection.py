@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from alignedserve.protocol.address import RouterAddress
@@ -51,9 +51,15 @@ class ConnectionHandler(Protocol):
 
 class RouterConnection:
     def __init__(
-        self, address: RouterAddress, hello: Callable[[], Hello], handler: ConnectionHandler
+        self,
+        address: RouterAddress,
+        hello: Callable[[], Hello],
+        handler: ConnectionHandler,
+        until_ready: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """`hello` is called for each connection, since a pool's Hello says what the pool has by then."""
+        """`hello` is called for each connection, since a pool's Hello says what the pool has by then. Before each,
+        `until_ready` is awaited."""
+        self._until_ready = until_ready
         self._address = address
         self._hello = hello
         self._handler = handler
@@ -90,6 +96,10 @@ class RouterConnection:
         """Runs until the router or `stop` ends it. Raises RefusedByRouter, and what the handler raises."""
         retry_s = _FIRST_RETRY_S
         while not self._is_stopped:
+            if self._until_ready:
+                await self._ready_or_over(self._until_ready())
+                if self._is_stopped:
+                    break
             if await self._connect() and await self._until_over():
                 retry_s = _FIRST_RETRY_S
             else:
@@ -97,6 +107,15 @@ class RouterConnection:
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
             if self._error:
                 raise self._error
+
+        if self._error:
+            raise self._error
+
+    async def _ready_or_over(self, ready: Awaitable[object]) -> None:
+        tasks = {asyncio.ensure_future(ready), asyncio.ensure_future(self._over.wait())}
+        _, unfinished = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in unfinished:
+            task.cancel()
 
     async def _connect(self) -> bool:
         try:

@@ -34,6 +34,8 @@ HELLO_TIMEOUT_S = 10.0
 # each handshake takes milliseconds.
 MAX_STRANGERS = 256
 SILENCE_S = 10.0
+# The seconds after which a process that comes too soon is disconnected.
+PUT_OFF_S = 0.25
 # The most bytes of a frame, for roles whose messages are small; the others send prompts and lists of blocks.
 _MAX_FRAME_BYTES = {"launcher": 1 << 12}
 
@@ -54,12 +56,15 @@ class Hub:
         silence_s: float = SILENCE_S,
         on_silent: Callable[[Hello], None] = lambda hello: None,
         members: Mapping[InstanceId, str] | None = None,
+        puts_off: Callable[[Hello], bool] = lambda hello: False,
     ) -> None:
         """`on_silent` may end a process which has answered nothing for `silence_s` seconds; a moment later it is cut
-        off. `members` are the instances that may connect, with their roles; None: all processes that know the token."""
+        off. `members` are the instances that may connect, with their roles; None: all processes that know the token.
+        `puts_off` says whether a process comes too soon: it is disconnected, and comes again."""
         self._token = token
         self._members = members
         self._handler = handler
+        self._puts_off = puts_off
         self._ping_s = silence_s / NUM_PINGS
         self._on_silent = on_silent
         self._pinging: asyncio.TimerHandle | None = None
@@ -140,6 +145,8 @@ class Hub:
             self._refuse(peer, f"the first message is a {type(message).__name__}, must be a Hello")
         elif objection := self._objection(message):
             self._refuse(peer, objection)
+        elif self._puts_off(message):
+            asyncio.get_running_loop().call_later(PUT_OFF_S, peer.abort)
         else:
             self._take(peer, message)
 

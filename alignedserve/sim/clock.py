@@ -1,4 +1,7 @@
-"""Virtual time. Nothing waits: the clock jumps from one event to the next, in order of time, then of request."""
+"""Virtual time. Nothing waits: the clock jumps from one event to the next, in order of time, then of request.
+
+What a process reads is its `LocalClock`: monotonic, and otherwise not to be relied on.
+"""
 
 from __future__ import annotations
 
@@ -58,3 +61,35 @@ class Clock:
             if not self.step(limit_s):
                 return False
         return True
+
+
+class LocalClock:
+    """A process's monotonic clock. It reads the virtual time unless it was told to run fast or slow, to jump ahead, or
+    to stand still."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # The reading, in seconds, at the virtual time `_since_s`; from then on it grows by `_rate` a second.
+        self._base_s = 0.0
+        self._since_s = 0.0
+        self._rate = 1.0
+        self._is_still = False
+
+    def now(self) -> float:
+        rate = 0.0 if self._is_still else self._rate
+        return self._base_s + (self._clock.now - self._since_s) * rate
+
+    def jump(self, seconds: float) -> None:
+        self._rebase()
+        self._base_s += seconds
+
+    def run_at(self, rate: float) -> None:
+        self._rebase()
+        self._rate = rate
+
+    def stand_still(self, is_still: bool) -> None:
+        self._rebase()
+        self._is_still = is_still
+
+    def _rebase(self) -> None:
+        self._base_s, self._since_s = self.now(), self._clock.now

@@ -21,6 +21,7 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.sim import model
 from alignedserve.sim.grammars import SimGrammars
+from alignedserve.sim.kv_model import KvModel, TokenChain
 from alignedserve.sim.segment import Content
 from alignedserve.text.grammar import Matcher
 from alignedserve.timing.cost import CostModel
@@ -48,8 +49,14 @@ class SimIteration:
 class SimEngine:
     """See `Engine` for what each method promises."""
 
-    def __init__(self, limits: InstanceLimits, cost: CostModel, computed: Counter[RequestKey]) -> None:
-        """`computed`: tokens of each request, counted by all instances."""
+    def __init__(
+        self,
+        limits: InstanceLimits,
+        cost: CostModel,
+        computed: Counter[RequestKey],
+        kv: KvModel | None = None,
+    ) -> None:
+        """`computed`: tokens of each request, counted by all instances. `kv`: what KV should be."""
         self.limits = limits
         self.num_blocks = limits.num_blocks
         self.max_model_len = limits.max_model_len
@@ -60,6 +67,8 @@ class SimEngine:
         self.contents: dict[BlockId, Content] = {}
         self._cost = cost
         self._computed = computed
+        self._kv = kv or KvModel()
+        self._chains: dict[RequestId, TokenChain] = {}
         self._blocks = BlockManager(limits.num_blocks)
         self._requests: dict[RequestId, Request] = {}
         # Counts for each request how many of its first blocks other requests have filled.
@@ -87,6 +96,7 @@ class SimEngine:
             return None
         if matcher is None and params.structured_outputs is not None:
             matcher = self.grammars.matcher(params.structured_outputs)
+        self._chains[request_id] = self._chain(request_id, prompt_token_ids, seed, output)
         room = self.max_model_len - len(prompt_token_ids)
         request = self._requests[request_id] = Request(
             request_id=request_id,
@@ -104,6 +114,18 @@ class SimEngine:
         self._allocate(request_id, num_blocks)
         return request
 
+    def _chain(
+        self, request_id: RequestId, prompt: Sequence[int], seed: int, output: Sequence[int]
+    ) -> TokenChain:
+        key = key_of(request_id)
+        chain = self._kv.chain(key, prompt, seed)
+        for k, token in enumerate(output):
+            if token != chain.token(k):
+                raise RuntimeError(
+                    f"request {key} comes with {token} as its output token {k}, not {chain.token(k)}"
+                )
+        return chain
+
     def join(self, request: Request) -> None:
         self._check_content(request)
         request.status = Status.RUNNING
@@ -114,6 +136,7 @@ class SimEngine:
     def release(self, request: Request) -> None:
         self._blocks.free(request.request_id)
         self._num_shared.pop(request.request_id, None)
+        self._chains.pop(request.request_id, None)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
 
@@ -144,6 +167,14 @@ class SimEngine:
                 raise RuntimeError(
                     f"request {key} joins with {least} tokens in its block {index}, which holds {held}"
                 )
+            self._check_digest(request, held)
+
+    def _check_digest(self, request: Request, held: Content) -> None:
+        """Raises RuntimeError unless the block holds KV of the request's own tokens, from a prefix of its own."""
+        num_tokens = held.place * self.format.block_size + held.num_tokens
+        if held.digest != self._chains[request.request_id].hash_of(num_tokens):
+            key = key_of(request.request_id)
+            raise RuntimeError(f"request {key} has KV of other tokens in its block {held.place}: {held}")
 
     # ---- prefixes ---------------------------------------------------------------------------------------------------
 
@@ -186,8 +217,12 @@ class SimEngine:
         if missing > 0:
             self._allocate(request.request_id, missing)
             blocks = self._blocks.held(request.request_id)
+        if first:
+            self._check_digest(request, self.contents[blocks[(first - 1) // size]])
+        chain = self._chains[request.request_id]
         for index in range(first // size, self.format.num_blocks(end)):
-            self.contents[blocks[index]] = Content(key, index, min(size, end - index * size))
+            until = min(end, (index + 1) * size)
+            self.contents[blocks[index]] = Content(key, index, until - index * size, chain.hash_of(until))
         request.num_computed = end
         self._computed[key] += count
 

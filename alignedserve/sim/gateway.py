@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from alignedserve.protocol.messages import (
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
+# As in gateway/island.py: seconds, and reasons for which a request is not submitted again.
+RESUBMIT_S = 0.25
+NEVER = ("too_long", "slo")
+
+
 @dataclass(slots=True)
 class Stream:
     """What a client has got."""
@@ -38,6 +44,7 @@ class Stream:
     # (its gateway died). It is None while the stream is open.
     outcome: str | None = None
     ended_s: float = 0.0
+    num_submitted: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -59,6 +66,7 @@ class SimGateway(SimProcess):
 
     def submit(self, request: Request) -> None:
         stream = Stream(request)
+        self.world.kv.add(request)
         self.streams[request.key] = self.open[request.key] = stream
         if not self.is_up:
             self._end(stream, "lost")
@@ -78,6 +86,7 @@ class SimGateway(SimProcess):
     def _end(self, stream: Stream, outcome: str) -> None:
         stream.outcome, stream.ended_s = outcome, self.world.clock.now
         del self.open[stream.request.key]
+        self.world.kv.ended(stream.request.key)
         for listener in self.listeners:
             listener(stream)
 
@@ -90,6 +99,7 @@ class SimGateway(SimProcess):
 
     def _send_submit(self, stream: Stream) -> None:
         request, world = stream.request, self.world
+        stream.num_submitted += 1
         waited_s = world.clock.now - request.arrival_s
         self.send(Submit(request, list(stream.tokens), world.foresee(request), waited_s))
 
@@ -99,12 +109,23 @@ class SimGateway(SimProcess):
                 for news in message.news:
                     self._news(news)
             case Rejected():
-                if message.key in self.open:
-                    self._end(self.open[message.key], message.reason)
+                self._rejected(message)
             case Welcome():
                 pass
             case _:
                 raise ValueError(f"{self.instance_id} got a {type(message).__name__}, not for gateways")
+
+    def _rejected(self, rejected: Rejected) -> None:
+        """A request that was accepted before is submitted until it is accepted again, as by gateway/island.py."""
+        stream = self.open.get(rejected.key)
+        if stream and stream.num_submitted > 1 and rejected.reason not in NEVER:
+            self.after(RESUBMIT_S, partial(self._submit_again, stream))
+        elif stream:
+            self._end(stream, rejected.reason)
+
+    def _submit_again(self, stream: Stream) -> None:
+        if self.open.get(stream.request.key) is stream:
+            self._send_submit(stream)
 
     def _news(self, news: NewTokens) -> None:
         stream = self.open.get(news.key)

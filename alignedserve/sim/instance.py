@@ -71,16 +71,13 @@ class SimInstance(SimProcess):
     def _ports(self) -> Ports:
         return self.world.host.ports[self.instance_id]
 
-    def _now(self) -> float:
-        return self.world.clock.now
-
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         world = self.world
-        self.engine = SimEngine(self._limits, world.cost, world.computed)
+        self.engine = SimEngine(self._limits, world.cost, world.computed, world.kv)
         ids = TransferIds(self.epoch)
-        self.transfers = SimTransfers(world, ids, self.engine, self._channels, self._wake)
+        self.transfers = SimTransfers(world, ids, self.engine, self._channels, self._wake, self.when_awake)
         world.transfers[self.instance_id] = self.transfers
         self.worker = self._make_worker()
         self._inbox: list[AnyMessage | Up | Down] = []
@@ -93,11 +90,13 @@ class SimInstance(SimProcess):
         self.transfers.die()
         super().end_life()
 
+    def maps(self, segment: str) -> bool:
+        return self.transfers.maps(segment)
+
     def router_closed(self) -> None:
-        """The instance lives on; what was ordered is void."""
+        """The instance lives on; what was ordered is void. It connects again when it has dropped all of that."""
         self._connection = None
         self._take(Down())
-        self.world.router.connect(self)
 
     def connected(self, connection: Connection) -> None:
         super().connected(connection)
@@ -155,6 +154,7 @@ class SimInstance(SimProcess):
                 self._connection_number = number
             case Down():
                 self.worker.drop_all()
+                self.world.router.connect(self)
             case UsePool(segment):
                 self.worker.use_pool(self.world.segments[segment])
             case Welcome():
@@ -196,7 +196,7 @@ class SimPrefill(SimInstance):
             self.transfers,
             self._make_policy(),
             Estimate(self.world.cost),
-            self._now,
+            self.local_clock.now,
             SimThreads(self.after),
             self._enable_prefix_caching,
         )
@@ -224,7 +224,7 @@ class SimDecode(SimInstance):
             self.transfers,
             self._make_policy(),
             Estimate(self.world.cost),
-            self._now,
+            self.local_clock.now,
             SimThreads(self.after),
             self._enable_prefix_caching,
         )

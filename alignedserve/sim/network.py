@@ -7,6 +7,7 @@ it died, and then the notice that it did. An end that is closed hears nothing mo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from alignedserve.protocol.messages import AnyMessage
@@ -18,24 +19,31 @@ Encode = Callable[[AnyMessage], AnyMessage]
 
 
 class Client(Protocol):
-    def received(self, message: AnyMessage) -> None: ...
+    def when_awake(self, action: Callable[[], None]) -> None: ...
+
+    def heard(self, connection: Connection, message: AnyMessage) -> None: ...
 
     def router_closed(self) -> None: ...
 
 
 class Hub(Protocol):
+    def when_awake(self, action: Callable[[], None]) -> None: ...
+
     def received(self, connection: Connection, message: AnyMessage) -> None: ...
 
     def client_closed(self, connection: Connection) -> None: ...
 
 
 class Connection:
-    def __init__(self, clock: Clock, latency: Latency, client: Client, hub: Hub, encode: Encode) -> None:
+    def __init__(
+        self, clock: Clock, up: Latency, down: Latency, client: Client, hub: Hub, encode: Encode
+    ) -> None:
+        """`up` and `down` return the seconds that the next message to the hub, or to the client, takes."""
         self._client = client
         self._hub = hub
         self._encode = encode
-        self._up = _Lane(clock, latency, self._at_hub)
-        self._down = _Lane(clock, latency, self._at_client)
+        self._up = _Lane(clock, up, lambda message: hub.when_awake(lambda: self._at_hub(message)))
+        self._down = _Lane(clock, down, lambda message: client.when_awake(lambda: self._at_client(message)))
         self._client_listens = True
         self._hub_listens = True
 
@@ -53,6 +61,20 @@ class Connection:
         self._hub_listens = False
         self._down.send(None)
 
+    def cut(self) -> None:
+        """The connection is lost with all that is under way on it; both ends learn of it."""
+        self._up.cut()
+        self._down.cut()
+
+    def cut_by_hub(self) -> None:
+        """The hub has closed it, and what is under way is lost. The client learns of it."""
+        self._hub_listens = False
+        self._down.cut()
+
+    def cut_by_client(self) -> None:
+        self._client_listens = False
+        self._up.cut()
+
     def _at_hub(self, message: AnyMessage | None) -> None:
         if not self._hub_listens:
             return
@@ -69,7 +91,7 @@ class Connection:
             self._client_listens = False
             self._client.router_closed()
         else:
-            self._client.received(message)
+            self._client.heard(self, message)
 
 
 class _Lane:
@@ -80,7 +102,17 @@ class _Lane:
         self._latency = latency
         self._deliver = deliver
         self._last_arrival_s = 0.0
+        self._num_cuts = 0
 
     def send(self, message: AnyMessage | None) -> None:
         self._last_arrival_s = max(self._last_arrival_s, self._clock.now + self._latency())
-        self._clock.at(self._last_arrival_s, lambda: self._deliver(message))
+        self._clock.at(self._last_arrival_s, partial(self._arrive, message, self._num_cuts))
+
+    def cut(self) -> None:
+        """Drops what is under way. The notice that the connection is closed arrives all the same."""
+        self._num_cuts += 1
+        self.send(None)
+
+    def _arrive(self, message: AnyMessage | None, num_cuts: int) -> None:
+        if num_cuts == self._num_cuts:
+            self._deliver(message)

@@ -47,8 +47,11 @@ class PoolProcess(SimProcess):
         self.world.segments[segment.name] = segment
         return segment
 
+    def maps(self, segment: str) -> bool:
+        return self.segment.name == segment
+
     def start(self) -> None:
-        self.core = Pool(self.segment.owners, self._limits.block_size, self.world.clock.now)
+        self.core = Pool(self.segment.owners, self._limits.block_size, self.local_clock.now())
         super().start()
 
     def begin(self) -> None:
@@ -56,7 +59,7 @@ class PoolProcess(SimProcess):
         self.after(TICK_S, self._tick)
 
     def _tick(self) -> None:
-        self._answer(self.core.tick(self.world.clock.now))
+        self._answer(self.core.tick(self.local_clock.now(), has_router=self._connection is not None))
         self.after(TICK_S, self._tick)
 
     def hello(self) -> Hello:
@@ -66,7 +69,7 @@ class PoolProcess(SimProcess):
 
     def received(self, message: AnyMessage) -> None:
         if not isinstance(message, Welcome):
-            self._answer(self.core.on(message, self.world.clock.now))
+            self._answer(self.core.on(message, self.local_clock.now()))
 
     def _answer(self, answers: Sequence[Message]) -> None:
         for answer in answers:

@@ -6,10 +6,13 @@ Nothing of a life outlives it: timers of a killed process do not go off.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits
-from alignedserve.sim.clock import Timer
+from alignedserve.protocol.connection import NUM_PINGS
+from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Ping, Pong, Welcome
+from alignedserve.sim.clock import LocalClock, Timer
+from alignedserve.sim.hanging import CanHang
 from alignedserve.sim.network import Connection
 from alignedserve.types import Epoch, InstanceId
 
@@ -17,16 +20,19 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
-class SimProcess:
+class SimProcess(CanHang):
     role: ClassVar[str]
 
     def __init__(self, world: World, instance_id: InstanceId) -> None:
+        super().__init__(LocalClock(world.clock))
         self.world = world
         self.instance_id = instance_id
         self.epoch = Epoch(0)
         self.is_up = False
         self._life = 0
         self._connection: Connection | None = None
+        # The looks since the router last sent anything.
+        self._num_silent = 0
 
     # ---- what each role says for itself ----
 
@@ -38,6 +44,10 @@ class SimProcess:
 
     def received(self, message: AnyMessage) -> None:
         raise NotImplementedError
+
+    def maps(self, segment: str) -> bool:
+        """Returns whether it could write to this segment."""
+        return False
 
     # ---- life ----
 
@@ -51,6 +61,7 @@ class SimProcess:
 
     def kill(self) -> None:
         self.end_life()
+        self.forget_held()
         self.is_up = False
         self.world.router.forget(self)
         if self._connection:
@@ -68,6 +79,7 @@ class SimProcess:
 
     def connected(self, connection: Connection) -> None:
         self._connection = connection
+        self._num_silent = 0
         self.send(self.hello())
 
     def send(self, message: AnyMessage) -> None:
@@ -81,7 +93,35 @@ class SimProcess:
             if self._life == life:
                 action()
 
-        return self.world.clock.after(delay_s, act)
+        return self.world.clock.after(delay_s, lambda: self.when_awake(act))
+
+    # ---- the connection, as alignedserve/protocol/connection.py has it ----
+
+    def heard(self, connection: Connection, message: AnyMessage) -> None:
+        self._num_silent = 0
+        if isinstance(message, Ping):
+            self.send(Pong())
+            return
+        if isinstance(message, Welcome) and self.world.has_pings and message.silence_s:
+            self._watch(connection, message.silence_s / NUM_PINGS)
+        self.received(message)
+
+    def _watch(self, connection: Connection, watch_s: float) -> None:
+        """Looks whether the router has sent anything. Looks are counted, not seconds."""
+        if connection is not self._connection:
+            return
+        if self._num_silent > NUM_PINGS:
+            connection.cut_by_client()
+            self.router_closed()
+            return
+        self._num_silent += 1
+        look = partial(self._watch, connection, watch_s)
+        self.world.clock.after(watch_s, lambda: self.when_awake(look))
+
+    def cut(self) -> None:
+        """Its connection is lost, with all that is under way on it."""
+        if self._connection:
+            self._connection.cut()
 
     def make_hello(self, limits: InstanceLimits) -> Hello:
         return Hello(

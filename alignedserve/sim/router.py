@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from alignedserve.protocol.messages import AnyMessage, Hello, Refused
+from alignedserve.protocol.connection import NUM_PINGS
+from alignedserve.protocol.messages import AnyMessage, Hello, Ping, Pong, Refused
+from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.router import Router
+from alignedserve.sim.clock import LocalClock
+from alignedserve.sim.fence import SimFence
+from alignedserve.sim.hanging import CanHang
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
 from alignedserve.types import Epoch, InstanceId
@@ -15,13 +22,15 @@ from alignedserve.types import Epoch, InstanceId
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
-TICK_S = 0.05
+# The seconds after which a pool that came too soon is turned away, to come again.
+PUT_OFF_S = 0.25
 # An observer is called at every step of the core with the time in seconds, the event, and the core's answers.
 Observer = Callable[[float, Event, list[Send]], None]
 
 
-class RouterProcess:
+class RouterProcess(CanHang):
     def __init__(self, world: World, make_core: Callable[[Epoch], Router]) -> None:
+        super().__init__(LocalClock(world.clock))
         self._world = world
         self._make_core = make_core
         self.core: Router | None = None
@@ -31,6 +40,14 @@ class RouterProcess:
         # Holds the connections of processes that have said which instance they are.
         self._connections: dict[InstanceId, Connection] = {}
         self._hellos: dict[Connection, Hello] = {}
+        # Makes the event log of each router; None: there is none.
+        self.make_log: Callable[[Epoch], EventLog] | None = None
+        self._log: EventLog | None = None
+        # The pings since anything last came on each connection.
+        self._num_unanswered: Counter[Connection] = Counter()
+        self._fence = SimFence(world)
+        # Processes whose connection is gone, and of which the core has not heard that: they could still write.
+        self._parting: dict[InstanceId, Hello] = {}
 
     @property
     def is_up(self) -> bool:
@@ -39,17 +56,24 @@ class RouterProcess:
     def start(self) -> None:
         if self.core:
             raise RuntimeError("the router is started, but is up")
-        self.core = self._make_core(self._world.next_epoch())
+        epoch = self._world.next_epoch()
+        self.core = self._make_core(epoch)
+        self._log = self.make_log(epoch) if self.make_log else None
         waiting, self._waiting = self._waiting, {}
         for process in waiting.values():
             self.connect(process)
         self._tick(self.core)
+        if self._world.has_pings:
+            self._ping(self.core)
 
     def kill(self) -> None:
         self.core = None
+        self.forget_held()
         for connection in (*self._anonymous, *self._connections.values()):
             connection.close_by_hub()
         self._anonymous, self._connections, self._hellos = [], {}, {}
+        self._num_unanswered.clear()
+        self._fence, self._parting = SimFence(self._world), {}
 
     # ---- connections ----
 
@@ -58,8 +82,14 @@ class RouterProcess:
         if self.core is None:
             self._waiting[process.instance_id] = process
             return
-        world = self._world
-        connection = Connection(world.clock, world.latency, process, self, world.encode)
+        world, name = self._world, process.instance_id
+
+        def latency(is_up: bool) -> float:
+            seconds = world.faults.latency(name, is_up)
+            return world.latency() if seconds is None else seconds
+
+        up, down = partial(latency, True), partial(latency, False)
+        connection = Connection(world.clock, up, down, process, self, world.encode)
         self._anonymous.append(connection)
         process.connected(connection)
 
@@ -67,6 +97,9 @@ class RouterProcess:
         self._waiting.pop(process.instance_id, None)
 
     def received(self, connection: Connection, message: AnyMessage) -> None:
+        self._num_unanswered[connection] = 0
+        if isinstance(message, Pong):
+            return
         if connection in self._hellos:
             self._step(Received(self._hellos[connection].instance_id, message))
         elif isinstance(message, Hello):
@@ -84,37 +117,101 @@ class RouterProcess:
         if earlier:
             earlier.close_by_hub()
             self.client_closed(earlier)
+        if hello.role == "kvpool" and self._puts_off(hello):
+            self._world.clock.after(PUT_OFF_S, partial(self._turn_away, connection))
+            return
         self._anonymous.remove(connection)
         self._connections[hello.instance_id] = connection
         self._hellos[connection] = hello
+        self._fence.connected(hello)
+        if parted := self._parting.pop(hello.instance_id, None):
+            self._step(Closed(parted.instance_id, parted.epoch))
+        if hello.role == "kvpool":
+            self._fence.segment = hello.segment
         self._step(Connected(hello))
 
     def client_closed(self, connection: Connection) -> None:
+        self._num_unanswered.pop(connection, None)
         hello = self._hellos.pop(connection, None)
         if hello is None:
             self._anonymous.remove(connection)
             return
         del self._connections[hello.instance_id]
-        self._step(Closed(hello.instance_id, hello.epoch))
+        if self._fence.could_write(hello):
+            self._parting[hello.instance_id] = hello
+        else:
+            self._step(Closed(hello.instance_id, hello.epoch))
+
+    # ---- processes that hang, as alignedserve/protocol/hub.py has it ----
+
+    def _ping(self, core: Router) -> None:
+        if self.core is not core:
+            return
+        for connection, hello in list(self._hellos.items()):
+            self._num_unanswered[connection] += 1
+            num_unanswered = self._num_unanswered[connection]
+            if num_unanswered <= NUM_PINGS:
+                connection.to_client(Ping())
+            elif num_unanswered == NUM_PINGS + 1:
+                self._fence.kill_silent(hello)
+            else:
+                connection.cut_by_hub()
+                self.client_closed(connection)
+        ping = partial(self._ping, core)
+        self._world.clock.after(core.config.silence_s / NUM_PINGS, lambda: self.when_awake(ping))
+
+    # ---- processes that could still write, as router/parting.py has it ----
+
+    def _puts_off(self, pool: Hello) -> bool:
+        """Whether a pool can't be told of yet, since a process that is not connected could write to its blocks."""
+        strangers = self._fence.strangers(pool.segment, self._hellos.values())
+        self._fence.kill_after(self._silence_s, strangers)
+        return bool(strangers)
+
+    def _turn_away(self, connection: Connection) -> None:
+        if connection in self._anonymous:
+            self._anonymous.remove(connection)
+            connection.cut_by_hub()
+
+    def _let_part(self) -> None:
+        """Tells the core of those that can't write any more, and kills those that do not come back."""
+        processes = [self._world.processes[name] for name in self._parting]
+        self._fence.kill_after(self._silence_s, processes)
+        for hello in list(self._parting.values()):
+            if not self._fence.could_write(hello):
+                del self._parting[hello.instance_id]
+                self._step(Closed(hello.instance_id, hello.epoch))
+
+    @property
+    def _silence_s(self) -> float:
+        return self.core.config.silence_s if self.core else 0.0
 
     # ---- the core ----
 
     def _tick(self, core: Router) -> None:
         if self.core is core:
+            self._let_part()
             self._step(Tick())
-            self._world.clock.after(TICK_S, lambda: self._tick(core))
+            tick = partial(self._tick, core)
+            self._world.clock.after(self._world.tick_s, lambda: self.when_awake(tick))
 
     def _step(self, event: Event) -> None:
-        now, core = self._world.clock.now, self.core
+        now, core = self.local_clock.now(), self.core
         if core is None:
             raise RuntimeError(f"{event} reaches a router that is not up")
+        if self._log:
+            self._log.append(now, event)
         sends = core.on(event, now)
+        if self._log:
+            self._log.answered(sends)
         for observer in self.observers:
             observer(now, event, sends)
         for send in sends:
             self._send(send)
 
     def _send(self, send: Send) -> None:
+        if send.to in self._parting:
+            return
         connection = self._connections[send.to]
         connection.to_client(send.message)
         if isinstance(send.message, Refused):

@@ -20,6 +20,8 @@ class Content(NamedTuple):
     # The block's index within the request.
     place: int
     num_tokens: int
+    # The hash of the tokens whose KV it is, with all before them: see kv_model.py.
+    digest: int = 0
 
 
 class Write:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from alignedserve.sim.carrier import Carrier
@@ -26,7 +27,14 @@ from alignedserve.types import BlockId, InstanceId, RequestKey
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
-WANTED_SO = "the simulation specs it so"
+# The error of a copy that fails because the world's faults say so.
+FAILS_SO = "the simulation has it so"
+
+WhenAwake = Callable[[Callable[[], None]], None]
+
+
+def _at_once(action: Callable[[], None]) -> None:
+    action()
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,8 @@ class Copy:
     # returns the error to report.
     end: Callable[[str | None], str | None]
     done: Done
+    # The share of its bytes after which the copy fails; None: it succeeds.
+    share: float | None
     has_begun: bool = False
     # The second at which its lane was free for the copy; it is None before.
     begun_s: float | None = None
@@ -65,10 +75,13 @@ class Copy:
 class Lane:
     """Copies of one kind, one after the other, urgent ones first."""
 
-    def __init__(self, world: World, completions: Completions) -> None:
+    def __init__(self, world: World, completions: Completions, when_awake: WhenAwake) -> None:
+        """`when_awake`: calls what it is given once all processes that make these copies are awake."""
+        self._world = world
         self._clock = world.clock
         self._carrier: Carrier = world.carrier
         self._completions = completions
+        self._when_awake = when_awake
         self._waiting: list[tuple[bool, int, Copy]] = []
         self._num_started = 0
         self._current: Copy | None = None
@@ -90,9 +103,9 @@ class Lane:
         if copy.is_over:
             return
         if copy is self._current:
-            assert self._flow
-            self._carrier.stop(self._flow)
-            self._current = None
+            if self._flow:
+                self._carrier.stop(self._flow)
+            self._current = self._flow = None
         self._finish(copy, error)
         self._go_on()
 
@@ -101,19 +114,27 @@ class Lane:
             *_, copy = heapq.heappop(self._waiting)
             if copy.is_over:
                 continue
-            error = copy.begin()
-            copy.has_begun = error is None
+            error = FAILS_SO if copy.share == 0.0 else copy.begin()
+            copy.has_begun = copy.has_begun or error is None
             if error is not None:
                 self._finish(copy, error)
                 continue
             self._current, copy.begun_s = copy, self._clock.now
-            self._flow = self._carrier.start(copy.num_bytes, copy.channel, copy.crossings, self._arrived)
+            num_bytes = copy.num_bytes * (1.0 if copy.share is None else copy.share)
+            num_bytes *= self._world.faults.copy_slowdown()
+            arrived = partial(self._arrived, copy)
+            self._flow = self._carrier.start(int(num_bytes), copy.channel, copy.crossings, arrived)
 
-    def _arrived(self) -> None:
-        copy, self._current = self._current, None
-        assert copy
-        self._finish(copy, None)
-        self._go_on()
+    def _arrived(self, copy: Copy) -> None:
+        self._flow = None
+        self._when_awake(partial(self._end, copy))
+
+    def _end(self, copy: Copy) -> None:
+        """Of a copy that was not stopped while a process that makes it hung."""
+        if copy is self._current:
+            self._current = None
+            self._finish(copy, None if copy.share is None else FAILS_SO)
+            self._go_on()
 
     def _finish(self, copy: Copy, error: str | None) -> None:
         copy.is_over = True
@@ -132,6 +153,7 @@ class SimTransfers:
         engine: SimEngine,
         channels: SimChannels,
         wake: Callable[[], object],
+        when_awake: WhenAwake = _at_once,
     ) -> None:
         self.completions = Completions(wake)
         self.staging_share = channels.staging_share
@@ -141,7 +163,8 @@ class SimTransfers:
         self._ids = ids
         self._channels = channels
         self._segment: SimSegment | None = None
-        self._loads, self._saves = Lane(world, self.completions), Lane(world, self.completions)
+        self._when_awake = when_awake
+        self._loads, self._saves = (Lane(world, self.completions, when_awake) for _ in range(2))
         # A decode instance has one connection to each prefill instance, and these pull side by side.
         self._pulls: dict[InstanceId, Lane] = {}
         self._unreachable: set[InstanceId] = set()
@@ -156,6 +179,9 @@ class SimTransfers:
 
     def leave_pool(self) -> None:
         self._segment = None
+
+    def maps(self, segment: str) -> bool:
+        return self._segment is not None and self._segment.name == segment
 
     def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
         segment = self._pool(key)
@@ -172,29 +198,26 @@ class SimTransfers:
         def end(error: str | None) -> str | None:
             if error is None and read() != found:
                 raise RuntimeError(f"request {key}: its blocks were written while they were read")
-            if error is None and not works:
-                error = WANTED_SO
             if error is None:
                 self.engine.contents.update(zip([here for here, _ in pairs], found, strict=True))
             return error
 
-        works = self._world.copy_works()
         channel, crossings = self._channels.load, self._channels.ports.from_pool
         copy = self._copy("load", [key], len(pairs), channel, crossings, begin, end, done)
         self._loads.start(copy, is_urgent)
 
     def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        segment, works = self._pool(key), self._world.copy_works()
+        segment = self._pool(key)
         # The blocks are copied as they were when the copy was started, whatever is computed meanwhile.
         places = [(there, self._own(key, here)) for here, there in pairs]
         write = segment.write(places)
 
         def end(error: str | None) -> str | None:
-            if error is None and works:
+            if error is None:
                 write.finish()
-                return None
-            write.abandon()
-            return error or WANTED_SO
+            else:
+                write.abandon()
+            return error
 
         channel, crossings = self._channels.save, self._channels.ports.to_pool
         copy = self._copy("save", [key], len(pairs), channel, crossings, lambda: None, end, done)
@@ -205,7 +228,7 @@ class SimTransfers:
     def _own(self, key: RequestKey, block: BlockId) -> Content:
         """KV that a request shares is its own in the pool."""
         held = self.engine.contents[block]
-        return Content(key, held.place, held.num_tokens)
+        return held._replace(key=key)
 
     def abandon(self, key: RequestKey) -> None:
         for lane in (self._loads, self._saves):
@@ -230,7 +253,9 @@ class SimTransfers:
         keys = [key for key, _ in specs]
         here = [block for _, blocks in specs for block in blocks]
         sender, theirs = self._world.transfers.get(source), list[BlockId]()
-        lane = self._pulls.setdefault(source, Lane(self._world, self.completions))
+        lane = self._pulls.setdefault(
+            source, Lane(self._world, self.completions, partial(self._when_both_awake, source))
+        )
         self._unreachable.discard(source)
 
         def begin() -> str | None:
@@ -247,10 +272,8 @@ class SimTransfers:
         def end(error: str | None) -> str | None:
             assert sender
             del sender._pulled_by_others[copy]
-            if error is not None:
+            if error is not None and error != FAILS_SO:
                 self._unreachable.add(source)
-            elif not works:
-                error = WANTED_SO
             if sender._is_dead:
                 return error or f"{source} is gone"
             if error is not None:
@@ -262,10 +285,14 @@ class SimTransfers:
             sender.staging_buffer.finish_pull(keys)
             return None
 
-        works = self._world.copy_works()
         crossings = self._channels.ports.nvlink_in + (sender._channels.ports.nvlink_out if sender else ())
         copy = self._copy("pull", keys, len(here), self._channels.pull, crossings, begin, end, done)
         lane.start(copy, is_urgent=False)
+
+    def _when_both_awake(self, source: InstanceId, action: Callable[[], None]) -> None:
+        """Both ends have a part in a pull."""
+        sender = self._world.processes[source]
+        self._when_awake(lambda: sender.when_awake(action))
 
     def is_reachable(self, source: InstanceId) -> bool:
         return source not in self._unreachable
@@ -300,4 +327,7 @@ class SimTransfers:
         done: Done,
     ) -> Copy:
         num_bytes = num_blocks * self.engine.format.block_bytes
-        return Copy(self._ids.next(), what, tuple(keys), num_bytes, channel, crossings, begin, end, done)
+        share = self._world.faults.copy_share(what, keys[0])
+        return Copy(
+            self._ids.next(), what, tuple(keys), num_bytes, channel, crossings, begin, end, done, share
+        )

@@ -12,6 +12,7 @@ from alignedserve.sim.carrier import Carrier
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.host_links import HostLinks
+from alignedserve.sim.kv_model import KvModel
 from alignedserve.sim.network import Encode, Latency
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
@@ -23,8 +24,24 @@ if TYPE_CHECKING:
     from alignedserve.sim.transfers import SimTransfers
 
 
-def _always() -> bool:
-    return True
+class NoFaults:
+    """What may go wrong in a world, and does not."""
+
+    def latency(self, process: InstanceId, is_up: bool) -> float | None:
+        """Returns the seconds that the next message to the router (`is_up`) or from it takes; None: as all do."""
+        return None
+
+    def copy_share(self, what: str, key: RequestKey) -> float | None:
+        """Returns the share of its bytes after which the next copy of a request fails; None: it succeeds."""
+        return None
+
+    def copy_slowdown(self) -> float:
+        """Returns by how much a copy that begins now takes longer than its channel says."""
+        return 1.0
+
+
+def _ignore(process: SimProcess) -> None:
+    pass
 
 
 def _same(message: AnyMessage) -> AnyMessage:
@@ -36,8 +53,13 @@ class World:
     cost: CostModel
     latency: Latency
     host: HostLinks
-    # It is called once for each copy, and returns whether the copy succeeds.
-    copy_works: Callable[[], bool] = _always
+    faults: NoFaults = field(default_factory=NoFaults)
+    # The seconds between two ticks of the router's core.
+    tick_s: float = 0.05
+    # Whether the router pings processes and they watch the router, so that those that hang are cut off.
+    has_pings: bool = False
+    # It is called with each process that the router's fence has killed.
+    fenced: Callable[[SimProcess], None] = _ignore
     # Messages go as they are unless a test wants them encoded.
     encode: Encode = _same
     # Returns the output length that gateways predict for a request.
@@ -48,6 +70,8 @@ class World:
     # Maps each instance to the transfers of its latest life.
     transfers: dict[InstanceId, SimTransfers] = field(default_factory=dict)
     num_epochs: int = 0
+    # What KV should be, for all requests.
+    kv: KvModel = field(default_factory=KvModel)
     # Counts for each request the tokens whose KV instances have computed. The instances write it.
     computed: Counter[RequestKey] = field(default_factory=Counter)
 

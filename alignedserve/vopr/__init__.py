@@ -1,1 +1,1 @@
-"""The whole system in virtual time: the real code runs, and only time, network and disk are simulated."""
+"""Seeds: whole systems in virtual time, where everything that can go wrong does, replayable from a number."""

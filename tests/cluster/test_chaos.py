@@ -26,10 +26,20 @@ from msgspec.structs import replace
 
 from alignedserve.protocol.messages import AnyMessage
 from alignedserve.sim.model import make_request
+from alignedserve.sim.world import NoFaults
+from alignedserve.types import RequestKey
 from tests.sim.islands import COST, limits, small_island, with_slow_copies
 
 MAX_MODEL_LEN = 512
 ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(AnyMessage)
+
+
+class CopyFaults(NoFaults):
+    def __init__(self, random: Random, rate: float) -> None:
+        self._random, self._rate = random, rate
+
+    def copy_share(self, what: str, key: RequestKey) -> float | None:
+        return self._random.random() if self._random.random() < self._rate else None
 
 
 class Chaos(RuleBasedStateMachine):
@@ -71,7 +81,7 @@ class Chaos(RuleBasedStateMachine):
         )
         world = self.island.world
         world.latency = lambda: random.uniform(0.0001, max_latency_s)
-        world.copy_works = lambda: random.random() >= copy_failures
+        world.faults = CopyFaults(random, copy_failures)
         world.encode = lambda message: DECODER.decode(ENCODER.encode(message))
         self.num_submitted = 0
         self.island.start()

@@ -12,7 +12,10 @@ import pytest
 
 from alignedserve.kvpool.segment import Segment
 from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.messages import Hello, InstanceLimits
 from alignedserve.router.fence import kill_user
+from alignedserve.router.parting import Parting
+from alignedserve.types import Epoch, InstanceId
 
 FORM = BlockFormat(num_layers=1, block_size=16, num_kv_heads=1, head_dim=16, dtype="float32")
 HANG = """
@@ -54,3 +57,47 @@ def test_nobody_else_is(segment: str) -> None:
     mine = Segment.attach(segment)
     assert not kill_user(os.getpid(), segment), "not itself"
     mine.close()
+
+
+def hello_of(pid: int, role: str = "prefill") -> Hello:
+    return Hello(role, InstanceId(f"{role}-0"), Epoch(1), pid, {}, InstanceLimits())
+
+
+def test_a_lost_process_that_could_write_is_waited_for_and_then_killed(segment: str) -> None:
+    now = [0.0]
+    parting = Parting(patience_s=10.0, clock=lambda: now[0])
+    parting.segment = segment
+    with hanging(segment) as user:
+        assert parting.add(hello_of(user.pid))
+        now[0] = 9.9
+        assert not parting.take_gone()
+        now[0] = 10.0
+        gone = parting.take_gone()
+        assert user.wait(30) == -signal.SIGKILL
+    assert [hello.pid for hello in (*gone, *parting.take_gone())] == [user.pid]
+    assert not len(parting)
+
+
+def test_a_process_that_comes_back_or_has_ended_is_not_waited_for(segment: str) -> None:
+    parting = Parting(patience_s=10.0)
+    parting.segment = segment
+    with hanging(segment) as user:
+        assert parting.add(hello_of(user.pid))
+        assert parting.back(hello_of(user.pid)) == hello_of(user.pid)
+        assert parting.back(hello_of(user.pid)) is None
+        user.kill()
+    assert not parting.add(hello_of(user.pid)), "it is gone"
+
+
+def test_a_pool_is_put_off_while_a_process_of_an_earlier_router_could_write(segment: str) -> None:
+    now = [0.0]
+    parting = Parting(patience_s=10.0, clock=lambda: now[0])
+    pool = hello_of(os.getpid() + 1, "kvpool")
+    pool.segment = segment
+    with hanging(segment) as user:
+        assert parting.puts_off(pool, connected=[])
+        assert not parting.puts_off(pool, connected=[user.pid])
+        now[0] = 10.0
+        assert parting.puts_off(pool, connected=[])
+        assert user.wait(30) == -signal.SIGKILL
+    assert not parting.puts_off(pool, connected=[])

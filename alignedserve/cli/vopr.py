@@ -1,0 +1,148 @@
+"""`alignedserve vopr`: the system in virtual time with faults of every kind, from seeds."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from alignedserve.vopr.history import History
+    from alignedserve.vopr.search import Tried
+
+# Seconds between two progress lines.
+_PROGRESS_S = 5.0
+
+
+@click.command("vopr")
+@click.option("--seed", type=int, help="replay this one, step for step [default: new ones]")
+@click.option("--minutes", type=float, default=1.0, show_default=True, help="run new seeds for so long")
+@click.option("--policy", multiple=True, help="only these; repeat for several [default: all]")
+@click.option(
+    "--history",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="replay a file that a failure has left instead",
+)
+@click.option("--jobs", type=int, help="processes that run seeds [default: one for each core]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("."),
+    show_default=True,
+    help="directory for the event logs and the shrunk history of a failure",
+)
+@click.option(
+    "--shrink/--no-shrink", default=True, help="whether to look for the shortest history that fails"
+)
+def command(
+    seed: int | None,
+    minutes: float,
+    policy: tuple[str, ...],
+    history: Path | None,
+    jobs: int | None,
+    out: Path,
+    shrink: bool,
+) -> None:
+    """Make whole systems in virtual time from seeds, let everything go wrong that can, and check what always holds.
+
+    Exit status 1: something did not hold; the last line says how to see it again."""
+    from alignedserve.scheduling.policies import POLICIES
+    from alignedserve.vopr.history import History
+    from alignedserve.vopr.run import history_of
+
+    for name in policy:
+        if name not in POLICIES:
+            raise ValueError(f"policy={name!r}: must be one of {', '.join(POLICIES)}")
+    out.mkdir(parents=True, exist_ok=True)
+    if history:
+        failed = _replay(History.load(history), history.stem, f"--history {history}", out, shrink=False)
+    elif seed is not None:
+        flags = _flags(seed, policy)
+        failed = _replay(history_of(seed, policy), f"vopr-{seed}", flags, out, shrink)
+    else:
+        failed = _search(minutes, policy, jobs or os.cpu_count() or 1, out, shrink)
+    if failed:
+        sys.exit(1)
+
+
+def _flags(seed: int, policies: tuple[str, ...]) -> str:
+    return f"--seed {seed}" + "".join(f" --policy {name}" for name in policies)
+
+
+def _replay(history: History, name: str, flags: str, out: Path, shrink: bool) -> bool:
+    """Returns whether it failed."""
+    from alignedserve.vopr.run import open_in, run
+    from alignedserve.vopr.tally import Tally
+
+    for field, value in vars_of(history):
+        click.echo(f"{field:>24}  {value}")
+    tally, begun_s = Tally(), time.monotonic()
+    outcome = run(history, open_in(out, name))
+    tally.add(outcome)
+    for line in tally.lines(time.monotonic() - begun_s):
+        click.echo(line)
+    click.echo(f"the routers' event logs, for alignedserve replay: {out / name}-router-*.events")
+    if outcome.failure is None:
+        return False
+    click.echo(str(outcome.failure))
+    if shrink:
+        _shrink(history, out / f"{name}.json")
+    click.echo(f"alignedserve vopr {flags}")
+    return True
+
+
+def vars_of(history: History) -> list[tuple[str, object]]:
+    from msgspec.structs import asdict
+
+    from alignedserve.vopr.history import kind_of
+
+    kinds = [kind_of(action) for action in history.actions]
+    counted = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    actions = ", ".join(f"{kind} {count}" for kind, count in counted.items())
+    return [*asdict(history.plan).items(), ("actions", actions)]
+
+
+def _shrink(history: History, path: Path) -> None:
+    from alignedserve.vopr.shrink import Shrinker
+
+    shrinker = Shrinker(history)
+    shortest = shrinker.shrink()
+    shortest.save(path)
+    click.echo(f"{len(history.actions)} actions, shrunk to {len(shortest.actions)}: {shrinker.failure}")
+    for action in shortest.actions:
+        click.echo(f"  {action}")
+    click.echo(f"alignedserve vopr --history {path}")
+
+
+def _search(minutes: float, policies: tuple[str, ...], num_jobs: int, out: Path, shrink: bool) -> bool:
+    from alignedserve.vopr.run import Outcome, history_of
+    from alignedserve.vopr.search import search
+    from alignedserve.vopr.tally import Tally
+
+    tally, begun_s, failures = Tally(), time.monotonic(), list[tuple[int, Outcome]]()
+    told_s = begun_s
+
+    def told(tried: Tried) -> None:
+        nonlocal told_s
+        tally.add(tried.outcome)
+        if tried.outcome.failure:
+            failures.append((tried.seed, tried.outcome))
+        if time.monotonic() - told_s > _PROGRESS_S:
+            told_s = time.monotonic()
+            click.echo(next(tally.lines(told_s - begun_s)), err=True)
+
+    # Seeds are new each time, and short enough to be typed.
+    search(random.SystemRandom().randrange(10**9), minutes, policies, num_jobs, told)
+    for line in tally.lines(time.monotonic() - begun_s):
+        click.echo(line)
+    if not failures:
+        return False
+    for seed, outcome in failures[1:]:
+        click.echo(f"{outcome.failure}\nalignedserve vopr {_flags(seed, policies)}")
+    seed = failures[0][0]
+    return _replay(history_of(seed, policies), f"vopr-{seed}", _flags(seed, policies), out, shrink)

@@ -1,0 +1,70 @@
+"""What KV should be. A token's KV is a function of all tokens up to it, so it is told apart by a hash of these.
+
+A request's tokens follow from the request alone: its prompt, and what `model.py` samples. So what a block should hold
+is known here, whatever the router, the pool and the instances do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alignedserve.protocol.messages import Request
+from alignedserve.sim import model
+from alignedserve.types import RequestKey
+
+
+class TokenChain:
+    """A request's tokens, each with the hash of all up to it."""
+
+    def __init__(self, prompt: Sequence[int], seed: int, salt: str = "") -> None:
+        self.prompt = prompt
+        self.seed = seed
+        self._salt = salt
+        # The hash of the first `index` tokens is at `index`. KV is never shared between salts.
+        self._hashes: list[int] = []
+
+    def hash_of(self, num_tokens: int) -> int:
+        """Returns the hash of the request's first tokens."""
+        if not self._hashes:
+            self._hash_prompt()
+        for k in range(len(self._hashes) - 1 - len(self.prompt), num_tokens - len(self.prompt)):
+            self._hashes.append(hash((self._hashes[-1], self.token(k))))
+        return self._hashes[num_tokens]
+
+    def token(self, k: int) -> int:
+        """Returns the output token k."""
+        return model.sample(self.seed, k)
+
+    def _hash_prompt(self) -> None:
+        # A string's own hash differs from process to process.
+        last = int.from_bytes(self._salt.encode(), "big") % (1 << 61)
+        self._hashes.append(last)
+        for token in self.prompt:
+            last = hash((last, token))
+            self._hashes.append(last)
+
+
+class KvModel:
+    def __init__(self) -> None:
+        self._requests: dict[RequestKey, Request] = {}
+        self._chains: dict[RequestKey, TokenChain] = {}
+
+    def add(self, request: Request) -> None:
+        """By its client, before anything else can hear of it."""
+        self._requests[request.key] = request
+
+    def ended(self, key: RequestKey) -> None:
+        """Saves memory; an instance that still has the request may ask for it again."""
+        self._chains.pop(key, None)
+
+    def chain(self, key: RequestKey, prompt: Sequence[int], seed: int) -> TokenChain:
+        """Returns the tokens of the request with this key. Raises RuntimeError if its prompt is another one. A request
+        that no client has added is taken at its word."""
+        chain = self._chains.get(key)
+        if chain is None:
+            request = self._requests.get(key)
+            salt = request.cache_salt if request else ""
+            chain = self._chains[key] = TokenChain(request.prompt if request else prompt, seed, salt)
+        if (chain.seed, len(chain.prompt)) != (seed, len(prompt)) or list(chain.prompt) != list(prompt):
+            raise RuntimeError(f"request {key} comes with another request's prompt")
+        return chain

@@ -1,0 +1,102 @@
+"""Makes the island of a plan, and the requests of its clients."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from random import Random
+
+import msgspec
+from msgspec.structs import replace
+
+from alignedserve.protocol.messages import AnyMessage, InstanceLimits, Request
+from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.sim.foresight import Foresee, Roughly, nothing
+from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.model import VOCABULARY, make_request
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.vopr.conditions import Conditions
+from alignedserve.vopr.history import Arrive
+from alignedserve.vopr.plan import MAX_MODEL_LEN, Plan
+from alignedserve.vopr.speed import cost_of
+
+# The seconds between two ticks of the router: everything takes some ten times as long as live.
+TICK_S = 0.5
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(AnyMessage)
+
+
+def make_island(plan: Plan) -> tuple[Island, Conditions]:
+    island = Island(_config(plan))
+    world = island.world
+    conditions = world.faults = Conditions(plan, world.clock)
+    world.has_pings, world.tick_s = True, TICK_S
+    if plan.is_encoded:
+        world.encode = lambda message: _DECODER.decode(_ENCODER.encode(message))
+    return island, conditions
+
+
+def make_request_of(arrive: Arrive, now: float) -> Request:
+    request = make_request(
+        key=arrive.key,
+        prompt_len=1,
+        num_output_tokens=arrive.output_len,
+        arrival_s=now,
+        max_tokens=arrive.max_tokens,
+        ttft_s=arrive.ttft_s,
+        tbt_s=arrive.tbt_s,
+        tier=arrive.tier,
+        deadline_s=None if arrive.window_s is None else now + arrive.window_s,
+    )
+    if arrive.is_structured:
+        request.params.structured_outputs = StructuredOutputsParams(json_object=True)
+    return replace(request, prompt=_prompt(arrive), cache_salt=arrive.salt)
+
+
+def _config(plan: Plan) -> IslandConfig:
+    return IslandConfig(
+        cost=cost_of(plan),
+        prefill=_limits(plan, plan.prefill_blocks),
+        decode=_limits(plan, plan.decode_blocks),
+        pool_blocks=plan.pool_blocks,
+        num_prefill=plan.num_prefill,
+        num_decode=plan.num_decode,
+        num_colocated=plan.num_colocated,
+        num_gateways=plan.num_gateways,
+        router=RouterConfig(link=plan.link, silence_s=plan.silence_s, orphan_s=plan.orphan_s),
+        scheduling=SchedulingConfig(
+            plan.policy,
+            min_batch_requests=plan.min_batch_requests,
+            admit_ahead=plan.admit_ahead,
+            be_share=plan.be_share,
+            rt_headroom=plan.rt_headroom,
+        ),
+        staging_share=plan.staging_share,
+        enable_prefix_caching=plan.enable_prefix_caching,
+        foresee=_foresight(plan),
+    )
+
+
+def _limits(plan: Plan, num_blocks: int) -> InstanceLimits:
+    return InstanceLimits(
+        num_blocks=num_blocks,
+        block_size=plan.block_size,
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_model_len=MAX_MODEL_LEN,
+    )
+
+
+def _foresight(plan: Plan) -> Foresee:
+    return nothing if plan.length_error is None else Roughly(MAX_MODEL_LEN, plan.length_error)
+
+
+def _prompt(arrive: Arrive) -> list[int]:
+    shared = _family(arrive.family)[: arrive.num_shared]
+    random = Random(f"prompt of {arrive.key}")
+    return shared + [random.randrange(VOCABULARY) for _ in range(arrive.prompt_len - len(shared))]
+
+
+@lru_cache(maxsize=64)
+def _family(family: int) -> list[int]:
+    random = Random(f"family {family}")
+    return [random.randrange(VOCABULARY) for _ in range(MAX_MODEL_LEN)]

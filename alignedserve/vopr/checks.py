@@ -1,0 +1,84 @@
+"""What always holds, checked at the router's steps by observers that know messages, and nothing of who decides.
+
+That a request's tokens are right, and end once, the gateways check; that KV is the right one, engine and segment do.
+"""
+
+from __future__ import annotations
+
+from alignedserve.protocol.messages import Abort, Reserve, Submit
+from alignedserve.router.events import Closed, Event, Received, Send, Tick
+from alignedserve.sim.island import Island
+from alignedserve.types import PoolBlockId, RequestKey
+from alignedserve.vopr.failures import Broken
+
+
+class CountsAddUp:
+    """At every tick of the router: no block of the pool has two owners, none is lost, and owners' counts add up."""
+
+    def __init__(self, island: Island) -> None:
+        self._island = island
+
+    def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
+        if isinstance(event, Tick):
+            self._island.check()
+            self._check_owners()
+
+    def _check_owners(self) -> None:
+        pool = self._island.pool
+        if not pool.is_up:
+            return
+        owners: dict[PoolBlockId, RequestKey] = {}
+        for stored in pool.core.allocations:
+            for block in stored.blocks:
+                if block in owners:
+                    raise Broken(f"block {block} of the pool is request {stored.key}'s and {owners[block]}'s")
+                owners[block] = stored.key
+        if len(owners) + pool.core.num_free_blocks != pool.core.num_blocks:
+            raise Broken(
+                f"{len(owners)} blocks of the pool are owned and {pool.core.num_free_blocks} free, "
+                f"of {pool.core.num_blocks}"
+            )
+
+
+class RealTimeFirst:
+    """What `priority` promises: the router asks for a best-effort prompt's first blocks only when it has asked for
+    those of every real-time prompt that it has.
+
+    The other policies promise shares, or nothing. Prompts of colocated instances go there without blocks of the pool.
+    """
+
+    def __init__(self, island: Island) -> None:
+        self._island = island
+        self._core: object = None
+        self._is_rt: dict[RequestKey, bool] = {}
+        # Requests of which no block was asked for yet.
+        self._waiting: set[RequestKey] = set()
+
+    def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
+        if self._core is not self._island.router.core:
+            self._core, self._is_rt, self._waiting = self._island.router.core, {}, set()
+        match event:
+            case Received(message=Submit(request=request, delivered=delivered)):
+                if request.key not in self._is_rt and not delivered:
+                    self._is_rt[request.key] = request.tier == "rt"
+                    self._waiting.add(request.key)
+            case Received(message=Abort(key=key)):
+                self._waiting.discard(key)
+            case Closed():
+                # The requests of a gateway that is gone end with it, and the others may be anywhere.
+                self._waiting.clear()
+            case _:
+                pass
+        for send in sends:
+            self._sent(send)
+
+    def _sent(self, send: Send) -> None:
+        if not isinstance(send.message, Reserve):
+            return
+        key = send.message.key
+        is_first = key in self._waiting
+        self._waiting.discard(key)
+        if is_first and not self._is_rt[key]:
+            passed = [other for other in self._waiting if self._is_rt[other]]
+            if passed:
+                raise Broken(f"best-effort request {key} is begun before {passed[0]}, which is real time")

@@ -1,0 +1,87 @@
+"""Who asks. A plan names its clients; each kind of them stands behind this one interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+
+from alignedserve.sim.gateway import SimGateway, Stream
+from alignedserve.sim.island import Island
+from alignedserve.types import InstanceId, RequestKey
+from alignedserve.vopr.build import make_request_of
+from alignedserve.vopr.failures import Broken
+from alignedserve.vopr.history import Arrive
+
+
+class Clients(ABC):
+    def __init__(self, island: Island) -> None:
+        self._island = island
+
+    @abstractmethod
+    def arrive(self, arrive: Arrive) -> None:
+        """One of them asks, now."""
+
+    @abstractmethod
+    def leave(self, key: RequestKey) -> None:
+        """The one with this request leaves. Safe when its request has ended, or never was."""
+
+    @property
+    @abstractmethod
+    def num_open(self) -> int:
+        """The number of requests that have not ended."""
+
+    @abstractmethod
+    def check_end(self) -> None:
+        """Raises Broken unless every request has ended as it should. It is called when none is open."""
+
+    @property
+    @abstractmethod
+    def streams(self) -> list[Stream]:
+        """What each has got."""
+
+
+class DirectClients(Clients):
+    """Simulated gateways, each the client of all of its requests: see sim/gateway.py for what they check."""
+
+    # How a request may end that its client did not break off. None is too long here, and no queue is full.
+    _ENDS = ("stop", "length")
+
+    def __init__(self, island: Island) -> None:
+        super().__init__(island)
+        self._gateways: dict[InstanceId, SimGateway] = {each.instance_id: each for each in island.gateways}
+        self._of: dict[RequestKey, SimGateway] = {}
+        self._num_ends: dict[RequestKey, int] = {}
+        for gateway in island.gateways:
+            gateway.listeners.append(self._ended)
+
+    def arrive(self, arrive: Arrive) -> None:
+        gateway = self._of[arrive.key] = self._gateways[arrive.gateway]
+        request = make_request_of(arrive, self._island.now)
+        gateway.when_awake(partial(gateway.submit, request))
+
+    def leave(self, key: RequestKey) -> None:
+        if gateway := self._of.get(key):
+            gateway.when_awake(partial(gateway.abort, key))
+
+    @property
+    def num_open(self) -> int:
+        return self._island.num_open
+
+    @property
+    def streams(self) -> list[Stream]:
+        return self._island.streams
+
+    def check_end(self) -> None:
+        for stream in self.streams:
+            key = stream.request.key
+            if self._num_ends.get(key) != 1:
+                raise Broken(f"request {key} ended {self._num_ends.get(key, 0)} times")
+            if stream.outcome not in (*self._ENDS, "abort", "lost"):
+                raise Broken(f"request {key} ended with {stream.outcome}")
+
+    def _ended(self, stream: Stream) -> None:
+        key = stream.request.key
+        self._num_ends[key] = self._num_ends.get(key, 0) + 1
+
+
+CLIENTS: dict[str, type[Clients]] = {"direct": DirectClients}

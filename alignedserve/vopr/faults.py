@@ -1,0 +1,105 @@
+"""What goes wrong in a plan, and when: at any time, or right after some message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+
+from alignedserve.types import InstanceId
+from alignedserve.vopr.history import (
+    ROUTER,
+    Action,
+    Cut,
+    Drift,
+    FailingCopies,
+    Hang,
+    Jump,
+    Kill,
+    Late,
+    SlowCopies,
+)
+from alignedserve.vopr.plan import Plan
+
+# The messages after which something goes wrong: those that change who has what.
+MOMENTS = (
+    *("Submit", "Abort", "Reserve", "Reserved", "Commit", "MakeSpare", "Release", "FormBatch", "Candidates"),
+    *("Prefill", "Stage", "Offer", "Evict", "PrefillReport", "DecodeReport", "Gone", "Failed", "Connected"),
+)
+# Seconds after such a message: before it is sent on, while it is under way, and when it has long arrived.
+DELAYS_S = (0.0, 0.00015, 0.001, 0.3, 3.0)
+
+
+def make_faults(random: Random, plan: Plan) -> Iterator[Action]:
+    """None at all in one run of ten; in the others only some kinds, so that each is seen without the others too."""
+    if random.random() < 0.1:
+        return
+    kinds = [kind for kind in _KINDS if random.random() < 0.45]
+    mean_gap_s = random.choice([5.0, 20.0, 60.0])
+    at_s = random.expovariate(1.0 / mean_gap_s)
+    while kinds and at_s < plan.duration_s:
+        yield random.choice(kinds)(random, plan, _moment(random, at_s))
+        at_s += random.expovariate(1.0 / mean_gap_s)
+
+
+def _moment(random: Random, at_s: float) -> dict[str, object]:
+    if random.random() < 0.4:
+        return {"at_s": at_s}
+    return {"at_s": at_s, "after": random.choice(MOMENTS), "delay_s": random.choice(DELAYS_S)}
+
+
+def _any(random: Random, plan: Plan) -> InstanceId:
+    return random.choice([ROUTER, ROUTER, *plan.processes])
+
+
+def _death(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+    """Of one or several; of those that are back at once their notice may be still under way, or they die again."""
+    victims = {_any(random, plan) for _ in range(random.choice([1, 1, 1, 2, 4]))}
+    downs = {each: random.choice([0.0, 0.0, 0.0004, 0.5, 5.0, 40.0]) for each in sorted(victims)}
+    return _make(Kill, when, processes=downs, loses_segment=random.random() < 0.3)
+
+
+def _router_death(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+    return _make(Kill, when, processes={ROUTER: random.choice([0.0, 0.0, 0.0004, 0.5, 5.0])})
+
+
+def _hang(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+    """Shorter and longer than the router's patience."""
+    return _make(Hang, when, process=_any(random, plan), seconds=random.choice([0.01, 1.0, 5.0, 12.0, 40.0]))
+
+
+def _cut(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+    return _make(Cut, when, process=random.choice(plan.processes))
+
+
+def _late(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+    return _make(
+        Late,
+        when,
+        process=random.choice(plan.processes),
+        is_up=random.random() < 0.5,
+        latency_s=random.choice([0.05, 1.0, 4.0]),
+        seconds=random.choice([1.0, 20.0]),
+    )
+
+
+def _failing_copies(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+    return _make(FailingCopies, when, rate=random.choice([0.1, 0.5, 1.0]), seconds=random.choice([1.0, 20.0]))
+
+
+def _slow_copies(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+    return _make(SlowCopies, when, slowdown=random.choice([5.0, 50.0]), seconds=random.choice([5.0, 30.0]))
+
+
+def _jump(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+    return _make(Jump, when, process=_any(random, plan), seconds=random.choice([0.5, 30.0, 1000.0]))
+
+
+def _drift(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+    return _make(Drift, when, process=_any(random, plan), rate=random.choice([0.5, 0.999, 1.001, 1.5]))
+
+
+def _make(kind: Callable[..., Action], when: dict[str, object], **fields: object) -> Action:
+    return kind(**when, **fields)
+
+
+_KINDS = (_death, _router_death, _hang, _cut, _late, _failing_copies, _slow_copies, _jump, _drift)

@@ -1,0 +1,120 @@
+"""What happens to a system: a plan, and actions that can each be left out. A file of it replays to the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from alignedserve.types import InstanceId, RequestKey
+from alignedserve.vopr.plan import Plan
+
+ROUTER = InstanceId("router")
+
+
+class Action(msgspec.Struct, kw_only=True, tag_field="kind", frozen=True, forbid_unknown_fields=True):
+    # The second from which on it happens.
+    at_s: float
+    # It happens `delay_s` seconds after the router next hears or sends a message of this kind; "": at once.
+    after: str = ""
+    delay_s: float = 0.0
+
+
+class Arrive(Action, frozen=True, tag="arrive"):
+    """A client asks."""
+
+    key: RequestKey
+    gateway: InstanceId
+    # The prompt begins with the first `num_shared` tokens of a family of prompts.
+    family: int
+    num_shared: int
+    prompt_len: int
+    output_len: int
+    max_tokens: int | None = None
+    salt: str = ""
+    tier: str = "rt"
+    ttft_s: float | None = None
+    tbt_s: float | None = None
+    window_s: float | None = None
+    is_structured: bool = False
+
+
+class Leave(Action, frozen=True, tag="leave"):
+    """A client leaves as soon as its request is in a phase; "": whatever phase that is."""
+
+    key: RequestKey
+    phase: str = ""
+
+
+class Kill(Action, frozen=True, tag="kill"):
+    """Processes die, and are started again after so many seconds each."""
+
+    processes: dict[InstanceId, float]
+    loses_segment: bool = False
+
+
+class Hang(Action, frozen=True, tag="hang"):
+    process: InstanceId
+    seconds: float
+
+
+class Cut(Action, frozen=True, tag="cut"):
+    """A process's connection is lost, with what is under way on it."""
+
+    process: InstanceId
+
+
+class Late(Action, frozen=True, tag="late"):
+    """Messages of a process take up to so many seconds each, for some time; they stay in order."""
+
+    process: InstanceId
+    is_up: bool
+    latency_s: float
+    seconds: float
+
+
+class FailingCopies(Action, frozen=True, tag="failing copies"):
+    """A share of the copies fails, at their start or on their way."""
+
+    rate: float
+    seconds: float
+
+
+class SlowCopies(Action, frozen=True, tag="slow copies"):
+    slowdown: float
+    seconds: float
+
+
+class Jump(Action, frozen=True, tag="clock jumps"):
+    process: InstanceId
+    seconds: float
+
+
+class Drift(Action, frozen=True, tag="clock drifts"):
+    """From then on the process's clock counts so many seconds a second."""
+
+    process: InstanceId
+    rate: float
+
+
+AnyAction = Arrive | Leave | Kill | Hang | Cut | Late | FailingCopies | SlowCopies | Jump | Drift
+
+
+class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    plan: Plan
+    actions: list[AnyAction]
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+    @classmethod
+    def load(cls, path: Path) -> History:
+        """Raises ValueError if the file is no history."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path}: is no history of this version: {error}") from None
+
+
+def kind_of(action: Action) -> str:
+    return str(type(action).__struct_config__.tag)

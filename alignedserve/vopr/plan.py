@@ -1,0 +1,115 @@
+"""What a seed makes of the system: its policy, roles, sizes and speeds. All of it follows from one generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+
+from alignedserve.scheduling.policies import POLICIES
+from alignedserve.types import InstanceId
+
+LINKS = ("host", "host", "ipc", "gloo", "nccl")
+MAX_MODEL_LEN = 256
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    seed: int
+    policy: str
+    # Which clients there are: a key of `clients.CLIENTS`.
+    clients: str
+    num_prefill: int
+    num_decode: int
+    # Colocated instances, which replace the prefill and decode instances.
+    num_colocated: int
+    num_gateways: int
+    link: str
+    block_size: int
+    pool_blocks: int
+    prefill_blocks: int
+    decode_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    staging_share: float
+    enable_prefix_caching: bool
+    # The mean relative error of predicted output lengths; None: nothing is predicted.
+    length_error: float | None
+    min_batch_requests: int
+    admit_ahead: int
+    be_share: float
+    rt_headroom: float
+    # The seconds that an iteration with decodes takes at least.
+    iteration_s: float
+    # How many iterations it takes to copy the KV of 100 tokens.
+    copy_iterations: float
+    # The most seconds that a message takes while nothing is wrong.
+    max_latency_s: float
+    # Whether messages are encoded and decoded on their way.
+    is_encoded: bool
+    silence_s: float
+    orphan_s: float
+    # The seconds until a process that the fence has killed is started again.
+    restart_s: float
+    # The work that comes, as a share of what the instances can do.
+    load: float
+    # The share of the requests that are best effort.
+    be_part: float
+    # The seconds in which requests come and faults happen; after that there is calm.
+    duration_s: float
+
+    def ids_of(self, role: str) -> list[InstanceId]:
+        counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
+        counts |= {"kvpool": 1, "gateway": self.num_gateways}
+        return [InstanceId(f"{role}-{index}") for index in range(counts[role])]
+
+    @property
+    def instances(self) -> list[InstanceId]:
+        return [each for role in ("prefill", "decode", "colocated") for each in self.ids_of(role)]
+
+    @property
+    def processes(self) -> list[InstanceId]:
+        """All but the router."""
+        return [*self.ids_of("kvpool"), *self.instances, *self.ids_of("gateway")]
+
+
+def make_plan(seed: int, policies: Sequence[str] = ()) -> Plan:
+    random = Random(f"plan of {seed}")
+    policy = random.choice(list(policies) or list(POLICIES))
+    block_size = random.choice([4, 8, 16, 16, 32])
+    # The blocks of the longest request.
+    longest = -(-MAX_MODEL_LEN // block_size)
+    is_colocated = random.random() < 0.3
+    return Plan(
+        seed=seed,
+        policy=policy,
+        clients="direct",
+        num_prefill=0 if is_colocated else random.choice([1, 1, 2, 3]),
+        num_decode=0 if is_colocated else random.choice([1, 2, 2, 3]),
+        num_colocated=random.choice([1, 2, 3]) if is_colocated else 0,
+        num_gateways=random.choice([1, 2]),
+        link="host" if is_colocated else random.choice(LINKS),
+        block_size=block_size,
+        pool_blocks=round(longest * random.choice([1, 1.5, 3, 12])),
+        prefill_blocks=round(longest * random.choice([2, 2.5, 6])),
+        decode_blocks=round(longest * random.choice([1, 1.25, 2.5, 6])),
+        max_num_seqs=random.choice([2, 6, 16]),
+        max_num_batched_tokens=random.choice([32, 64, 128, 512]),
+        staging_share=random.choice([0.1, 0.2, 0.5]),
+        enable_prefix_caching=random.random() < 0.6,
+        length_error=random.choice([None, 0.0, 0.5, 2.0]),
+        min_batch_requests=random.choice([1, 4, 12]),
+        admit_ahead=random.choice([1, 5, 32]),
+        be_share=random.choice([0.0, 0.05, 0.3]),
+        rt_headroom=random.choice([0.0, 0.05, 0.3]),
+        iteration_s=random.choice([0.5, 1.0, 2.0]),
+        copy_iterations=random.choice([0.01, 0.3, 2.0]),
+        max_latency_s=random.choice([0.0003, 0.01, 0.2]),
+        is_encoded=random.random() < 0.25,
+        silence_s=random.choice([10.0, 10.0, 30.0]),
+        orphan_s=random.choice([2.0, 10.0]),
+        restart_s=random.choice([0.0, 1.0, 5.0]),
+        load=random.choice([0.6, 1.0, 1.5]),
+        be_part=random.choice([0.0, 0.3, 0.6, 1.0]),
+        duration_s=random.choice([120.0, 300.0, 600.0]),
+    )

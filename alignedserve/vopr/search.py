@@ -1,0 +1,50 @@
+"""Runs new seeds on all cores until the time is up or one fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import count
+
+from alignedserve.vopr.run import Outcome, history_of, run
+
+# Seeds that one process runs before it reports.
+_CHUNK = 4
+
+
+@dataclass(frozen=True)
+class Tried:
+    seed: int
+    outcome: Outcome
+
+
+def search(
+    first_seed: int, minutes: float, policies: tuple[str, ...], num_jobs: int, told: Callable[[Tried], None]
+) -> None:
+    """`told` is called for each seed that was run. It ends soon after one that failed."""
+    end_s = time.monotonic() + 60 * minutes
+    seeds = count(first_seed, _CHUNK)
+    with ProcessPoolExecutor(num_jobs) as pool:
+        running: set[Future[list[Tried]]] = set()
+        has_failed = False
+        while running or (not has_failed and time.monotonic() < end_s):
+            while len(running) < 2 * num_jobs and not has_failed and time.monotonic() < end_s:
+                running.add(pool.submit(_run_chunk, next(seeds), policies))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for tried in (each for future in done for each in future.result()):
+                told(tried)
+                has_failed = has_failed or tried.outcome.failure is not None
+
+
+def _run_chunk(first: int, policies: tuple[str, ...]) -> list[Tried]:
+    return list(_runs(first, policies))
+
+
+def _runs(first: int, policies: tuple[str, ...]) -> Iterator[Tried]:
+    for seed in range(first, first + _CHUNK):
+        tried = Tried(seed, run(history_of(seed, policies)))
+        yield tried
+        if tried.outcome.failure:
+            return

@@ -1,0 +1,62 @@
+"""Reduces a history that fails to a shortest one that still fails in the same way: delta debugging (Zeller and
+Hildebrandt, "Simplifying and isolating failure-inducing input", 2002) over its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from alignedserve.vopr.failures import Failure
+from alignedserve.vopr.history import AnyAction, History
+from alignedserve.vopr.run import run
+
+# Returns the failure of a history, None if there is none.
+Fails = Callable[[History], Failure | None]
+
+
+def _failure(history: History) -> Failure | None:
+    return run(history).failure
+
+
+class Shrinker:
+    def __init__(self, history: History, fails: Fails = _failure, max_runs: int = 1000) -> None:
+        """Raises ValueError if the history does not fail."""
+        failure = fails(history)
+        if failure is None:
+            raise ValueError("the history does not fail")
+        self._sort = failure.sort
+        self._fails = fails
+        self._num_left = max_runs
+        self.history = history
+        self.failure = failure
+
+    def shrink(self) -> History:
+        """Leaves out what happens after the failure, then actions in ever smaller pieces, until no single one can be
+        left out or so many runs were made."""
+        early = [action for action in self.history.actions if action.at_s <= self.failure.at_s]
+        self._try(early)
+        num_pieces = 2
+        while self._num_left and len(self.history.actions) > 1:
+            actions = self.history.actions
+            size = -(-len(actions) // num_pieces)
+            starts = range(0, len(actions), size)
+            if any(self._try(actions[:start] + actions[start + size :]) for start in starts):
+                num_pieces = max(num_pieces - 1, 2)
+            elif size == 1:
+                break
+            else:
+                num_pieces = min(2 * num_pieces, len(actions))
+        return self.history
+
+    def _try(self, actions: Sequence[AnyAction]) -> bool:
+        """Keeps these actions if they fail likewise. A history without an end of its own stays as long as it was."""
+        if not self._num_left or len(actions) == len(self.history.actions):
+            return False
+        self._num_left -= 1
+        shorter = replace(self.history, actions=list(actions))
+        failure = self._fails(shorter)
+        if failure is None or failure.sort != self._sort:
+            return False
+        self.history, self.failure = shorter, failure
+        return True

@@ -1,0 +1,30 @@
+"""How long everything takes: iterations of about a second, so that an hour of an island that is busy all the time has
+only thousands of them, and copies that take as long as the plan says in proportion."""
+
+from __future__ import annotations
+
+from alignedserve.timing.cost import Channel, Channels, CostModel, Line
+from alignedserve.vopr.plan import Plan
+
+KV_BYTES_PER_TOKEN = 1 << 20
+
+
+def prefill_token_s(plan: Plan) -> float:
+    return plan.iteration_s / 100
+
+
+def cost_of(plan: Plan) -> CostModel:
+    copy_s = max(plan.copy_iterations * plan.iteration_s, 1e-6)
+    channel = Channel(1e-5, 100 * KV_BYTES_PER_TOKEN / copy_s)
+    return CostModel(
+        source="made up",
+        kv_bytes_per_token=KV_BYTES_PER_TOKEN,
+        num_kv_tokens=plan.decode_blocks * plan.block_size,
+        prefill_fixed_s=0.3 * plan.iteration_s,
+        prefill_token_s=prefill_token_s(plan),
+        prefill_attention_s=1e-6 * plan.iteration_s,
+        decode_lines=[Line(plan.iteration_s, 0.01 * plan.iteration_s)],
+        decode_attention_s=1e-5 * plan.iteration_s,
+        num_filling=1.0,
+        channels=Channels(save=channel, stage=channel, admit=channel, fetch=channel),
+    )

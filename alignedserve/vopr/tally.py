@@ -1,0 +1,51 @@
+"""How much was tried: sums over runs, and the lines that say so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from alignedserve.vopr.run import Outcome
+
+# Actions that are no faults.
+_OF_CLIENTS = ("arrive", "leave")
+
+
+@dataclass
+class Tally:
+    num_seeds: int = 0
+    virtual_s: float = 0.0
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_events: int = 0
+    happened: Counter[str] = field(default_factory=Counter)
+    phases: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        self.num_seeds += 1
+        self.virtual_s += outcome.duration_s
+        self.num_requests += outcome.num_requests
+        self.num_tokens += outcome.num_tokens
+        self.num_events += outcome.num_events
+        self.happened.update(outcome.happened)
+        self.phases.update(outcome.phases)
+        self.ends.update(outcome.ends)
+
+    def lines(self, real_s: float) -> Iterator[str]:
+        hours, minutes = self.virtual_s / 3600, max(real_s, 1e-9) / 60
+        yield (
+            f"{self.num_seeds} seeds: {hours:.1f} virtual hours in {minutes:.1f} minutes "
+            f"({hours / minutes:.1f} hours a minute)"
+        )
+        yield f"{self.num_requests:,} requests, {self.num_tokens:,} tokens, {self.num_events:,} events"
+        faults = {name: count for name, count in self.happened.items() if name not in _OF_CLIENTS}
+        yield f"faults: {_listed(faults)}"
+        yield f"clients that left: {self.happened['leave']:,}; requests ended by: {_listed(self.ends)}"
+        yield f"requests that were in a phase: {_listed(self.phases)}"
+
+
+def _listed(counts: dict[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {count:,}" for name, count in ordered if count) or "none"

@@ -1,0 +1,154 @@
+"""A seed is one run, whatever runs beside it; and what should be noticed is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
+from alignedserve.router.output_coalescing import OutputCoalescing
+from alignedserve.router.replay_diff import compare
+from alignedserve.sim.segment import Content, Write
+from alignedserve.vopr.history import History
+from alignedserve.vopr.run import history_of, log_hash, open_in, run
+from alignedserve.vopr.shrink import Shrinker
+
+EVER_FAILED = [
+    int(line.split("#")[0]) for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
+]
+OPEN = sorted((Path(__file__).parent / "open").glob("*.json"))
+SHRUNK = sorted((Path(__file__).parent / "histories").glob("*.json"))
+
+
+def short(seed: int, seconds: float = 60.0, **changes: Any) -> History:
+    """The beginning of a seed's history."""
+    history = history_of(seed)
+    plan = replace(history.plan, duration_s=seconds, **changes)
+    return History(plan, [action for action in history.actions if action.at_s < seconds])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_breaks(seed: int) -> None:
+    assert run(short(seed, 100.0)).failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", EVER_FAILED)
+def test_what_broke_once_does_not_break(seed: int) -> None:
+    assert run(history_of(seed)).failure is None
+
+
+@pytest.mark.parametrize("path", SHRUNK, ids=lambda path: path.stem)
+def test_what_was_shrunk_does_not_break(path: Path) -> None:
+    assert run(History.load(path)).failure is None
+
+
+@pytest.mark.xfail(strict=True, reason="known, and not mended yet: docs/track_record.md")
+@pytest.mark.parametrize("path", OPEN, ids=lambda path: path.stem)
+def test_what_is_known_to_break(path: Path) -> None:
+    assert run(History.load(path)).failure is None
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    assert log_hash(short(3)) == log_hash(short(3)) != log_hash(short(4))
+
+
+def test_the_log_of_a_run_replays(tmp_path: Path) -> None:
+    assert run(short(5), open_in(tmp_path, "five")).num_requests
+    logs = list(tmp_path.glob("five-router-*.events"))
+    assert logs and all(compare(log).divergence is None for log in logs)
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    history = short(6)
+    history.save(tmp_path / "six.json")
+    assert History.load(tmp_path / "six.json") == history
+    (tmp_path / "no.json").write_text("{}")
+    with pytest.raises(ValueError, match="is no history"):
+        History.load(tmp_path / "no.json")
+
+
+# ---- what breaks is noticed ------------------------------------------------------------------------------------------
+
+# A quiet plan in which much is copied.
+QUIET = {"num_prefill": 1, "num_decode": 1, "num_colocated": 0, "link": "host", "policy": "fcfs"}
+
+
+def failing(history: History) -> str:
+    failure = run(history).failure
+    assert failure
+    return str(failure)
+
+
+def test_kv_of_other_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = Write.finish
+
+    def broken(write: Write) -> None:
+        write._places = [
+            (block, Content(held.key, held.place, held.num_tokens, 1)) for block, held in write._places
+        ]
+        finish(write)
+
+    assert run(short(0, **QUIET)).failure is None
+    monkeypatch.setattr(Write, "finish", broken)
+    assert "has KV of other tokens" in failing(short(0, **QUIET))
+
+
+def test_a_block_with_two_owners_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve = BlockAllocator.reserve
+
+    def broken(self: BlockAllocator, *args: Any) -> Grant | None:
+        grant = reserve(self, *args)
+        if grant and len(grant.blocks) > 1:
+            return Grant([grant.blocks[0], *([grant.blocks[0]] * (len(grant.blocks) - 1))], grant.dropped)
+        return grant
+
+    monkeypatch.setattr(BlockAllocator, "reserve", broken)
+    assert failing(short(0, **QUIET))
+
+
+def test_a_lost_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    add, num_added = OutputCoalescing.add, [0]
+
+    def broken(self: OutputCoalescing, *args: Any) -> None:
+        num_added[0] += 1
+        if num_added[0] != 20:
+            add(self, *args)
+
+    monkeypatch.setattr(OutputCoalescing, "add", broken)
+    assert failing(short(0, **QUIET))
+
+
+def test_a_request_that_waits_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.router.prefill.PrefillDispatch.start", lambda self: None)
+    assert "are open" in failing(short(0, **QUIET))
+
+
+# ---- shrinking -------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: the core fails when it hears of a request with a key that ends with 7."""
+    from alignedserve.router.submissions import Submissions
+
+    submit = Submissions.submit
+
+    def broken(self: Submissions, gateway: Any, message: Any) -> None:
+        if message.request.key % 10 == 7:
+            raise RuntimeError(f"request {message.request.key} is one too many")
+        submit(self, gateway, message)
+
+    monkeypatch.setattr(Submissions, "submit", broken)
+    history = short(0, **QUIET)
+    assert len(history.actions) > 10
+    shrinker = Shrinker(history)
+    assert [action.key for action in shrinker.shrink().actions if hasattr(action, "key")] == [7]
+    assert len(shrinker.history.actions) == 1
+
+
+def test_what_does_not_fail_is_not_shrunk() -> None:
+    with pytest.raises(ValueError, match="does not fail"):
+        Shrinker(short(0, 10.0))
