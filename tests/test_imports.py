@@ -78,7 +78,9 @@ MAY_IMPORT = {
     "alignedserve/lengths": BASE,
     "alignedserve/batch": BASE | {"alignedserve.store"},
     "alignedserve/store": BASE,
-    "alignedserve/vopr": BASE | {"alignedserve.sim", "alignedserve.router", "alignedserve.kvpool"},
+    "alignedserve/vopr": BASE
+    | {"alignedserve.sim", "alignedserve.router", "alignedserve.kvpool", "alignedserve.store"}
+    | {"alignedserve.gateway", "alignedserve.batch", "alignedserve.engine.config"},
     "alignedserve/sim": BASE | STATE_MACHINES | {"alignedserve.router", "alignedserve.kvpool"},
 }
 # What of the gateway each of its folders, and each file beside them, may import: only what is listed above it, so that
