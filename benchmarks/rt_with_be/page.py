@@ -1,7 +1,7 @@
 """Turns what was measured into a page: python -m benchmarks.rt_with_be.page JSON ... --out benchmarks/results
 
 Writes rt_with_be.md, rt_with_be-*.png beside it and, from several files, one rt_with_be.json: a part that was measured
-again replaces the earlier one of the same policy. Needs matplotlib.
+again replaces the earlier one of the same place and policy. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CASES = {"rt": "RT alone", "be": "BE alone", "mix": "RT with BE"}
 def merged(files: Sequence[Path]) -> tuple[list[Row], list[Row]]:
     """What the runs were, and the rows, with `run` saying which of them."""
     runs: list[Row] = []
-    rows: dict[tuple[str, str], list[Row]] = {}
+    rows: dict[tuple[str, str | None, str], list[Row]] = {}
     for file in files:
         measured = json.loads(file.read_text())
-        found: dict[tuple[str, str], list[Row]] = {}
+        found: dict[tuple[str, str | None, str], list[Row]] = {}
         for row in measured.pop("rows"):
-            found.setdefault((row["part"], row["policy"]), []).append(
+            found.setdefault((row["part"], row.get("place"), row["policy"]), []).append(
                 row | {"run": len(runs) + row.get("run", 0)}
             )
         rows |= found
