@@ -279,7 +279,6 @@ class DecodeWorker(Worker[DecodeStep]):
     def begin(self) -> DecodeStep:
         begun_s = self._clock()
         self._stopwatch.begin()
-        self.transfers.completions.run()
         plan = self.schedule.plan(begun_s)
         self.patience_s = plan.hold_s or None
         for work in plan.new_prompts:

@@ -185,10 +185,13 @@ class PrefillWorker(Worker[PrefillStep]):
 
     # ---- iterations -------------------------------------------------------------------------------------------------
 
+    def take_outcomes(self) -> list[AnyMessage]:
+        # Decode instances may pull what was saved or staged.
+        return super().take_outcomes() + self._take_messages(0.0)
+
     def begin(self) -> PrefillStep:
         begun_s = self._clock()
         self._stopwatch.begin()
-        self.transfers.completions.run()
         plan = self.schedule.plan(begun_s)
         for key in plan.preempted:
             self._preempt(self._prompts[key])

@@ -15,10 +15,10 @@ class ClusterState:
     def __init__(self) -> None:
         self._processes: dict[InstanceId, Process] = {}
         self.pool: Process | None = None
-        # instances that compute prompts, and instances that decode, in the order in which they connected
+        # Instances that compute prompts, and instances that decode, in the order in which they connected.
         self.prefills: list[PrefillView | ColocatedView] = []
         self.decodes: list[DecodeView] = []
-        # tokens that a request may have at the instance which allows most
+        # Tokens that a request may have at the instance which allows most.
         self.max_model_len = 0
 
     def add(self, hello: Hello) -> Process:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-# the lowest and the highest value that is allowed
+# The lowest and the highest value that is allowed.
 _RANGES: dict[str, tuple[float, float]] = {
     "max_num_queued_reqs": (1, 2**31),
     "max_num_queued_tokens": (1, 2**63 - 1),

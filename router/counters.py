@@ -41,13 +41,13 @@ class InstanceCounters:
 
 class Counters:
     def __init__(self) -> None:
-        # the number of requests that lost a process and went on without it, by the process's role
+        # The number of requests that lost a process and went on without it, by the process's role.
         self.recoveries: Counter[str] = Counter()
-        # the number of times that a request's KV was thrown away for want of room
+        # The number of times that a request's KV was thrown away for want of room.
         self.num_recomputed = 0
-        # the number of times that a real-time request took the RT fast path to a decode instance
+        # The number of times that a real-time request took the RT fast path to a decode instance.
         self.num_fast_path = 0
-        # the number of times that a best-effort request left a decode instance while real time was on its way there
+        # The number of times that a best-effort request left a decode instance while real time was on its way there.
         self.num_evicted_for_rt = 0
         self._instances: defaultdict[InstanceId, InstanceCounters] = defaultdict(InstanceCounters)
 

@@ -15,11 +15,11 @@ class DecodeQueue:
         self._real_time: dict[RequestKey, RequestState] = {}
         # (seconds at which the next token is due, number of additions before it, key) of each real-time request
         self._due: dict[RequestKey, tuple[float, int, RequestKey]] = {}
-        # the same, sorted
+        # The same, sorted.
         self._by_due: list[tuple[float, int, RequestKey]] = []
-        # tokens of prompts and outputs, of all requests
+        # Tokens of prompts and outputs, of all requests.
         self.num_tokens = 0
-        # the number of additions, and of whatever else gives a search that found nothing a new chance
+        # The number of additions, and of whatever else gives a search that found nothing a new chance.
         self.num_changes = 0
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ class LogReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # the number of bytes of a last record that is not there entirely
+        # The number of bytes of a last record that is not there entirely.
         self.num_torn_bytes = 0
         self._records = self._read()
         self._num_records = 0

@@ -14,7 +14,7 @@ from alignedserve.types import InstanceId, RequestKey
 class Process:
     hello: Hello
     num_free_blocks: int = 0
-    # an instance's iteration time of late: measured over predicted
+    # An instance's iteration time of late: measured over predicted.
     pace: float = 1.0
 
     @property
@@ -26,7 +26,7 @@ class Process:
 class AssignedPrompts:
     """The prompts that an instance was given."""
 
-    # tokens of each prompt that the instance has not computed
+    # Tokens of each prompt that the instance has not computed.
     pending: TokenCounts
     prefix_affinity: PrefixAffinity
 
@@ -39,7 +39,7 @@ def _no_prompts(process: Process) -> AssignedPrompts:
 @dataclass(eq=False, slots=True)
 class PrefillView(Process):
     prompts: AssignedPrompts = field(init=False)
-    # blocks of the staging buffer that each request takes which the instance was told to stage
+    # Blocks of the staging buffer that each request takes which the instance was told to stage.
     staging: dict[RequestKey, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Search:
     """A question to the pool. One that found nothing is asked again when there is something new to find."""
 
     is_asked: bool = False
-    # what there was to find when the question was asked last, and when it last found nothing
+    # What there was to find when the question was asked last, and when it last found nothing.
     _asked_about: object = None
     _fruitless: object = None
 
@@ -82,31 +82,31 @@ class Search:
 class DecodeView(Process):
     # ---- what it said last ----
     report: DecodeReport | None = None
-    # seconds on the router's clock at which it last brought a token, or one of its victims was given up
+    # Seconds on the router's clock at which it last brought a token, or one of its victims was given up.
     progress_s: float = 0.0
 
     # ---- what it was offered and has not admitted: the blocks that each request needs ----
-    # the candidate batch
+    # The candidate batch.
     batch: dict[RequestKey, int] = field(default_factory=dict)
-    # candidate requests, and others that join the running batch
+    # Candidate requests, and others that join the running batch.
     near: dict[RequestKey, int] = field(default_factory=dict)
-    # those of both that are best effort
+    # The best-effort requests of both, with their blocks.
     be_promised: dict[RequestKey, int] = field(default_factory=dict)
-    # seconds on the router's clock since when it has a candidate batch
+    # Seconds on the router's clock since when it has a candidate batch.
     batch_since_s: float = 0.0
-    # whether it has admitted a request of the candidate batch
+    # Whether it has admitted a request of the candidate batch.
     is_batch_begun: bool = False
 
     # ---- real time that it will be offered in a moment ----
-    # whether the first token of each request is out
+    # Whether the first token of each request is out.
     coming: dict[RequestKey, bool] = field(default_factory=dict)
-    # what it was told of that last
+    # What it was told of that last.
     announced: Coming = field(default_factory=lambda: Coming(0, 0))
 
     # ---- what runs there ----
     running: dict[RequestKey, None] = field(default_factory=dict)
     be_running: dict[RequestKey, None] = field(default_factory=dict)
-    # running requests that are to leave, and that the pool had no room for
+    # Running requests that are to leave, and that the pool had no room for.
     refused: dict[RequestKey, None] = field(default_factory=dict)
 
     # ---- questions to the pool for it ----

@@ -12,7 +12,7 @@ class Orphans:
         """`patience_s`: seconds after which an orphan has expired."""
         self._clock = clock
         self._patience_s = patience_s
-        # the KV of each, and the seconds on the router's clock at which it was found
+        # The KV of each, and the seconds on the router's clock at which it was found.
         self._found: dict[RequestKey, tuple[float, Stored]] = {}
 
     def __len__(self) -> int:

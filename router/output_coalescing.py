@@ -30,9 +30,9 @@ class _Delayed:
 
 class OutputCoalescing:
     def __init__(self) -> None:
-        # what each gateway gets at the end of the event: tokens, and timelines of some requests
+        # What each gateway gets at the end of the event: tokens, and timelines of some requests.
         self._news: dict[InstanceId, Tokens] = {}
-        # tokens that wait for more of the same request, the oldest first
+        # Tokens that wait for more of the same request, the oldest first.
         self._delayed: dict[RequestKey, _Delayed] = {}
 
     def add(self, state: RequestState, news: NewTokens, now: float) -> None:

@@ -16,7 +16,7 @@ from alignedserve.router.request_state import RequestState
 from alignedserve.router.request_table import RequestTable
 from alignedserve.types import InstanceId
 
-# finish reasons of answers whose length says what others of their class may have
+# Answers that end for these reasons are whole: their length says what others of their class may have.
 WHOLE_ANSWERS = ("stop", "length")
 
 
@@ -65,6 +65,6 @@ class OutputProcessor:
     def _finish(self, sender: InstanceId, state: RequestState, reason: str) -> None:
         if reason in WHOLE_ANSWERS:
             self._demand.learn_output_len(state)
-        # a prefill instance may still be saving the request's KV
+        # A prefill instance may still be saving the request's KV.
         is_forgotten = self._cluster.decode(sender) is not None
         self._recaller.finish(state, forgotten_by=sender if is_forgotten else None)

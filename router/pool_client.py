@@ -22,7 +22,7 @@ class PoolClient:
     _outbox: Outbox
     _policy: RouterPart
     _island: Island
-    # whether blocks were released since victims without room last asked for it
+    # It is true if blocks were released since victims without room last asked for it.
     _may_retry_victims: bool = False
 
     def send(self, message: AnyMessage) -> None:

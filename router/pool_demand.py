@@ -15,12 +15,12 @@ from alignedserve.types import RequestKey
 
 # A victim goes on while it waits for room in the pool: its KV may grow by so many blocks meanwhile.
 EVICT_SLACK_BLOCKS = 2
-# the weight of an answer that ends in the mean length of its class
+# The weight of an answer that ends in the mean length of its class.
 _WEIGHT = 0.05
 
 
 class Need(NamedTuple):
-    # pool blocks that the request needs if it is evicted with `num_output` output tokens
+    # Pool blocks that the request needs if it is evicted with `num_output` output tokens.
     num_blocks: int
     num_output: int
     is_rt: bool
@@ -30,12 +30,12 @@ class PoolDemand:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self._needs: dict[RequestKey, Need] = {}
-        # the mean length of answers that ended, in tokens, for real time (True) and best effort
+        # The mean length of answers that ended, in tokens, for real time (True) and best effort.
         self._mean_output: dict[bool, float] = {}
-        # pool blocks that all requests will need, and those that best effort will need
+        # Pool blocks that all requests will need, and those that best effort will need.
         self.num_blocks = 0
         self.num_be_blocks = 0
-        # the number of best-effort requests that are under way
+        # The number of best-effort requests that are under way.
         self.num_be = 0
 
     def __len__(self) -> int:

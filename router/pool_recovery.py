@@ -32,7 +32,7 @@ class PoolRecovery:
     _pool: PoolClient
     _outbox: Outbox
     _counters: Counters
-    # the name of the shared memory of the pool that connected last
+    # The name of the shared memory of the pool that connected last.
     segment: str = ""
 
     def closed(self) -> None:
@@ -48,7 +48,7 @@ class PoolRecovery:
             for process in self._cluster.instances:
                 self._outbox.send(process.instance_id, UsePool(self.segment))
         stored = {each.key: each for each in hello.inventory}
-        # requests that ask for room come last: it may be made of what others have not said yet that they need
+        # Requests that ask for room come last: it may be made of what others have not said yet that they need.
         for state in sorted(self._requests, key=lambda state: state.phase is Phase.MAKING_ROOM):
             found = stored.pop(state.key, None)
             if found is None:
@@ -78,7 +78,7 @@ class PoolRecovery:
             case Phase.LEAVING:
                 pass
             case _:
-                # some of what the request needs is lost
+                # Some of what the request needs is lost.
                 self._counters.recoveries["kvpool"] += 1
                 self._recaller.recall(state)
 

@@ -47,7 +47,7 @@ class PrefillDispatch:
         for request in islice(self._policy.start(self._island), MAX_STARTS):
             state = self._requests[request.key]
             if self._cluster.is_colocated and not state.blocks:
-                # it gets room in the pool when it is evicted
+                # It gets room in the pool when it is evicted.
                 self._compute(state)
                 continue
             self._transitions.enter(state, Phase.RESERVING)
@@ -88,7 +88,7 @@ class PrefillDispatch:
 
         def num_known(instance_id: InstanceId) -> int:
             view = self._cluster.computing(instance_id)
-            # a prompt of which the pool has KV takes it from there
+            # A prompt of which the pool has KV takes it from there.
             return (
                 view.prompts.prefix_affinity.num_cached_tokens(hashes) if view and not state.num_cached else 0
             )

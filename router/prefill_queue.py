@@ -30,11 +30,11 @@ class Line:
         self._steady: list[Position] = []
         self._alive: list[Position] = []
         self._lost: list[Position] = []
-        # the number of the position that counts, for each request that waits
+        # The number of the position that counts, for each request that waits.
         self._numbers: dict[RequestKey, int] = {}
         self._num_pushed = 0
         self.num_demotions = 0
-        # whether the pool had no room for a request of this line: nothing starts until blocks were released
+        # Whether the pool had no room for a request of this line: nothing starts until blocks were released.
         self.is_refused = False
 
     def __len__(self) -> int:
@@ -73,11 +73,11 @@ class PrefillQueue:
     def __init__(self, policy: RouterPart) -> None:
         self._policy = policy
         self._lines = [Line() for _ in range(policy.num_lines)]
-        # tokens to compute of each request that waits in a line
+        # Tokens to compute of each request that waits in a line.
         self._missing = TokenCounts()
-        # tokens to compute of each request that was started, and whose blocks the pool was asked for
+        # Tokens to compute of each request that was started, and whose blocks the pool was asked for.
         self.reserving = TokenCounts()
-        # best-effort requests in the lines whose KV in the pool is not for others to take
+        # Best-effort requests in the lines whose KV in the pool is not for others to take.
         self.pinned: dict[RequestKey, RequestState] = {}
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ class PrefixAffinity:
     def __init__(self, max_tokens: int) -> None:
         """`max_tokens`: the number of tokens that the instance has KV blocks for."""
         self._max_hashes = max_tokens // TOKENS_PER_HASH
-        # hashes of prompts that it was given, the one that was not used for longest first
+        # Hashes of prompts that it was given, the one that was not used for longest first.
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
 
     def num_cached_tokens(self, hashes: Sequence[bytes]) -> int:

@@ -23,12 +23,12 @@ from alignedserve.types import Epoch, InstanceId
 
 @dataclass(frozen=True)
 class RouterProcessConfig:
-    # where it listens, and what processes that connect have to know
+    # Where it listens, and what processes that connect have to know.
     address: RouterAddress
     router: RouterConfig
-    # the role of each process that should be there
+    # The role of each process that should be there.
     expected: dict[InstanceId, str] = field(default_factory=dict)
-    # the directory for event logs, one for each epoch; prompts and answers are in them
+    # The directory for event logs, one for each epoch; prompts and answers are in them.
     event_log: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)

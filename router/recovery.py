@@ -20,7 +20,7 @@ from alignedserve.types import InstanceId
 
 @dataclass(eq=False, slots=True)
 class Recovery:
-    # what each process hears first
+    # What each process hears first.
     _welcome: Welcome
     _cluster: ClusterState
     _requests: RequestTable
@@ -41,7 +41,7 @@ class Recovery:
             self._pool_recovery.connected(hello)
         elif segment and hello.instance_id in {each.instance_id for each in self._cluster.instances}:
             self._outbox.send(hello.instance_id, UsePool(segment))
-        # policies that found nothing to do look again
+        # Policies that found nothing to do look again.
         self._decode_queue.num_changes += 1
 
     def closed(self, instance_id: InstanceId) -> None:
@@ -64,7 +64,7 @@ class Recovery:
             self._counters.recoveries[process.hello.role] += 1
             self._recaller.recall(state, forgotten_by=instance_id)
         elif state.staged_at == instance_id:
-            # the decode instance that was to pull the KV from there will report that this failed
+            # The decode instance that was to pull the KV from there will report that this failed.
             self._transitions.unstage(state)
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:

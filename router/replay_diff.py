@@ -14,10 +14,10 @@ from alignedserve.router.events import Send
 
 @dataclass(frozen=True)
 class Divergence:
-    # the number of the event, from 1
+    # The number of the event, from 1.
     number: int
     step: Step
-    # the orders of this router, or what it raised
+    # The orders of this router, or what it raised.
     orders: list[Send]
     error: Exception | None = None
 
@@ -25,7 +25,7 @@ class Divergence:
 @dataclass(frozen=True)
 class Comparison:
     num_events: int
-    # the number of events whose orders were not recorded: 1 if the router ended with the last event
+    # The number of events whose orders were not recorded: 1 if the router ended with the last event.
     num_unanswered: int
     num_torn_bytes: int
     divergence: Divergence | None
@@ -41,7 +41,7 @@ def compare(path: Path) -> Comparison:
         try:
             orders = _as_recorded(router.on(step.event, step.now))
         except Exception as error:
-            # the router that wrote the log may have ended with this event too
+            # The router that wrote the log may have ended with this event too.
             found = Divergence(number, step, [], error)
             break
         if step.orders is None:

@@ -15,7 +15,7 @@ from alignedserve.types import InstanceId, RequestKey
 class _Counted(NamedTuple):
     tier: str
     phase: str
-    # the instances that have the request, or a staged copy of its KV
+    # The instances that have the request, or a staged copy of its KV.
     instance_ids: frozenset[InstanceId]
 
 

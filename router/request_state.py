@@ -56,23 +56,23 @@ MAX_TIMELINE_LEN = 64
 class RequestState:
     # ---- what it is: written when the router takes it ----
     request: Request
-    # the gateway that its tokens go to
+    # The gateway that its tokens go to.
     gateway: InstanceId
 
     # ---- where it is: written by `PhaseTransitions` only ----
     phase: Phase
-    # seconds on the router's clock at which it entered its phase
+    # Seconds on the router's clock at which it entered its phase.
     since_s: float
-    # the instance that has it
+    # The instance that has it.
     instance_id: InstanceId | None = None
-    # the prefill instance whose staging buffer holds a copy of its KV, and the decode instance which that copy is for
+    # The prefill instance whose staging buffer holds a copy of its KV, and the decode instance which that copy is for.
     staged_at: InstanceId | None = None
     staged_for: InstanceId | None = None
-    # whether that decode instance will be offered it as part of its candidate batch
+    # Whether that decode instance will be offered it as part of its candidate batch.
     is_in_batch: bool = False
-    # the decode instance that was told to expect it
+    # The decode instance that was told to expect it.
     expected_at: InstanceId | None = None
-    # whether its client has its answer, or is gone
+    # Whether its client has its answer, or is gone.
     is_finished: bool = False
 
     # ---- instances that were told to forget it and have not said that they did: written by `Recaller` ----
@@ -82,17 +82,17 @@ class RequestState:
     output: list[int] = field(default_factory=list)
 
     # ---- what the pool has of it ----
-    # the number of its first tokens whose KV the pool has
+    # The number of its first tokens whose KV the pool has.
     num_cached: int = 0
-    # the pool blocks that are its own: those of the cached tokens come first
+    # The pool blocks that are its own: those of the cached tokens come first.
     blocks: list[PoolBlockId] = field(default_factory=list)
 
     # ---- what is expected of it ----
-    # the expected length of its answer; it doubles each time the answer exceeds it
+    # The expected length of its answer; it doubles each time the answer exceeds it.
     forecast: Forecast = field(default_factory=Forecast)
-    # seconds on the router's clock at which it came to its gateway
+    # Seconds on the router's clock at which it came to its gateway.
     arrived_s: float = 0.0
-    # seconds on the router's clock at which its tokens are due
+    # Seconds on the router's clock at which its tokens are due.
     deadlines: Deadlines = field(default_factory=Deadlines)
 
     # ---- what its gateway is told of its way ----

@@ -45,14 +45,14 @@ class Requeuer:
         """What the pool has of a queued request becomes a spare: requests before it in the queue might wait for that
         room for ever. Only what the policy pins is not for others to take, and even that goes to real time and to
         victims (`unpin_all`)."""
-        if state.num_cached and self._policy.pins(state):
-            self._prefill_queue.pinned[state.key] = state
-            self._demand.add(state)
-            self._pool.commit(state, is_candidate=False)
-        elif state.num_cached:
+        if state.num_cached:
             # A spare is what was committed, and of a request that was evicted half-way nothing was yet.
             self._pool.commit(state, is_candidate=False)
-            self._pool.send(MakeSpare([state.key]))
+            if self._policy.pins(state):
+                self._prefill_queue.pinned[state.key] = state
+                self._demand.add(state)
+            else:
+                self._pool.send(MakeSpare([state.key]))
         elif state.blocks:
             state.blocks = []
             self._pool.release([state.key])

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 # The core hears of the time each so many seconds: nothing in it waits for less.
 TICK_S = 0.1
 
-# processes that belong to no island and connect to each
+# Processes that belong to no island and connect to each.
 OUTSIDE = {GATEWAY: "gateway", LAUNCHER: "launcher"}
 
 # What each role may send. Any other message closes the connection.

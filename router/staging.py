@@ -19,7 +19,7 @@ from alignedserve.types import InstanceId, RequestKey
 
 @dataclass(eq=False, slots=True)
 class Staging:
-    # see RouterConfig
+    # See RouterConfig.
     _link: str
     _cluster: ClusterState
     _requests: RequestTable

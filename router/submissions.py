@@ -35,7 +35,7 @@ class Submissions:
     _orphans: Orphans
     _output: OutputCoalescing
     _outbox: Outbox
-    # sentences for the log, by the objectives that they are about; the first ones were taken already
+    # Sentences for the log, by the objectives that they are about; the first ones were taken already.
     _remarks: dict[str, str] = field(default_factory=dict)
     _num_remarked: int = 0
 
@@ -69,7 +69,7 @@ class Submissions:
         if stored := self._orphans.claim(state.key):
             state.blocks = stored.blocks
             state.num_cached = min(stored.num_tokens, state.num_tokens - 1)
-        # even if the pool has all of its KV: room that was asked for just before may be made of it
+        # Even if the pool has all of its KV: room that was asked for just before may be made of it.
         self._requeuer.queue_prefill(state)
 
     def _reject(self, gateway: InstanceId, submit: Submit, reason: str, sentence: str) -> None:

@@ -101,9 +101,13 @@ class WorkerLoop:
             self._take_inbox()
             if self._is_stopped:
                 return
-            messages, goes_on = self._worker.step()
-            if messages:
-                self._say(self._connection, messages)
+            self._send(self._worker.take_outcomes())
+            messages, goes_on = self._worker.finish(self._worker.begin())
+            self._send(messages)
+
+    def _send(self, messages: list[AnyMessage]) -> None:
+        if messages:
+            self._say(self._connection, messages)
 
     def _take_inbox(self) -> None:
         while not self._inbox.empty():

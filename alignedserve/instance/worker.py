@@ -74,6 +74,12 @@ class Worker(ABC, Generic[AnyStep]):
     def on(self, order: AnyMessage) -> None:
         """Takes an order; `begin` acts on it."""
 
+    def take_outcomes(self) -> list[AnyMessage]:
+        """Takes the outcomes of copies, before an iteration. Returns the messages to the router that should not wait
+        for the iteration's end, since others go on with what was copied."""
+        self.transfers.completions.run()
+        return []
+
     @abstractmethod
     def begin(self) -> AnyStep:
         """Does the first half of an iteration: plans it, starts copies, launches what is to be computed."""
@@ -84,8 +90,10 @@ class Worker(ABC, Generic[AnyStep]):
         on at once or after a wake."""
 
     def step(self) -> tuple[list[AnyMessage], bool]:
-        """Runs a whole iteration."""
-        return self.finish(self.begin())
+        """Runs a whole iteration, for drivers that need not send anything before its end."""
+        urgent = self.take_outcomes()
+        messages, goes_on = self.finish(self.begin())
+        return urgent + messages, goes_on
 
     @abstractmethod
     def check(self) -> None:

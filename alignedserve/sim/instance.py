@@ -6,7 +6,7 @@ What drives them here does what `instance/loop.py` does: what comes while an ite
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -128,6 +128,7 @@ class SimInstance(SimProcess):
         inbox, self._inbox = self._inbox, []
         for item in inbox:
             self._obey(item)
+        self._say(self.worker.take_outcomes())
         step = self.worker.begin()
         self.worker.check()
         if step.iteration is None:
@@ -137,15 +138,18 @@ class SimInstance(SimProcess):
 
     def _finish(self, step: Step) -> None:
         messages, goes_on = self.worker.finish(step)
-        if self._connection_number == self._num_connections:
-            for message in messages:
-                self.send(message)
+        self._say(messages)
         self._is_busy = False
         if goes_on or self._is_woken:
             self._is_woken = True
             self.after(0.0, self._begin)
         elif self.worker.patience_s is not None:
             self._patience = self.after(self.worker.patience_s, self._wake)
+
+    def _say(self, messages: Sequence[AnyMessage]) -> None:
+        if self._connection_number == self._num_connections:
+            for message in messages:
+                self.send(message)
 
     def _obey(self, item: AnyMessage | Up | Down) -> None:
         match item:

@@ -16,6 +16,8 @@ from alignedserve.sim.report import quantiles
 
 # what RT may lose, and what BE has to keep
 MOST_OF_RT, LEAST_OF_BE = 1.25, 0.85
+# of the interval of a median
+CONFIDENCE = 0.95
 PREFIX = "alignedserve:"
 
 Row = dict[str, Any]
@@ -92,6 +94,28 @@ def middle(all_worths: Sequence[Worth]) -> Worth:
     return Worth(
         **{field.name: median(getattr(each, field.name) for each in all_worths) for field in fields(Worth)}
     )
+
+
+def interval(all_worths: Sequence[Worth]) -> tuple[Worth, Worth] | None:
+    """The range that holds the true median of each ratio with at least 95 % confidence, whatever its distribution; None
+    if there are too few rounds to say."""
+    rank = _lowest_rank(len(all_worths))
+    if rank is None:
+        return None
+    ordered = [sorted(getattr(each, field.name) for each in all_worths) for field in fields(Worth)]
+    return Worth(*(values[rank] for values in ordered)), Worth(*(values[-1 - rank] for values in ordered))
+
+
+def _lowest_rank(count: int) -> int | None:
+    """The highest index from either end of `count` ordered values between which the median lies with confidence: a
+    value is below it as often as a coin falls on heads."""
+    outside, rank = 0.0, None
+    for index in range(count // 2):
+        outside += 2 * math.comb(count, index) / 2**count
+        if outside > 1 - CONFIDENCE:
+            break
+        rank = index
+    return rank
 
 
 def gaps_of(times_s: Sequence[float]) -> list[float]:

@@ -1,7 +1,7 @@
 """Turns what was measured into a page: python -m benchmarks.rt_with_be.page JSON ... --out benchmarks/results
 
 Writes rt_with_be.md, rt_with_be-*.png beside it and, from several files, one rt_with_be.json: a part that was measured
-again replaces the earlier one of the same policy. Needs matplotlib.
+again replaces the earlier one of the same place and policy. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -9,12 +9,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.page import run, save, table
 from benchmarks.rt_with_be import plots
-from benchmarks.rt_with_be.arithmetic import LEAST_OF_BE, MOST_OF_RT, Row, Worth, middle, worths
+from benchmarks.rt_with_be.arithmetic import (
+    CONFIDENCE,
+    LEAST_OF_BE,
+    MOST_OF_RT,
+    Row,
+    Worth,
+    interval,
+    middle,
+    worths,
+)
 
 PEER = (
     " vllm and vllm-priority are vLLM {version} for CPU with its fcfs and its priority scheduling, best effort being "
@@ -26,12 +36,12 @@ CASES = {"rt": "RT alone", "be": "BE alone", "mix": "RT with BE"}
 def merged(files: Sequence[Path]) -> tuple[list[Row], list[Row]]:
     """What the runs were, and the rows, with `run` saying which of them."""
     runs: list[Row] = []
-    rows: dict[tuple[str, str], list[Row]] = {}
+    rows: dict[tuple[str, str | None, str], list[Row]] = {}
     for file in files:
         measured = json.loads(file.read_text())
-        found: dict[tuple[str, str], list[Row]] = {}
+        found: dict[tuple[str, str | None, str], list[Row]] = {}
         for row in measured.pop("rows"):
-            found.setdefault((row["part"], row["policy"]), []).append(
+            found.setdefault((row["part"], row.get("place"), row["policy"]), []).append(
                 row | {"run": len(runs) + row.get("run", 0)}
             )
         rows |= found
@@ -120,7 +130,8 @@ def _ratios(title: str, picture: str) -> Callable[[Sequence[Row]], str]:
         head = ("", "policy", "rounds", "TTFT p50", "TTFT p99", "TBT p99", "BE (a)", "BE (b)")
         cells = [_ratio_cells(place, policy, each) for (_, place, policy), each in worths(rows).items()]
         return (
-            f"## {title}\n\nMedians of the rounds' ratios:\n\n{table(head, cells)}\n\n"
+            f"## {title}\n\nMedians of the rounds' ratios, with their {CONFIDENCE:.0%} intervals where there are "
+            f"enough:\n\n{table(head, cells)}\n\n"
             f"Each case:\n\n{_cases(rows)}\n\n![]({picture})"
         )
 
@@ -128,9 +139,15 @@ def _ratios(title: str, picture: str) -> Callable[[Sequence[Row]], str]:
 
 
 def _ratio_cells(place: str, policy: str, each: Sequence[Worth]) -> Sequence[object]:
-    ratios = middle(each)
-    values = (ratios.ttft_p50, ratios.ttft_p99, ratios.gap_p99, ratios.be_by_time, ratios.be_by_tokens)
-    return place, policy, len(each), *map(number, values)
+    ratios, ends = astuple(middle(each)), interval(each)
+    if ends is None:
+        return place, policy, len(each), *map(number, ratios)
+    low, high = map(astuple, ends)
+    values = [
+        f"{number(value)} ({number(least)} to {number(most)})"
+        for value, least, most in zip(ratios, low, high, strict=True)
+    ]
+    return place, policy, len(each), *values
 
 
 def _cases(rows: Sequence[Row]) -> str:

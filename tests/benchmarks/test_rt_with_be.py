@@ -22,6 +22,7 @@ from benchmarks.rt_with_be.arithmetic import (
     Worth,
     difference,
     gaps_of,
+    interval,
     is_kept,
     middle,
     num_different,
@@ -86,6 +87,15 @@ def test_gaps_add_up_to_the_time_between_first_and_last(steps: list[float]) -> N
     gaps = gaps_of(times_s)
     assert len(gaps) == len(times_s) - 1
     assert sum(gaps) == pytest.approx(times_s[-1] - times_s[0])
+
+
+def test_the_interval_of_ten_rounds_leaves_out_the_lowest_and_the_highest() -> None:
+    # 2 * (1 + 10) / 2**10 is 2.1 %, and with the next ones it would be 10.9 %
+    rounds = [Worth(*[float(number)] * 5) for number in (3, 1, 7, 5, 9, 2, 4, 10, 6, 8)]
+    assert interval(rounds) == (Worth(*[2.0] * 5), Worth(*[9.0] * 5))
+    # 2 / 2**5 is 6.25 %, 2 / 2**6 is 3.1 %
+    assert interval(rounds[:5]) is None
+    assert interval(rounds[:6]) == (Worth(*[1.0] * 5), Worth(*[9.0] * 5))
 
 
 def test_a_case_is_made_of_what_clients_saw() -> None:

@@ -177,6 +177,22 @@ def test_best_effort_falls_back_at_once_and_doubles_again() -> None:
     assert [num_be(0.02, 0.05 * turn) for turn in (1, 2, 3)] == [4, 8, 16]
 
 
+def test_an_iteration_is_late_by_what_it_was_allowed_when_it_was_planned() -> None:
+    """Not by what is known of overruns since: then the second late one would be in time."""
+    schedule = schedule_of()
+    admit(schedule, rt(tbt_s=0.05), *(be() for _ in range(34)))
+
+    def num_be(turn: int, is_late: bool) -> int:
+        plan = schedule.plan(0.05 * turn)
+        schedule.sampled([])
+        predicted_s = PLAIN.iteration([], [1] * len(plan.run)) * schedule.pace
+        schedule.took(0.07 if is_late else predicted_s)
+        return len(plan.run) - 1
+
+    found = [num_be(turn, turn in (30, 40)) for turn in range(42)]
+    assert found[40] > 8 and found[41] <= found[40] // 4
+
+
 def test_what_is_measured_corrects_what_fits() -> None:
     schedule = schedule_of()
     admit(schedule, rt(tbt_s=0.06), *(be() for _ in range(34)))

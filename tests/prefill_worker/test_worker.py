@@ -116,6 +116,20 @@ def test_a_copy_that_fails_is_reported_and_the_request_let_go(rig: Rig, what: st
     rig.check_idle()
 
 
+def test_what_was_saved_is_reported_before_the_next_iteration_begins(rig: Rig) -> None:
+    """A decode instance waits for it: it should not wait for another prompt to be computed."""
+    rig.worker.on(Prefill([work(LONG)]))
+    rig.step_until(lambda: rig.news)
+    rig.worker.on(Prefill([work(LONG, key=RequestKey(8))]))
+    deadline_s = time.monotonic() + 60
+    while not any(report.saved for report in rig.reports):
+        assert time.monotonic() < deadline_s
+        rig.said += rig.worker.take_outcomes()
+    assert len(rig.news) == 1, "the other prompt has not been computed"
+    rig.step_until(lambda: len(rig.news) == 2 and rig.reports[-1].saved)
+    rig.check_idle()
+
+
 def test_a_new_pool_voids_what_was_ordered_before(rig: Rig) -> None:
     rig.worker.on(Prefill([work(LONG), work(LONG, key=RequestKey(8), num_cached=150)]))
     rig.step()

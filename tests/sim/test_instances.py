@@ -101,7 +101,8 @@ class Recorded:
         self.instance = instance
         self.boundaries: list[Boundary] = []
         worker, completions = instance.worker, instance.transfers.completions
-        on, begin, finish, post = worker.on, worker.begin, worker.finish, completions.post
+        on, take_outcomes, begin, finish = worker.on, worker.take_outcomes, worker.begin, worker.finish
+        post = completions.post
         self._orders: list[AnyMessage] = []
         self._outcomes: list[Outcome] = []
 
@@ -116,22 +117,28 @@ class Recorded:
 
             post(noted_done, outcome)
 
-        def noted_begin() -> Any:
+        def noted_take_outcomes() -> list[AnyMessage]:
             self._outcomes = before = []
             boundary = Boundary(worker._clock(), self._orders, before)
             self._orders = []
             self.boundaries.append(boundary)
+            boundary.urgent = take_outcomes()
+            return boundary.urgent
+
+        def noted_begin() -> Any:
             step = begin()
-            self._outcomes = boundary.outcomes_beside
+            self._outcomes = self.boundaries[-1].outcomes_beside
             return step
 
         def noted_finish(step: Any) -> tuple[list[AnyMessage], bool]:
             boundary = self.boundaries[-1]
             boundary.end_s = worker._clock()
-            boundary.said = finish(step)
-            return boundary.said
+            messages, goes_on = finish(step)
+            boundary.said = boundary.urgent + messages, goes_on
+            return messages, goes_on
 
-        worker.on, worker.begin, worker.finish = noted_on, noted_begin, noted_finish  # type: ignore[method-assign]
+        worker.on, worker.take_outcomes = noted_on, noted_take_outcomes  # type: ignore[method-assign]
+        worker.begin, worker.finish = noted_begin, noted_finish  # type: ignore[method-assign]
         completions.post = noted_post  # type: ignore[method-assign]
 
 
@@ -141,6 +148,8 @@ class Boundary:
         self.orders, self.outcomes = orders, outcomes
         # those that came while it computed
         self.outcomes_beside: list[Outcome] = []
+        # those that were sent before it computed, and all of them
+        self.urgent: list[AnyMessage] = []
         self.said: tuple[list[AnyMessage], bool] = ([], False)
 
 
@@ -191,6 +200,7 @@ def test_a_live_step_says_what_the_simulated_one_said() -> None:
     )
     finish_engine = engine.finish
     assert len(recorded.boundaries) > 40
+    assert any(boundary.urgent for boundary in recorded.boundaries)
     for boundary in recorded.boundaries:
         now[0] = boundary.begun_s
         for order in boundary.orders:

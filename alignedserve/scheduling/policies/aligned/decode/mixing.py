@@ -54,8 +54,8 @@ class Mixing:
         self._limit = Limit(limits.max_num_seqs)
         # The objectives of recent RT in seconds, and its lengths in tokens.
         self._objectives, self._lengths = SlidingMinimum(), SlidingMaximum()
-        # The bound in seconds and the number of BE requests of the iteration that was planned last.
-        self._bound_s = math.inf
+        # The seconds that the iteration which was planned last may take, and the number of its BE requests.
+        self._allowed_s = math.inf
         self._num_be = 0
         # How many seconds the last iteration took.
         self._last_s = 0.0
@@ -145,7 +145,7 @@ class Mixing:
         self, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest], chunks: Chunks, bound_s: float
     ) -> list[DecodeRequest]:
         """Which best-effort requests join real time, which runs in any case."""
-        self._bound_s = math.inf
+        self._allowed_s = math.inf
         if not be or math.isinf(bound_s):
             return list(be)
         lengths = [request.num_tokens for request in rt]
@@ -167,7 +167,7 @@ class Mixing:
         if num_be == 0 and not rt:
             num_be = 1
         if alone_s <= bound_s:
-            self._bound_s = bound_s
+            self._allowed_s = bound_s / self._planned_share
         self._credit.spend(seconds(num_be) - alone_s if num_be else 0.0)
         return in_order[:num_be]
 
@@ -231,8 +231,8 @@ class Mixing:
 
     def took(self, seconds: float) -> None:
         self._last_s = seconds
-        if self._num_be and not math.isinf(self._bound_s):
-            if seconds > self._bound_s / self._planned_share:
+        if self._num_be and not math.isinf(self._allowed_s):
+            if seconds > self._allowed_s:
                 self._limit.missed(self._num_be)
             else:
                 self._limit.kept()
