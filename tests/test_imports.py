@@ -80,7 +80,8 @@ MAY_IMPORT = {
     "alignedserve/store": BASE,
     "alignedserve/vopr": BASE
     | {"alignedserve.sim", "alignedserve.router", "alignedserve.kvpool", "alignedserve.store"}
-    | {"alignedserve.gateway", "alignedserve.batch", "alignedserve.engine.config"},
+    | {"alignedserve.gateway", "alignedserve.batch", "alignedserve.lengths", "alignedserve.text"}
+    | {"alignedserve.engine.config", "alignedserve.engine.validate"},
     "alignedserve/sim": BASE | STATE_MACHINES | {"alignedserve.router", "alignedserve.kvpool"},
 }
 # What of the gateway each of its folders, and each file beside them, may import: only what is listed above it, so that
