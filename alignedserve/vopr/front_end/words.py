@@ -4,7 +4,6 @@ seed (alignedserve/sim/model.py)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import tokenizers
 from tokenizers import pre_tokenizers
@@ -20,8 +19,8 @@ NAME = "virtual"
 _TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 
 
-@cache
-def tokenizer() -> Tokenizer:
+def _tokenizer() -> Tokenizer:
+    """Each system has its own: what a tokenizer remembers must not tell a first run from a second one."""
     words = {_word(token_id): token_id for token_id in range(VOCABULARY)}
     backend = tokenizers.Tokenizer(WordLevel(words, unk_token=_word(0)))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -29,7 +28,7 @@ def tokenizer() -> Tokenizer:
 
 
 def served_model(max_model_len: int) -> ServedModel:
-    return ServedModel(NAME, tokenizer(), Vocabulary(VOCABULARY, frozenset()), max_model_len)
+    return ServedModel(NAME, _tokenizer(), Vocabulary(VOCABULARY, frozenset()), max_model_len)
 
 
 @dataclass(frozen=True)
