@@ -28,11 +28,12 @@ from alignedserve.protocol.messages import (
     NewTokens,
     PrefillReport,
     Request,
+    Reserve,
     Reserved,
     Submit,
 )
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.events import Connected, Received
+from alignedserve.router.events import Connected, Received, Send
 from alignedserve.router.router import Router
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
@@ -150,12 +151,13 @@ class RunningRouter:
 
     def _pool(self, key: RequestKey, length: int) -> None:
         params, blocks = SamplingParams(max_tokens=16_384), [PoolBlockId(0)] * -(-length // BLOCK_SIZE)
-        self._say("gateway", Submit(Request(key, [0] * length, params, seed=0, arrival_s=0.0)))
-        self._say("kvpool", Reserved(key, blocks))
+        sent = self._say("gateway", Submit(Request(key, [0] * length, params, seed=0, arrival_s=0.0)))
+        (asked,) = [each.message for each in sent if isinstance(each.message, Reserve)]
+        self._say("kvpool", Reserved(key, blocks, number=asked.number))
         self._say("prefill", PrefillReport([NewTokens(key, 0, [1])], [(key, length)], [], [], 100_000))
 
-    def _say(self, sender: str, message: AnyMessage) -> None:
-        self._router.on(Received(InstanceId(sender), message), 1.0)
+    def _say(self, sender: str, message: AnyMessage) -> list[Send]:
+        return self._router.on(Received(InstanceId(sender), message), 1.0)
 
     def _report(self, news: list[NewTokens], admitted: list[RequestKey]) -> DecodeReport:
         return DecodeReport(

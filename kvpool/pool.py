@@ -118,9 +118,9 @@ class Pool:
     def _reserve(self, reserve: Reserve, now: float) -> list[Message]:
         grant = self._allocator.reserve(reserve.key, reserve.num_tokens, now + self._config.lapse_s)
         if grant is None:
-            return [Reserved(reserve.key, None)]
+            return [Reserved(reserve.key, None, number=reserve.number)]
         self._no_candidate(reserve.key)
-        return [Reserved(reserve.key, grant.blocks, grant.dropped)]
+        return [Reserved(reserve.key, grant.blocks, grant.dropped, reserve.number)]
 
     def _commit(self, commit: Commit, now: float) -> list[Message]:
         self._no_candidate(commit.key)

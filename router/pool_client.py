@@ -24,13 +24,17 @@ class PoolClient:
     _island: Island
     # It is true if blocks were released since victims without room last asked for it.
     _may_retry_victims: bool = False
+    # The number of the last Reserve.
+    _number: int = 0
 
     def send(self, message: AnyMessage) -> None:
         if pool := self._cluster.pool:
             self._outbox.send(pool.instance_id, message)
 
     def reserve(self, state: RequestState, num_tokens: int) -> None:
-        self.send(Reserve(state.key, num_tokens, state.request.request_id))
+        self._number += 1
+        state.reserve_number = self._number
+        self.send(Reserve(state.key, num_tokens, state.request.request_id, self._number))
 
     def commit(self, state: RequestState, is_candidate: bool) -> None:
         due_s = self._policy.admission_due_s(state, self._island)

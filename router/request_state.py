@@ -86,6 +86,8 @@ class RequestState:
     num_cached: int = 0
     # The pool blocks that are its own: those of the cached tokens come first.
     blocks: list[PoolBlockId] = field(default_factory=list)
+    # The number of the last Reserve for it: answers to earlier ones are void.
+    reserve_number: int = 0
 
     # ---- what is expected of it ----
     # The expected length of its answer; it doubles each time the answer exceeds it.

@@ -165,9 +165,11 @@ class Router:
         for key in reserved.dropped:
             self._pool_recovery.dropped(key)
         state = self.requests.get(reserved.key)
-        if state and state.phase is Phase.RESERVING:
+        if state is None or reserved.number != state.reserve_number:
+            return
+        if state.phase is Phase.RESERVING:
             self._prefill.reserved(state, reserved)
-        elif state and state.phase is Phase.MAKING_ROOM:
+        elif state.phase is Phase.MAKING_ROOM:
             self._eviction.reserved(state, reserved)
 
     def take_remarks(self) -> list[str]:

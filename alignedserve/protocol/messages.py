@@ -207,6 +207,8 @@ class Reserve(Message):
     num_tokens: int
     # See Request.
     request_id: str = ""
+    # Counts the router's Reserves, from 1. The answer has the same number.
+    number: int = 0
 
 
 class Reserved(Message):
@@ -218,6 +220,8 @@ class Reserved(Message):
     blocks: list[PoolBlockId] | None
     # The requests which have nothing left in the pool: their spare copies were dropped to make room.
     dropped: list[RequestKey] = []
+    # That of the Reserve which it answers; 0: it was not asked for.
+    number: int = 0
 
 
 class Commit(Message):

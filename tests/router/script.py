@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from msgspec.structs import replace
+
 from alignedserve.protocol.messages import (
     AnyMessage,
     Candidates,
@@ -15,6 +17,7 @@ from alignedserve.protocol.messages import (
     NewTokens,
     PrefillReport,
     Request,
+    Reserve,
     Reserved,
     Stored,
     Submit,
@@ -83,13 +86,17 @@ class Script:
         self.router = Router(RouterConfig(**config), Epoch(7), SchedulingConfig(**scheduling))
         self.now = 0.0
         self.sent: list[tuple[str, AnyMessage]] = []
+        # The number of the last Reserve for each request, which its Reserved has unless it says another.
+        self._numbers: dict[RequestKey, int] = {}
         if connect:
             for name in (POOL, PREFILL, DECODE, GATEWAY):
                 self.connect(name, num_blocks=num_blocks, num_staging_blocks=num_staging_blocks)
             self.take()
 
     def _on(self, event: Connected | Closed | Received | Tick) -> None:
-        self.sent += [(send.to, send.message) for send in self.router.on(event, self.now)]
+        sent = [(send.to, send.message) for send in self.router.on(event, self.now)]
+        self.sent += sent
+        self._numbers |= {message.key: message.number for _, message in sent if isinstance(message, Reserve)}
 
     def connect(self, instance_id: str, **options: Any) -> None:
         self._on(Connected(hello(instance_id, **options)))
@@ -98,6 +105,8 @@ class Script:
         self._on(Closed(InstanceId(instance_id), Epoch(epoch)))
 
     def say(self, sender: str, message: AnyMessage) -> None:
+        if isinstance(message, Reserved) and not message.number:
+            message = replace(message, number=self._numbers.get(message.key, 0))
         self._on(Received(InstanceId(sender), message))
 
     def tick(self, seconds: float) -> None:
@@ -114,6 +123,11 @@ class Script:
         found = [(name, message) for name, message in self.take() if isinstance(message, kind)]
         assert [name for name, _ in found] == [to], found
         return found[0][1]
+
+    def take_reserve(self) -> tuple[RequestKey, int]:
+        """The only request and its number of tokens that the pool is asked to have room for."""
+        message = self.take_one(Reserve, POOL)
+        return message.key, message.num_tokens
 
     def state(self, key: int = 1) -> RequestState:
         return self.router.requests[RequestKey(key)]

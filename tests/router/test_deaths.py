@@ -31,7 +31,7 @@ def test_a_decode_instance_dies_and_the_spare_copy_saves_its_prompt() -> None:
     script.token()
     script.take()
     script.close(DECODE)
-    assert script.take_one(Reserve, POOL) == Reserve(ONE, 8)
+    assert script.take_reserve() == (ONE, 8)
     script.reserve()
     work = script.take_one(Prefill, PREFILL).works[0]
     assert (work.num_cached, work.output) == (6, [50, 60])
@@ -208,7 +208,7 @@ def test_a_new_router_goes_on_with_what_the_pool_still_has_when_it_is_asked() ->
         script.connect(name)
     script.connect(POOL, inventory=[Stored(ONE, BLOCKS, 6)])
     script.say(GATEWAY, Submit(request(1), delivered=[50]))
-    assert script.take_one(Reserve, POOL) == Reserve(ONE, 7)
+    assert script.take_reserve() == (ONE, 7)
     script.reserve(1)
     assert (POOL, Commit) in [(to, type(message)) for to, message in script.take()]
     assert script.state().phase is Phase.POOLED and script.state().num_cached == 6
@@ -246,3 +246,17 @@ def test_messages_of_the_dead_are_ignored() -> None:
     script.take()
     script.close(DECODE)
     assert not script.take()
+
+
+def test_an_answer_of_the_pool_to_an_earlier_question_is_void() -> None:
+    """Its client left and asked again meanwhile: the blocks of the first answer were released."""
+    script = Script()
+    script.submit()
+    first = script.take_one(Reserve, POOL)
+    script.say(GATEWAY, Abort(ONE))
+    script.submit()
+    second = script.take_one(Reserve, POOL)
+    script.say(POOL, Reserved(ONE, [PoolBlockId(1), PoolBlockId(2)], number=first.number))
+    assert script.state().phase is Phase.RESERVING and not script.take()
+    script.say(POOL, Reserved(ONE, [PoolBlockId(3), PoolBlockId(4)], number=second.number))
+    assert script.take_one(Prefill, PREFILL).works[0].blocks == [3, 4]

@@ -111,7 +111,7 @@ def test_real_time_takes_what_an_interrupted_prompt_holds() -> None:
     script.say(POOL, Reserved(RequestKey(3), None))
     assert [message for _, message in script.take()] == [
         MakeSpare([RequestKey(1)]),
-        Reserve(RequestKey(3), 8),
+        Reserve(RequestKey(3), 8, number=4),
     ]
     assert demand.num_be == 1
     script.say(POOL, Reserved(RequestKey(3), [1, 2], dropped=[RequestKey(1)]))
@@ -127,7 +127,7 @@ def test_a_victim_takes_it_before_it_waits() -> None:
     script.say(POOL, Reserved(RequestKey(7), None))
     assert [message for _, message in script.take()] == [
         MakeSpare([RequestKey(1)]),
-        Reserve(RequestKey(7), 15),
+        Reserve(RequestKey(7), 15, number=5),
     ]
 
 

@@ -125,9 +125,9 @@ def test_the_cluster_is_described_with_who_is_missing() -> None:
             prefill = Client("prefill", port)
             await prefill.hears(UsePool)
             gateway.connection.send(submit())
-            await pool.hears(Reserve)
+            number = (await pool.hears(Reserve)).number
             pool.connection.send(PoolUse(num_free_blocks=3, num_spare_blocks=1))
-            pool.connection.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)]))
+            pool.connection.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)], number=number))
             while (cluster := await gateway.ask_cluster()).requests != {"prefilling": 1}:
                 gateway.heard.clear()
             processes = {process.instance_id: process for process in cluster.processes}
@@ -226,8 +226,8 @@ def test_a_core_that_fails_ends_the_process() -> None:
             gateway.connection.send(submit())
             prefill = Client("prefill", port)
             pool = Client("kvpool", port, "segment-1")
-            await pool.hears(Reserve)
-            pool.connection.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)]))
+            number = (await pool.hears(Reserve)).number
+            pool.connection.send(Reserved(RequestKey(7), [PoolBlockId(0), PoolBlockId(1)], number=number))
             await prefill.hears(Prefill)
             broken = NewTokens(RequestKey(7), 5, [1])
             prefill.connection.send(PrefillReport([broken], [], [], [], 10))

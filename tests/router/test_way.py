@@ -46,7 +46,7 @@ def test_processes_are_welcomed_and_told_of_the_pool() -> None:
 def test_from_submission_to_the_last_token() -> None:
     script = Script()
     script.submit()
-    assert script.take_one(Reserve, POOL) == Reserve(ONE, 6)
+    assert script.take_reserve() == (ONE, 6)
     script.reserve()
     work = script.take_one(Prefill, PREFILL).works[0]
     assert (work.num_cached, work.blocks, work.output) == (0, [10, 11], [])
@@ -162,7 +162,7 @@ def test_eviction_goes_to_the_pool_and_back() -> None:
     script.take()
     script.decode(wants_evicted=[ONE])
     # six prompt tokens, two sampled, and two blocks of slack
-    assert script.take_one(Reserve, POOL) == Reserve(ONE, 16)
+    assert script.take_reserve() == (ONE, 16)
     script.reserve(blocks=[10, 11, 12, 13])
     assert script.take_one(Evict, DECODE) == Evict(ONE, [10, 11, 12, 13], 6)
     script.decode(evicted=[(ONE, 7)])
@@ -198,7 +198,7 @@ def test_an_eviction_without_room_is_asked_for_again_and_loses_nothing() -> None
     without_room(script)
     for _ in range(50):
         script.tick(0.1)
-        assert script.take_one(Reserve, POOL) == Reserve(ONE, 16)
+        assert script.take_reserve() == (ONE, 16)
         script.say(POOL, Reserved(ONE, None))
         # it has blocks left, or others give some back: it goes on
         script.token(wants_evicted=[ONE])

@@ -19,7 +19,6 @@ from alignedserve.vopr.shrink import Shrinker
 EVER_FAILED = [
     int(line.split("#")[0]) for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
 ]
-OPEN = sorted((Path(__file__).parent / "open").glob("*.json"))
 SHRUNK = sorted((Path(__file__).parent / "histories").glob("*.json"))
 
 
@@ -43,12 +42,6 @@ def test_what_broke_once_does_not_break(seed: int) -> None:
 
 @pytest.mark.parametrize("path", SHRUNK, ids=lambda path: path.stem)
 def test_what_was_shrunk_does_not_break(path: Path) -> None:
-    assert run(History.load(path)).failure is None
-
-
-@pytest.mark.xfail(strict=True, reason="known, and not mended yet: docs/track_record.md")
-@pytest.mark.parametrize("path", OPEN, ids=lambda path: path.stem)
-def test_what_is_known_to_break(path: Path) -> None:
     assert run(History.load(path)).failure is None
 
 
