@@ -51,17 +51,22 @@ class PrefillDispatch:
                 self._compute(state)
                 continue
             self._transitions.enter(state, Phase.RESERVING)
-            self._pool.reserve(state, state.num_tokens)
+            self._pool.reserve(state, _num_tokens_to_reserve(state))
 
     def reserved(self, state: RequestState, reserved: Reserved) -> None:
         if reserved.blocks is None:
             self._refused(state)
             return
         state.blocks = reserved.blocks
-        if not self._cluster.prefills or state.is_pooled:
+        if self._cluster.prefills and not state.is_pooled and self._is_enough(state):
+            self._compute(state)
+        else:
             self._requeuer.requeue(state)
-            return
-        self._compute(state)
+
+    def _is_enough(self, state: RequestState) -> bool:
+        """Returns False if room was asked for the KV of a pooled request, and the pool dropped that KV meanwhile."""
+        pool = self._cluster.pool
+        return pool is not None and len(state.blocks) * pool.hello.limits.block_size >= state.num_tokens
 
     def _refused(self, state: RequestState) -> None:
         """Real time takes the room that is pinned. So does a request of which the pool has some KV: it would wait for
@@ -98,3 +103,9 @@ class PrefillDispatch:
         found = view, num_known(view.instance_id)
         view.prompts.prefix_affinity.add(hashes)
         return found
+
+
+def _num_tokens_to_reserve(state: RequestState) -> int:
+    """A pooled request asks for no more than the KV that it has there, which the pool can't refuse: refused, it would
+    not know whether that KV is still there."""
+    return state.num_cached if state.is_pooled else state.num_tokens

@@ -23,7 +23,7 @@ from alignedserve.protocol.messages import (
     Submit,
 )
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.events import Closed, Connected, Received, Tick
+from alignedserve.router.events import Closed, Connected, Received, Send, Tick
 from alignedserve.router.request_state import RequestState
 from alignedserve.router.router import Router
 from alignedserve.sampling_params import SamplingParams
@@ -86,17 +86,20 @@ class Script:
         self.router = Router(RouterConfig(**config), Epoch(7), SchedulingConfig(**scheduling))
         self.now = 0.0
         self.sent: list[tuple[str, AnyMessage]] = []
-        # The number of the last Reserve for each request, which its Reserved has unless it says another.
-        self._numbers: dict[RequestKey, int] = {}
+        # The last Reserve for each request: a Reserved answers it, unless it says another number.
+        self._asked: dict[RequestKey, Reserve] = {}
         if connect:
             for name in (POOL, PREFILL, DECODE, GATEWAY):
                 self.connect(name, num_blocks=num_blocks, num_staging_blocks=num_staging_blocks)
             self.take()
 
     def _on(self, event: Connected | Closed | Received | Tick) -> None:
-        sent = [(send.to, send.message) for send in self.router.on(event, self.now)]
+        sent = [(send.to, send.message) for send in self._decide(event)]
         self.sent += sent
-        self._numbers |= {message.key: message.number for _, message in sent if isinstance(message, Reserve)}
+        self._asked |= {message.key: message for _, message in sent if isinstance(message, Reserve)}
+
+    def _decide(self, event: Connected | Closed | Received | Tick) -> list[Send]:
+        return self.router.on(event, self.now)
 
     def connect(self, instance_id: str, **options: Any) -> None:
         self._on(Connected(hello(instance_id, **options)))
@@ -106,7 +109,8 @@ class Script:
 
     def say(self, sender: str, message: AnyMessage) -> None:
         if isinstance(message, Reserved) and not message.number:
-            message = replace(message, number=self._numbers.get(message.key, 0))
+            asked = self._asked.get(message.key)
+            message = replace(message, number=asked.number if asked else 0)
         self._on(Received(InstanceId(sender), message))
 
     def tick(self, seconds: float) -> None:
@@ -138,7 +142,12 @@ class Script:
         self.say(GATEWAY, Submit(request(key, **options)))
 
     def reserve(self, key: int = 1, blocks: list[int] | None = None) -> None:
-        self.say(POOL, Reserved(RequestKey(key), [PoolBlockId(block) for block in blocks or [10, 11]]))
+        """The pool gives the request these blocks, and as many more as it was asked for."""
+        given = blocks or [10, 11]
+        if asked := self._asked.get(RequestKey(key)):
+            num_more = -(-asked.num_tokens // BLOCK_SIZE) - len(given)
+            given = [*given, *range(1000 * key, 1000 * key + num_more)]
+        self.say(POOL, Reserved(RequestKey(key), [PoolBlockId(block) for block in given]))
 
     def first_token(self, key: int = 1, token: int = 50, sender: str = PREFILL, **news: Any) -> None:
         first = len(self.state(key).output)

@@ -208,10 +208,26 @@ def test_a_new_router_goes_on_with_what_the_pool_still_has_when_it_is_asked() ->
         script.connect(name)
     script.connect(POOL, inventory=[Stored(ONE, BLOCKS, 6)])
     script.say(GATEWAY, Submit(request(1), delivered=[50]))
-    assert script.take_reserve() == (ONE, 7)
+    assert script.take_reserve() == (ONE, 6)
     script.reserve(1)
     assert (POOL, Commit) in [(to, type(message)) for to, message in script.take()]
     assert script.state().phase is Phase.POOLED and script.state().num_cached == 6
+
+
+def test_room_for_kv_that_the_pool_dropped_meanwhile_is_too_little_to_compute_it_again() -> None:
+    script = Script(connect=False)
+    for name in (PREFILL, DECODE, GATEWAY):
+        script.connect(name)
+    blocks = [PoolBlockId(10), PoolBlockId(11)]
+    script.connect(POOL, inventory=[Stored(ONE, blocks, 8)])
+    script.say(GATEWAY, Submit(request(1, num_prompt=8), delivered=[50]))
+    assert script.take_reserve() == (ONE, 8)
+    script.say(POOL, Reserved(RequestKey(9), None, dropped=[ONE]))
+    script.reserve(1, [10, 11])
+    assert script.take_reserve() == (ONE, 9)
+    script.reserve(1, [10, 11, 12])
+    work = script.take_one(Prefill, PREFILL).works[0]
+    assert (work.num_cached, work.blocks) == (0, [10, 11, 12])
 
 
 def test_a_prompt_is_computed_again_whose_logprobs_may_have_been_lost() -> None:
