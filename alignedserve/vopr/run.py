@@ -25,12 +25,13 @@ from alignedserve.vopr.history import Action, AnyAction, Arrive, History
 from alignedserve.vopr.launcher import Launcher
 from alignedserve.vopr.plan import make_plan
 
-# Once there is calm, every open request ends within so many seconds, and within so many times as long as all of them
-# would take one after the other.
+# Once there is calm, some request gets a token or ends every so many seconds.
+STANDSTILL_S = 600.0
+# Every open request ends within so many seconds, and so many times as long as all would take one after the other.
 LIVENESS_S = 600.0
 LIVENESS_TIMES = 3.0
-# A run that takes more events than this in a virtual second goes in circles.
-MAX_EVENTS_PER_S = 5_000
+# A run that takes more events than this in so many virtual seconds goes in circles.
+MAX_EVENTS, WINDOW_S = 20_000, 10.0
 # The policies of which an observer knows what they promise real time.
 _REAL_TIME_FIRST = ("priority",)
 
@@ -106,24 +107,42 @@ class Run:
         island.router.observers.append(CountsAddUp(island))
         self._until(plan.duration_s)
         self._driver.calm()
-        limit_s = self._clock.now + self._patience_s()
-        while self._clients.num_open and self._clock.now < limit_s:
-            self._until(min(limit_s, self._clock.now + 10.0))
-        if self._clients.num_open:
-            raise Broken(
-                f"{self._clients.num_open} requests are open {self._patience_s():.0f} s after the last fault"
-            )
+        self._until_all_ended()
         self._settle()
         self._clients.check_end()
         island.check()
         island.check_idle()
 
+    def _until_all_ended(self) -> None:
+        limit_s, progress, progress_s = (
+            self._clock.now + self._patience_s(),
+            self._progress(),
+            self._clock.now,
+        )
+        while self._clients.num_open:
+            if self._clock.now >= limit_s:
+                raise Broken(
+                    f"{self._clients.num_open} requests are open {self._patience_s():.0f} s after the last fault"
+                )
+            if self._clock.now - progress_s >= STANDSTILL_S:
+                raise Broken(
+                    f"{self._clients.num_open} requests are open, and none has got on for {STANDSTILL_S:.0f} s"
+                )
+            self._until(min(limit_s, self._clock.now + WINDOW_S))
+            if self._progress() != progress:
+                progress, progress_s = self._progress(), self._clock.now
+
+    def _progress(self) -> tuple[int, int]:
+        """Changes when a request gets a token, or ends."""
+        return self._clients.num_open, sum(len(stream.tokens) for stream in self._clients.streams)
+
     def _until(self, time_s: float) -> None:
-        num_allowed = self._clock.num_events + MAX_EVENTS_PER_S * max(time_s - self._clock.now, 1.0)
-        while self._clock.step(time_s):
-            if self._clock.num_events > num_allowed:
-                raise Broken(f"more than {MAX_EVENTS_PER_S} events in a second: it goes in circles")
-        self._clock.run_until(time_s)
+        while self._clock.now < time_s:
+            end_s, num_allowed = min(time_s, self._clock.now + WINDOW_S), self._clock.num_events + MAX_EVENTS
+            while self._clock.step(end_s):
+                if self._clock.num_events > num_allowed:
+                    raise Broken(f"more than {MAX_EVENTS} events in {WINDOW_S:.0f} s: it goes in circles")
+            self._clock.run_until(end_s)
 
     def _patience_s(self) -> float:
         """By then every request has ended, though each might be alone, and have begun anew."""

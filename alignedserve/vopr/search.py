@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
 
 from alignedserve.vopr.run import Outcome, history_of, run
-
-# Seeds that one process runs before it reports.
-_CHUNK = 4
 
 
 @dataclass(frozen=True)
@@ -25,26 +22,18 @@ def search(
 ) -> None:
     """`told` is called for each seed that was run. It ends soon after one that failed."""
     end_s = time.monotonic() + 60 * minutes
-    seeds = count(first_seed, _CHUNK)
+    seeds = count(first_seed)
     with ProcessPoolExecutor(num_jobs) as pool:
-        running: set[Future[list[Tried]]] = set()
+        running: set[Future[Tried]] = set()
         has_failed = False
         while running or (not has_failed and time.monotonic() < end_s):
             while len(running) < 2 * num_jobs and not has_failed and time.monotonic() < end_s:
-                running.add(pool.submit(_run_chunk, next(seeds), policies))
+                running.add(pool.submit(_try, next(seeds), policies))
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            for tried in (each for future in done for each in future.result()):
+            for tried in (future.result() for future in done):
                 told(tried)
                 has_failed = has_failed or tried.outcome.failure is not None
 
 
-def _run_chunk(first: int, policies: tuple[str, ...]) -> list[Tried]:
-    return list(_runs(first, policies))
-
-
-def _runs(first: int, policies: tuple[str, ...]) -> Iterator[Tried]:
-    for seed in range(first, first + _CHUNK):
-        tried = Tried(seed, run(history_of(seed, policies)))
-        yield tried
-        if tried.outcome.failure:
-            return
+def _try(seed: int, policies: tuple[str, ...]) -> Tried:
+    return Tried(seed, run(history_of(seed, policies)))

@@ -1,0 +1,99 @@
+"""Lets `alignedserve vopr` look for each mutant until it is found or the time is up.
+
+    python -m benchmarks.mutants [--minutes 10] [--only TEXT] [--jobs N] [--out DIR]
+
+`--only`: those with the text in their name or file. Writes mutants.md and mutants.json. Exit status 1: not all were
+found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.mutants.mutant import Mutant, copy_packages, living, mutants
+
+# `alignedserve vopr` ends with this status when something did not hold.
+FOUND = 1
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """How the search for one mutant went."""
+
+    name: str
+    file: str
+    is_found: bool
+    seconds: float
+    # What did not hold, and the command that shows it.
+    failure: str
+    command: str
+
+
+def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
+    """Raises RuntimeError if the search itself fails."""
+    flags = ["--minutes", str(minutes), "--jobs", str(num_jobs), "--no-shrink", "--out", str(copy / "out")]
+    begun_s = time.monotonic()
+    with living(mutant, copy):
+        ran = subprocess.run(
+            [sys.executable, "-m", "alignedserve", "vopr", *flags],
+            cwd=copy,
+            env=os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+        )
+    seconds, lines = time.monotonic() - begun_s, ran.stdout.strip().splitlines()
+    if ran.returncode not in (0, FOUND) or not lines:
+        raise RuntimeError(f"{mutant.name}: vopr ended with status {ran.returncode}: {ran.stderr[-2000:]}")
+    if ran.returncode != FOUND:
+        return Hunt(mutant.name, mutant.file, False, seconds, "", "")
+    return Hunt(mutant.name, mutant.file, True, seconds, lines[-2], lines[-1])
+
+
+def page(hunts: Sequence[Hunt], minutes: float, num_jobs: int) -> str:
+    num_found = sum(each.is_found for each in hunts)
+    head = (
+        f"# Mutants\n\n{num_found} of {len(hunts)} one-line mutants of the deciding code are found by `alignedserve "
+        f"vopr` within {minutes:g} minutes on {num_jobs} cores (`python -m benchmarks.mutants`).\n\n"
+        "| mutant | file | seconds | what did not hold |\n| --- | --- | --- | --- |\n"
+    )
+    return head + "".join(
+        f"| {each.name} | `{each.file}` | {f'{each.seconds:.0f}' if each.is_found else 'not found'} "
+        f"| {each.failure.replace('|', '/')[:160]} |\n"
+        for each in hunts
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path())
+    args = parser.parse_args()
+    chosen = [each for each in mutants() if args.only in each.name or args.only in each.file]
+    hunts: list[Hunt] = []
+    with tempfile.TemporaryDirectory() as directory:
+        copy_packages(Path(directory))
+        for mutant in chosen:
+            found = hunt(mutant, Path(directory), args.minutes, args.jobs)
+            hunts.append(found)
+            verdict = "found" if found.is_found else "NOT FOUND"
+            print(f"{found.seconds:6.0f} s  {verdict:9}  {mutant.name}: {found.failure}", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "mutants.md").write_text(page(hunts, args.minutes, args.jobs))
+    (args.out / "mutants.json").write_text(json.dumps([asdict(each) for each in hunts], indent=1) + "\n")
+    print(f"{sum(each.is_found for each in hunts)} of {len(hunts)} found")
+    sys.exit(0 if all(each.is_found for each in hunts) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The mutants are of the code as it is, and one that is found is told from one that is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mutants.__main__ import hunt
+from benchmarks.mutants.mutant import ROOT, Mutant, copy_packages, living, mutants
+
+MUTANTS = mutants()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_of_the_code_as_it_is(mutant: Mutant) -> None:
+    text = (ROOT / mutant.file).read_text()
+    compile(mutant.applied(text), mutant.file, "exec")
+
+
+def test_there_are_thirty_and_no_two_are_the_same() -> None:
+    assert len(MUTANTS) >= 30
+    assert len({(each.file, each.old, each.new) for each in MUTANTS}) == len(MUTANTS)
+
+
+def test_what_the_code_does_not_say_can_not_be_mutated(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has its line 0 times"):
+        Mutant("nothing", "router/router.py", "no such line", "").applied("something")
+
+
+@pytest.mark.slow
+def test_a_mutant_is_found_and_the_code_is_whole_afterwards(tmp_path: Path) -> None:
+    """The mutant breaks every run."""
+    copy_packages(tmp_path)
+    path = tmp_path / "kvpool/block_allocator.py"
+    text = path.read_text()
+    (mutant,) = [each for each in MUTANTS if each.name == "the pool needs a block too few"]
+    found = hunt(mutant, tmp_path, minutes=30.0, num_jobs=1)
+    assert found.is_found and found.failure and found.command.startswith("alignedserve vopr --seed")
+    assert path.read_text() == text
+    with pytest.raises(ValueError), living(mutant, tmp_path):
+        raise ValueError
+    assert path.read_text() == text
