@@ -370,7 +370,8 @@ class DecodeWorker(Worker[DecodeStep]):
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:
         is_new = report.news or self._changes != Changes() or self._levels(report) != self._last_levels
         messages = [*self._failed_evictions]
-        if is_new:
+        # The router forgets what it was asked for when an eviction fails, so it is asked again.
+        if is_new or self._failed_evictions:
             messages.append(report)
             self._moved = {}
         messages += self._outbox

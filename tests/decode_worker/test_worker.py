@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from alignedserve.protocol.messages import AnyMessage, DecodeReport, Evict, Failed, Prefill
 from alignedserve.types import PoolBlockId, RequestKey
@@ -162,6 +164,15 @@ def test_what_changes_between_iterations_is_reported_once(island: Island) -> Non
     assert decode.step() == ([], False), "nothing is new"
     decode.on(Evict(RequestKey(5), [], 0))
     assert decode.step() == ([], False), "it had ended"
+    island.close()
+
+
+def test_after_an_eviction_that_failed_at_once_what_is_wanted_is_reported_again(island: Island) -> None:
+    decode = island.decode
+    ((report,), _) = decode.step()
+    failed = Failed(RequestKey(5), "evict", "its deadline passed")
+    decode._failed_evictions.append(failed)
+    assert decode.step() == ([failed, replace(report, duration_s=ANY)], False)
     island.close()
 
 
