@@ -112,8 +112,6 @@ class DensityFirstSearch:
         low, high = node.length_range
         lengths = self._tree.lengths
         for length in lengths[bisect_left(lengths, low) : bisect_right(lengths, high)]:
-            if leaf_of(length) > self._last_leaf:
-                break
             builder.add_at_length(length, builder.slots_left)
 
     def _take_by_due(self, builder: BatchBuilder, leaf: Node) -> None:

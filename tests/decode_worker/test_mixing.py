@@ -347,6 +347,17 @@ def test_real_time_without_a_slot_evicts_best_effort() -> None:
     assert schedule.plan(0.0).pulls == [first]
 
 
+def test_blocks_that_are_about_to_be_free_are_not_freed_twice() -> None:
+    """Twenty requests fill three blocks each, and need a fourth one next."""
+    schedule = schedule_of(replace(LIMITS, num_blocks=62))
+    admit(schedule, *(be(2 * BLOCK) for _ in range(20)))
+    while not (wanted := iterate(schedule).wants_evicted):
+        pass
+    for each in wanted:
+        assert schedule.evict(each)
+    assert schedule.plan(0.0).wants_evicted == [], "their blocks come as soon as they are saved"
+
+
 def scheduled_request(work: Work, num_blocks: int, batch: int = 0) -> ScheduledRequest:
     length = len(work.request.prompt) + 1
     return ScheduledRequest(work, None, batch, length, length - 1, 600, work.deadlines.is_rt, num_blocks)

@@ -18,6 +18,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.aligned.prefill.chunks import FLOOR
 from alignedserve.scheduling.policies.aligned.prefill.mixing import MAX_STRETCH
+from alignedserve.scheduling.policies.aligned.prefill.part import AlignedPrefill
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
@@ -146,6 +147,29 @@ def test_a_chunk_takes_a_share_of_the_tightest_objective_of_late() -> None:
     assert [count for _, count in compute(schedule, 1.0)] == [1, 1]
     assert compute(schedule, 60.9) == [(key(long), 80)], "of 0.5 s"
     assert compute(schedule, 61.1) == [(key(long), 176)], "of 1 s"
+
+
+def test_an_objective_counts_as_long_as_its_prompt_is_computed_and_not_while_it_is_saved() -> None:
+    schedule = schedule_of(chunk_share=0.2, be_share=0.0)
+    schedule.prefill([hurried := rt(1, ttft_s=0.5)])
+    assert schedule.plan(0.0).chunks == [(key(hurried), 1)]
+    schedule.computed(key(hurried), 1)
+    schedule.plan(30.0)
+    schedule.prefill([long := be(1500)])
+    schedule.plan(60.9)
+    schedule.saved(key(hurried))
+    assert compute(schedule, 61.1) == [(key(long), 176)], "of 1 s, and not of 0.5 s"
+
+
+def test_best_effort_earns_nothing_while_all_of_it_is_computed() -> None:
+    schedule = schedule_of(be_share=0.5)
+    schedule.prefill([first := be(16)])
+    schedule.computed(*schedule.plan(0.0).chunks[0])
+    part = schedule._policy
+    assert isinstance(part, AlignedPrefill)
+    schedule.plan(5.0)
+    assert part._mixing._credit.seconds == 0.0, "it is saved, and waits for no computing"
+    schedule.saved(key(first))
 
 
 def test_later_chunks_are_shorter() -> None:

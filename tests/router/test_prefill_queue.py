@@ -32,8 +32,8 @@ def state(key: int, deadlines: Deadlines, arrived_s: float = 0.0, num_cached: in
     )
 
 
-def rt(key: int, first_due_s: float, arrived_s: float = 0.0) -> RequestState:
-    return state(key, Deadlines(True, first_due_s, 0.1), arrived_s)
+def rt(key: int, first_due_s: float, arrived_s: float = 0.0, num_cached: int = 0) -> RequestState:
+    return state(key, Deadlines(True, first_due_s, 0.1), arrived_s, num_cached)
 
 
 def be(key: int, job_due_s: float, arrived_s: float = 0.0, num_cached: int = 0) -> RequestState:
@@ -88,6 +88,11 @@ def test_who_has_lost_goes_behind_who_can_still_make_it() -> None:
 def test_a_begun_prompt_goes_before_others_of_best_effort() -> None:
     router = filled([be(1, 500.0), be(2, 900.0, num_cached=4), rt(3, 5000.0)])
     assert order(router, now=0.0) == [3, 2, 1]
+
+
+def test_a_begun_prompt_of_real_time_waits_for_those_that_are_due_before_it() -> None:
+    router = filled([rt(1, 500.0, num_cached=4), rt(2, 400.0)])
+    assert order(router, now=0.0) == [2, 1]
 
 
 def test_best_effort_does_not_use_up_real_times_window() -> None:

@@ -215,6 +215,8 @@ def test_an_eviction_that_is_not_wanted_any_more_is_forgotten() -> None:
     script.decode()
     assert script.take_one(MakeSpare, POOL).keys == [ONE]
     assert script.state().phase is Phase.RUNNING
+    view = script.router.cluster.decode(DECODE)
+    assert view and not view.refused
     script.tick(5.0)
     assert not script.take()
 

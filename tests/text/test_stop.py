@@ -54,6 +54,12 @@ def test_a_string_that_ends_in_a_byte_token_stops_at_that_token(tokenizer: Token
     assert stopped_at(tokenizer, token_ids, stop="\nb") == (4, "\nb", "a\n")
 
 
+def test_of_two_strings_that_a_token_completes_the_first_one_ends_the_text(tokenizer: Tokenizer) -> None:
+    token_ids = ids(tokenizer, "a", "b", "c")
+    assert stopped_at(tokenizer, token_ids, stop=["b", "ab"]) == (2, "ab", "")
+    assert stopped_at(tokenizer, token_ids, stop=["ab", "b"]) == (2, "ab", "")
+
+
 def test_half_a_character_stops_nothing(tokenizer: Tokenizer) -> None:
     token_ids = ids(tokenizer, "a", "<0xC3>", "<0xA9>", "b")
     assert stopped_at(tokenizer, token_ids, stop=["\ufffd", "é"]) == (3, "é", "a")
