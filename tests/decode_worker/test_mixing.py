@@ -358,6 +358,16 @@ def test_blocks_that_are_about_to_be_free_are_not_freed_twice() -> None:
     assert schedule.plan(0.0).wants_evicted == [], "their blocks come as soon as they are saved"
 
 
+def test_who_leaves_for_blocks_leaves_a_slot_as_well() -> None:
+    schedule = schedule_of(replace(LIMITS, num_blocks=62, max_num_seqs=20))
+    admit(schedule, *(be(2 * BLOCK) for _ in range(20)))
+    while not (wanted := iterate(schedule).wants_evicted):
+        pass
+    schedule.offer([rt()], is_batch=False)
+    # they leave slots as well, and blocks enough for real time
+    assert schedule.plan(0.0).wants_evicted == wanted
+
+
 def scheduled_request(work: Work, num_blocks: int, batch: int = 0) -> ScheduledRequest:
     length = len(work.request.prompt) + 1
     return ScheduledRequest(work, None, batch, length, length - 1, 600, work.deadlines.is_rt, num_blocks)
