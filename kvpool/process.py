@@ -15,7 +15,7 @@ from alignedserve.kvpool.segment import DIRECTORY, Segment, is_private, sweep
 from alignedserve.process.logs import LogConfig
 from alignedserve.process.steady import settle
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.connection import RouterConnection, new_epoch
+from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
 from alignedserve.protocol.signals import stop_on_sigterm
@@ -143,4 +143,5 @@ def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch
         limits=limits,
         segment=segment.name,
         inventory=pool.inventory(),
+        started_s=start_of(epoch),
     )

@@ -12,6 +12,7 @@ import time
 
 from alignedserve.process.steady import collect_when_idle
 from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import start_of
 from alignedserve.protocol.frames import WireError
 from alignedserve.protocol.hub import Hub
 from alignedserve.protocol.messages import (
@@ -72,7 +73,15 @@ class RouterServer:
         """`expected`: the role of each process that should be there. Beside them, only the gateway and the launcher may
         connect."""
         self._router = router
-        self._me = Hello("router", InstanceId("router"), epoch, os.getpid(), {}, InstanceLimits())
+        self._me = Hello(
+            "router",
+            InstanceId("router"),
+            epoch,
+            os.getpid(),
+            {},
+            InstanceLimits(),
+            started_s=start_of(epoch),
+        )
         self._expected = expected or {}
         self._log = event_log
         self._hub = Hub(

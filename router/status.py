@@ -58,6 +58,7 @@ def _process_status(router: Router, hello: Hello, pool_use: PoolUse | None) -> P
         num_free_blocks=_num_free_blocks(router, hello, pool_use),
         requests=router.counts.at_instance(name),
         stats=_stats(router, name, hello.limits.block_bytes),
+        started_s=hello.started_s,
     )
 
 

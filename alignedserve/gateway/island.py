@@ -21,7 +21,7 @@ from alignedserve.gateway.http.errors import unavailable
 from alignedserve.gateway.pacing import Pacing
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.connection import RouterConnection, new_epoch
+from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.messages import (
     AnyMessage,
     AskCluster,
@@ -72,7 +72,11 @@ class Island:
     ) -> None:
         """`on_lost` is called when the router is gone: open requests may be moved to another island. `on_drain` is
         called for a Drain."""
-        hello = Hello("gateway", me, new_epoch(), os.getpid(), dict(fingerprint), InstanceLimits())
+        epoch = new_epoch()
+        started_s = start_of(epoch)
+        hello = Hello(
+            "gateway", me, epoch, os.getpid(), dict(fingerprint), InstanceLimits(), started_s=started_s
+        )
         self._link = RouterConnection(address, lambda: hello, self)
         self._pacing = Pacing(self._link.send, self._later)
         # This event is pulsed when `has_room` may have changed.

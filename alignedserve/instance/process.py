@@ -23,7 +23,7 @@ from alignedserve.instance.profile.make import find_or_make
 from alignedserve.instance.profile.saved import default_path
 from alignedserve.instance.worker import Worker
 from alignedserve.process.steady import settle
-from alignedserve.protocol.connection import RouterConnection, new_epoch
+from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import AnyMessage, Hello, Welcome
 from alignedserve.protocol.signals import stop_on_sigterm
@@ -128,6 +128,7 @@ class InstanceProcess(ABC):
             limits=worker.limits,
             link=address,
             cost=cost,
+            started_s=start_of(epoch),
         )
 
 

@@ -227,3 +227,8 @@ def new_epoch() -> Epoch:
     greater epoch, since a process is started again on the same host, even if its clock is set back. JSON's numbers can
     hold it."""
     return Epoch(_FIRST_EPOCH + time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000)
+
+
+def start_of(epoch: Epoch) -> float:
+    """Returns when this process, whose epoch it is, was started: seconds since 1970, by the wall clock as it is now."""
+    return time.time() - (new_epoch() - epoch) / 1e6

@@ -51,6 +51,8 @@ class Hello(Message):
     link: str = ""
     # How long an instance's iterations take, if that is known.
     cost: CostModel | None = None
+    # When the process was started: seconds since 1970 on its host's wall clock, for people to read.
+    started_s: float = 0.0
 
 
 class InstanceLimits(Message):
@@ -483,6 +485,8 @@ class ProcessStatus(Message):
     # The number of requests that the process has in each state.
     requests: dict[str, int]
     stats: InstanceStats = msgspec.field(default_factory=InstanceStats)
+    # See Hello.
+    started_s: float = 0.0
 
 
 class Cluster(Message):

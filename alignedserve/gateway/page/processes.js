@@ -93,10 +93,9 @@ function pidOf({ state, pid, formerPid }) {
   return formerPid ? `${pid} (was ${formerPid})` : String(pid);
 }
 
-// An epoch is the start's time in microseconds.
-function ageOf({ state, epoch, missedMs, nowMs, serverTimeMs }) {
+function ageOf({ state, started_s, missedMs, nowMs, serverTimeMs }) {
   if (missedMs !== null) return `away for ${age((nowMs - missedMs) / 1000)}`;
-  return state === "up" ? age((serverTimeMs - epoch / 1000) / 1000) : NONE;
+  return state === "up" && started_s ? age(serverTimeMs / 1000 - started_s) : NONE;
 }
 
 const isRunning = (state) => RUNNING.includes(state);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,9 @@ def test_it_shows_every_process_asks_nobody_else_and_complains_of_nothing(
     for each in server.processes():
         row = page.text(f"tr[data-instance='{each['instance_id']}']")
         assert "● up" in row and str(each["pid"]) in row
+        assert re.search(r"\b\d+ (s|min)\b", row), "it is up for no longer than this test runs"
     page.until_text("#about", "model demo")
+    assert "days" not in page.until_text("#about", "up for")
     # it has looked more than once
     asked_for: list[str] = []
     page.until(lambda: asked_for.extend(page.asked_for()) or asked_for.count(f"{server.url}/metrics") > 2)
