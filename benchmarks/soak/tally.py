@@ -1,0 +1,28 @@
+"""What has become of streams and lines so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Tally:
+    # answered to their end, rightly
+    num_streams: int = 0
+    num_lines: int = 0
+    num_jobs: int = 0
+    num_tokens: int = 0
+    # streams that their clients have left
+    num_left: int = 0
+    # Of streams and calls, for which the client asks again: broken connections, and documented errors.
+    num_lost: int = 0
+    num_refused: int = 0
+    # lines that were under way at four deaths of the gateway
+    num_given_up: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def object(self, what: str) -> None:
+        self.wrong.append(what)
+
+    def __str__(self) -> str:
+        return f"{self.num_streams} streams, {self.num_lines} lines, {self.num_tokens} tokens, {len(self.wrong)} wrong"
