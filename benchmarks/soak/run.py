@@ -89,7 +89,7 @@ def serving(setup: Setup) -> Iterator[Served]:
     port = free_port(HOST)
     # a socket's path must be short
     with tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        own = ["--host", HOST, "--port", str(port), "--shutdown-timeout", "5"]
+        own = ["--host", HOST, "--port", str(port), "--shutdown-timeout", "5", "--log-level", "warning"]
         own += ["--state-dir", f"{name}/state", "--cost-profile", f"{name}/profile"]
         command = [sys.executable, "-m", "alignedserve", "serve", "--dtype", "float32", *own, *setup.options]
         log = Path(name) / "log"

@@ -62,12 +62,13 @@ def processes_of(launcher: int) -> list[Process]:
 
 def _role(pid: int) -> str:
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
     except OSError:
         return "other"
-    if Path(command).name in NAMES:
+    if name in NAMES:
         return "store"
-    actor = command.removeprefix("ray::").split(".")[0] if command.startswith("ray::") else ""
+    actor = title.removeprefix("ray::").split(".")[0] if title.startswith("ray::") else ""
     return ROLES.get(actor, "other")
 
 
