@@ -16,7 +16,7 @@ from benchmarks.soak.victims import Process, processes_of
 # Longer than the launcher waits for a process before it gives up everything.
 WHOLE_S = 240.0
 _VICTIM_S = 60.0
-_LOOK_S, _WATCH_S = 0.02, 0.1
+_LOOK_S, _WATCH_S = 0.05, 0.1
 
 
 class NotWhole(Exception):
