@@ -43,7 +43,7 @@ class Calls:
                     raise Unexcused(
                         f"{method} {path}: {type(error).__name__} {error} while its gateway lived"
                     ) from None
-                self._tally.num_lost += 1
+                self._tally.count_broken(error)
             else:
                 if response.status_code < 500 and response.status_code != 408:
                     return response

@@ -78,7 +78,7 @@ class Chatter:
         }
         patience_s = self._dice.uniform(0, MAX_PATIENCE_S) if manner == "leaves at some time" else STREAM_S
         transcript, begin_s = Transcript(answer), time.monotonic()
-        # Whoever reads slowly is silent by itself.
+        # Whoever reads slowly is silent by itself, and hears what was said long ago.
         if manner != "reads slowly":
             self._at.silences.asks(self.name, begin_s)
         try:
@@ -87,6 +87,7 @@ class Chatter:
         except TimeoutError:
             status = None if manner == "leaves at some time" else 0
         except httpx.TransportError as error:
+            self._at.tally.count_broken(error)
             return self._lost(begin_s, number, f"{type(error).__name__} {error}", transcript)
         return self._judge(status, begin_s, number, transcript)
 
@@ -130,6 +131,7 @@ class Chatter:
             self._at.tally.num_refused += 1
             return "again"
         if not transcript.is_done:
+            self._at.tally.num_lost += 1
             return self._lost(begin_s, number, "it ended without [DONE]", transcript)
         self._at.tally.num_streams += 1
         self._at.tally.num_tokens += self._at.asked[number][1].num_tokens
@@ -140,7 +142,6 @@ class Chatter:
             return self._object(number, transcript.wrong)
         if not self._at.faults.excuses_lost(begin_s, time.monotonic()):
             return self._object(number, f"its connection broke while its gateway lived: {how}")
-        self._at.tally.num_lost += 1
         return "again"
 
     def _object(self, number: int, what: str) -> Ending:

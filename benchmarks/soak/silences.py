@@ -31,11 +31,11 @@ class Silences:
         self._since.setdefault(client, now)
 
     def hears(self, client: str, now: float) -> None:
-        self._note("anywhere", self._anywhere_since, now)
-        self._anywhere_since = now
+        """Nothing for one that has not asked: who reads slowly hears what was said long ago."""
         if client in self._since:
+            self._note("anywhere", self._anywhere_since, now)
             self._note(_tier(client), self._since[client], now)
-            self._since[client] = now
+            self._anywhere_since = self._since[client] = now
 
     def ends(self, client: str) -> None:
         self._since.pop(client, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import httpx
+
 
 @dataclass
 class Tally:
@@ -14,12 +16,19 @@ class Tally:
     num_tokens: int = 0
     # streams that their clients have left
     num_left: int = 0
-    # Of streams and calls, for which the client asks again: broken connections, and documented errors.
+    # Of streams and calls, for which the client asks again: connections that broke; attempts to make one while there was
+    # no gateway, and documented errors.
     num_lost: int = 0
     num_refused: int = 0
     # lines that were under way at four deaths of the gateway
     num_given_up: int = 0
     wrong: list[str] = field(default_factory=list)
+
+    def count_broken(self, error: httpx.TransportError) -> None:
+        if isinstance(error, httpx.ConnectError):
+            self.num_refused += 1
+        else:
+            self.num_lost += 1
 
     def object(self, what: str) -> None:
         self.wrong.append(what)
