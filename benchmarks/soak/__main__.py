@@ -35,8 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     memory = outcome.memory_before, outcome.memory_after
     wrong = [*outcome.wrong, *growth_objections(*memory)]
     say(write(args.out, describe(setup), outcome.faults, outcome.tally, memory, wrong))
-    for each in wrong:
-        say(f"WRONG: {each}")
     say(f"{len(wrong)} wrong, seed {seed}: {args.out / 'soak.md'}")
     sys.exit(1 if wrong else 0)
 

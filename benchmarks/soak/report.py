@@ -16,6 +16,8 @@ from benchmarks.soak.victims import Memory
 
 # A process may have this much more than before: allocators keep what they had, and caches fill up.
 MAX_GROWTH, MAX_GROWN_BYTES = 1.5, 128 << 20
+# Of what is wrong, on the page; all of it is in soak.json.
+MAX_SHOWN = 20
 LABELS = {"together": "two at once", "again": "again while it recovers"}
 
 
@@ -147,7 +149,7 @@ def _page(
         f"{tally.num_refused} calls were refused while something was down, and all of these were asked again. "
         f"{tally.num_given_up} lines were given up after four deaths of the gateway. **{len(wrong)} wrong.**\n"
     )
-    yield from (f"- {each}" for each in wrong)
+    yield from (f"- {each}" for each in wrong[:MAX_SHOWN])
     yield from _table(
         ("role", "killed", "stopped"),
         [

@@ -146,7 +146,7 @@ class Soak:
                 await jobs.audit()
                 await self._check_idle()
         except NotWhole as error:
-            self.outcome.wrong.append(str(error))
+            self.outcome.wrong.append(f"{error}; its last words: {_last_words(self._served.log)}")
         except TimeoutError:
             self.outcome.wrong.append(f"not over {MAX_AFTER_S:g} s after the last minute")
         finally:
@@ -219,6 +219,10 @@ class Soak:
         if len(segments) != 1:
             return f"shared memory of pools that died: {sorted(map(str, segments))}"
         return "; ".join(open_ones)
+
+
+def _last_words(log: Path) -> str:
+    return " / ".join(log.read_text(errors="replace").splitlines()[-3:])
 
 
 def _is_open(line: str) -> bool:

@@ -16,9 +16,9 @@ class Tally:
     num_tokens: int = 0
     # streams that their clients have left
     num_left: int = 0
-    # Of streams and calls, for which the client asks again: connections that broke; attempts to make one while there was
-    # no gateway, and documented errors.
+    # Of streams and calls that are asked again: connections that broke,
     num_lost: int = 0
+    # and attempts to make one while there was no gateway, and documented errors
     num_refused: int = 0
     # lines that were under way at four deaths of the gateway
     num_given_up: int = 0
