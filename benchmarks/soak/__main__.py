@@ -19,7 +19,8 @@ from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.progress import progress, say
 from benchmarks.soak.questions import answers_to, make_questions
 from benchmarks.soak.report import growth_objections, write
-from benchmarks.soak.run import Outcome, Setup, Soak, serving
+from benchmarks.soak.run import Outcome, Soak
+from benchmarks.soak.served import Setup, serving
 
 NUM_QUESTIONS = 48
 ROOT = Path(__file__).parents[2]

@@ -89,6 +89,8 @@ class Chatter:
         except httpx.TransportError as error:
             self._at.tally.count_broken(error)
             return self._lost(begin_s, number, f"{type(error).__name__} {error}", transcript)
+        except (ValueError, LookupError) as error:
+            return self._object(number, f"an event that is no chunk: {error!r}")
         return self._judge(status, begin_s, number, transcript)
 
     async def _listen(self, body: dict[str, object], manner: Manner, transcript: Transcript) -> int | None:
