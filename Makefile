@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo serve test test-all fuzz attack vopr lint types check picture lock clean
+.PHONY: demo serve test test-all fuzz attack vopr soak lint types check picture lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -42,6 +42,10 @@ check: lint types test
 # an hour of new seeds; MINUTES=2 make vopr
 vopr: .venv/installed
 	$(BIN)/alignedserve vopr --minutes $${MINUTES:-60}
+
+# a live server while its processes are killed; SEED=7 make soak, MINUTES=30 for longer
+soak: .venv/installed
+	$(BIN)/python -m benchmarks.soak --minutes $${MINUTES:-5} $${SEED:+--seed $$SEED}
 
 # those of docs/architecture.md, from the source
 picture: .venv/installed

@@ -137,11 +137,11 @@ def session(has_keys: bool) -> Iterator[Session]:
             (state / "keys").write_text("".join(f"{key}\n" for key in KEYS))
             options += ["--api-key-file", str(state / "keys")]
         command = [sys.executable, "-m", "alignedserve", "serve", "--dtype", "float32", *options]
-        with running(command, state / "log", "ready after", START_S) as pid:
+        with running(command, state / "log", "ready after", START_S) as process:
             url, key = f"http://{HOST}:{port}", KEYS[1] if has_keys else None
             watch = Watch(url, key)
             try:
-                yield Session(Target(url, HOST, port, pid, state, "demo"), key, watch)
+                yield Session(Target(url, HOST, port, process.pid, state, "demo"), key, watch)
             finally:
                 watch.close()
 

@@ -14,10 +14,10 @@ LOOK_S = 0.2
 def num_bytes(pid: int) -> int:
     """Resident, of a process and all that hang on it. Without shared memory: the KV pool's is there from the beginning,
     whoever touches it."""
-    return sum(map(_own_bytes, [pid, *(each for each, _ in descendants(pid))]))
+    return sum(map(own_bytes, [pid, *(each for each, _ in descendants(pid))]))
 
 
-def _own_bytes(pid: int) -> int:
+def own_bytes(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

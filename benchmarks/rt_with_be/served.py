@@ -123,8 +123,8 @@ def running(
     ready: str,
     start_s: float,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[int]:
-    """Its process id, when it says that it is ready; it is stopped at the end. What it says goes to a file that errors
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Its process, when it says that it is ready; it is stopped at the end. What it says goes to a file that errors
     quote."""
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -138,7 +138,7 @@ def running(
         )
     try:
         _until_ready(process, log, ready, start_s)
-        yield process.pid
+        yield process
     finally:
         _stop(process)
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from alignedserve.launch.leftovers import descendants
 from alignedserve.launch.ports import free_port
+from benchmarks.footprint import Footprint
 
 # Far more than it takes on two idle cores (10 to 20 s): tests share theirs.
 START_S = 180.0
@@ -145,43 +145,3 @@ def serving(*options: str, state: Path | None = None) -> Iterator[Server]:
         if server._process.poll() is None:
             server.signal(signal.SIGKILL)
             server.wait()
-
-
-class Footprint:
-    """What a running server has of processes and files."""
-
-    def __init__(self, pid: int) -> None:
-        self.processes = {(pid, start) for p, start in descendants(os.getpid()) if p == pid}
-        self.processes |= set(descendants(pid))
-        paths = {path for p, _ in self.processes for path in files_of(p)}
-        self.paths = {path for path in paths if path.exists()}
-
-    def check_gone(self, timeout_s: float = 15.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while left := self._left():
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.05)
-
-    def _left(self) -> list[str]:
-        alive = {each for each in self.processes if _start_of(each[0]) == each[1]}
-        return [*map(str, alive), *(str(path) for path in self.paths if path.exists())]
-
-
-def files_of(pid: int) -> set[Path]:
-    """The system's own among the files that a process has mapped or open: in /dev/shm, and directories in /tmp."""
-    try:
-        mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
-        opened = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
-    except OSError:
-        return set()
-    found = {Path(name) for name in mapped | opened if name.startswith("/dev/shm/alignedserve-")}
-    in_tmp = {name.split("/")[2] for name in mapped | opened if name.startswith("/tmp/alignedserve-")}
-    return found | {Path("/tmp") / name for name in in_tmp}
-
-
-def _start_of(pid: int) -> int | None:
-    try:
-        rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if rest[0] in "ZX" else int(rest[19])

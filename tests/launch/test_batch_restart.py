@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from benchmarks.footprint import Footprint
 from tests.launch.batch_job import check_answers, client_of, num_completed, submit, until
-from tests.launch.server import Footprint, Server, serving
+from tests.launch.server import Server, serving
 
 NUM_LINES = 500
 # few at a time: the job must not be over before it is looked at

@@ -17,7 +17,8 @@ import pytest
 
 from alignedserve.kvpool.segment import sweep
 from alignedserve.launch.leftovers import descendants, end
-from tests.launch.server import Server, files_of, serving
+from benchmarks.footprint import files_of
+from tests.launch.server import Server, serving
 from tests.launch.streams import QUESTIONS, ask_all, engine_alone
 
 ROOT = Path(__file__).parents[2]

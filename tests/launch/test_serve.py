@@ -27,7 +27,8 @@ from alignedserve import LLM, SamplingParams, demo
 from alignedserve.launch.leftovers import descendants
 from benchmarks.attack.nobody import IS_POSSIBLE, as_nobody
 from benchmarks.attack.surface import reached, surface_of
-from tests.launch.server import START_S, Footprint, Server, serving
+from benchmarks.footprint import Footprint
+from tests.launch.server import START_S, Server, serving
 from tests.launch.storm import storm
 from tests.launch.streams import ask_all, engine_alone
 

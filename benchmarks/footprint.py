@@ -1,0 +1,62 @@
+"""What a server has of processes and files, and what is left of that when it has ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from alignedserve.launch.leftovers import descendants
+
+GONE_S = 15.0
+_LOOK_S = 0.05
+
+
+class Footprint:
+    """What a running server has of processes and files, and has had whenever it was noted."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.processes = {(pid, start) for p, start in descendants(os.getpid()) if p == pid}
+        self.paths: set[Path] = set()
+        self.note()
+
+    def note(self) -> None:
+        self.processes |= set(descendants(self._pid))
+        paths = {path for pid, _ in self.processes for path in files_of(pid)}
+        self.paths |= {path for path in paths if path.exists()}
+
+    def left(self, timeout_s: float = GONE_S) -> list[str]:
+        """What is still there after so many seconds."""
+        deadline = time.monotonic() + timeout_s
+        while (found := self._found()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return found
+
+    def check_gone(self) -> None:
+        found = self.left()
+        assert not found, f"left behind: {found}"
+
+    def _found(self) -> list[str]:
+        alive = {each for each in self.processes if _start_of(each[0]) == each[1]}
+        return [*map(str, alive), *(str(path) for path in self.paths if path.exists())]
+
+
+def files_of(pid: int) -> set[Path]:
+    """The system's own among the files that a process has mapped or open: in /dev/shm, and directories in /tmp."""
+    try:
+        mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+        opened = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        return set()
+    found = {Path(name) for name in mapped | opened if name.startswith("/dev/shm/alignedserve-")}
+    in_tmp = {name.split("/")[2] for name in mapped | opened if name.startswith("/tmp/alignedserve-")}
+    return found | {Path("/tmp") / name for name in in_tmp}
+
+
+def _start_of(pid: int) -> int | None:
+    try:
+        rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if rest[0] in "ZX" else int(rest[19])

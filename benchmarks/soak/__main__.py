@@ -1,0 +1,90 @@
+"""Runs it, says how it goes, and ends with 1 if anything was wrong."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import soak
+from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.progress import progress, say
+from benchmarks.soak.questions import answers_to, make_questions
+from benchmarks.soak.report import growth_objections, write
+from benchmarks.soak.run import Outcome, Soak
+from benchmarks.soak.served import Setup, serving
+
+NUM_QUESTIONS = 48
+ROOT = Path(__file__).parents[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = _parser().parse_args(arguments)
+    # whoever stops it does not leave a server behind
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
+    setup = Setup(60 * args.minutes, seed, args.prefill, args.decode, args.colocated, args.chats)
+    outcome = carry_out(setup, args.out)
+    memory = outcome.memory_before, outcome.memory_after
+    wrong = [*outcome.wrong, *growth_objections(*memory)]
+    say(write(args.out, describe(setup), outcome.faults, outcome.tally, memory, wrong))
+    say(f"{len(wrong)} wrong, seed {seed}: {args.out / 'soak.md'}")
+    sys.exit(1 if wrong else 0)
+
+
+def carry_out(setup: Setup, out: Path) -> Outcome:
+    """What the server says is kept in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    with progress(round(setup.seconds), "s") as bar:
+        bar.set_description("what the engine alone answers")
+        questions = make_questions(setup.seed, NUM_QUESTIONS)
+        asked = list(zip(questions, answers_to(questions), strict=True))
+        bar.set_description("starting a server")
+        with serving(setup) as served:
+            run = Soak(setup, served, asked, bar)
+            try:
+                run.run()
+            finally:
+                shutil.copy(served.log, out / "serve.log")
+    return run.outcome
+
+
+def describe(setup: Setup) -> dict[str, Any]:
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.soak", *sys.argv[1:]]),
+        "seed": setup.seed,
+        "seconds": setup.seconds,
+        "instances": setup.instance_ids,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit.stdout.strip() or None,
+        "processor": cpu_name(),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description=(soak.__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--minutes", type=float, default=3.0, help="of faults, beside start and end")
+    parser.add_argument("--seed", type=int, help="[default: a new one]")
+    parser.add_argument(
+        "--out", type=Path, default=Path("soak"), help="directory of soak.json, soak.md, serve.log"
+    )
+    parser.add_argument("--prefill", type=int, default=1, help="instances")
+    parser.add_argument("--decode", type=int, default=2, help="instances")
+    parser.add_argument("--colocated", type=int, default=0, help="so many instances, instead of those")
+    parser.add_argument("--chats", type=int, default=6, help="clients of each class, beside batch jobs")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Which processes are struck, how, and after how long: decided by the seed alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["alone", "together", "again"]
+
+# seconds without a fault before each, so that streams run again
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 4.0
+# A stop of less than the silence after which a process is taken for dead is waited for; a longer one is a death.
+MIN_STOP_S, MAX_SHORT_STOP_S, MAX_STOP_S = 0.2, 4.0, 16.0
+# share of stops that may be long
+LONG_SHARE = 0.4
+# between the parts of an episode: at any moment of a recovery, which takes a few seconds
+MAX_AGAIN_S = 5.0
+# The launcher gives up a process that dies four times without having been up.
+MAX_KILLS_OF_ROLE = 2
+
+
+@dataclass(frozen=True)
+class Strike:
+    # seconds after the episode's begin
+    delay_s: float
+    role: str
+    # which of that role's processes, modulo their number
+    index: int
+    # how long it is stopped; None: it is killed
+    stop_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.role} " + ("killed" if self.stop_s is None else f"stopped for {self.stop_s:.1f} s")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Faults that belong together; the next episode comes when the system is whole again."""
+
+    kind: Kind
+    pause_s: float
+    strikes: tuple[Strike, ...]
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(strike.role for strike in self.strikes)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{strike} at {strike.delay_s:.1f}" for strike in self.strikes)
+
+
+def episodes(seed: int, roles: Sequence[str]) -> Iterator[Episode]:
+    """Without end: rounds, in each of which every role is killed and stopped alone, and half as many episodes are of
+    each other kind."""
+    dice = random.Random(f"soak {seed}")
+    while True:
+        deck: list[tuple[Kind, tuple[Strike, ...]]] = []
+        for role in roles:
+            deck += [("alone", (_kill(dice, role),)), ("alone", (_stop(dice, role),))]
+        for _ in range(len(roles) // 2):
+            deck += [("together", _together(dice, roles)), ("again", _again(dice, roles))]
+        dice.shuffle(deck)
+        for kind, strikes in deck:
+            yield Episode(kind, dice.uniform(MIN_PAUSE_S, MAX_PAUSE_S), strikes)
+
+
+def _kill(dice: random.Random, role: str, delay_s: float = 0.0) -> Strike:
+    return Strike(delay_s, role, dice.randrange(16))
+
+
+def _stop(dice: random.Random, role: str, delay_s: float = 0.0) -> Strike:
+    most_s = MAX_STOP_S if dice.random() < LONG_SHARE else MAX_SHORT_STOP_S
+    return Strike(delay_s, role, dice.randrange(16), dice.uniform(MIN_STOP_S, most_s))
+
+
+def _either(dice: random.Random, role: str, delay_s: float = 0.0) -> Strike:
+    return (_kill if dice.random() < 0.7 else _stop)(dice, role, delay_s)
+
+
+def _together(dice: random.Random, roles: Sequence[str]) -> tuple[Strike, ...]:
+    return tuple(_either(dice, role) for role in dice.sample(roles, 2))
+
+
+def _again(dice: random.Random, roles: Sequence[str]) -> tuple[Strike, ...]:
+    """Of the same role half of the time, as soon as it has a process again; others at any moment."""
+    first = dice.choice(roles)
+    struck = [first, first if dice.random() < 0.5 else dice.choice(roles)]
+    if dice.random() < 0.3:
+        struck.append(dice.choice([role for role in roles if struck.count(role) < MAX_KILLS_OF_ROLE]))
+    delays_s = [0.0, *sorted(dice.uniform(0.05, MAX_AGAIN_S) for _ in struck[1:])]
+    return (
+        _kill(dice, first),
+        *(_either(dice, role, delay_s) for role, delay_s in zip(struck[1:], delays_s[1:], strict=True)),
+    )

@@ -1,0 +1,199 @@
+"""What a run says: the tables' arithmetic, pure, and soak.json and soak.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.soak.faults import Fault
+from benchmarks.soak.tally import Tally
+from benchmarks.soak.victims import Memory
+
+# A process may have this much more than before: allocators keep what they had, and caches fill up.
+MAX_GROWTH, MAX_GROWN_BYTES = 1.5, 128 << 20
+# Of what is wrong, on the page; all of it is in soak.json.
+MAX_SHOWN = 20
+LABELS = {"together": "two at once", "again": "again while it recovers"}
+
+
+@dataclass(frozen=True)
+class Spread:
+    median: float
+    longest: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        return Spread(median(values), max(values)) if values else Spread(0.0, 0.0)
+
+    def __str__(self) -> str:
+        return f"{self.median:.1f} / {self.longest:.1f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of faults of one kind; seconds."""
+
+    name: str
+    num: int
+    whole: Spread
+    anywhere: Spread
+    rt: Spread
+    be: Spread
+    num_lost: int
+
+
+def name_of(fault: Fault) -> str:
+    first = fault.episode.strikes[0]
+    if fault.episode.kind == "alone":
+        return f"{first.role} " + ("killed" if first.stop_s is None else "stopped")
+    return LABELS[fault.episode.kind]
+
+
+def rows_of(faults: Iterable[Fault]) -> list[Row]:
+    """Of those after which the system was whole; those with one strike first."""
+    by_name: dict[str, list[Fault]] = {}
+    for fault in faults:
+        if fault.took_s is not None:
+            by_name.setdefault(name_of(fault), []).append(fault)
+    names = sorted(by_name, key=lambda name: (name in LABELS.values(), name))
+    return [_row(name, by_name[name]) for name in names]
+
+
+def _row(name: str, faults: Sequence[Fault]) -> Row:
+    return Row(
+        name,
+        len(faults),
+        Spread.of([fault.took_s for fault in faults if fault.took_s is not None]),
+        Spread.of([fault.silence.anywhere_s for fault in faults]),
+        Spread.of([fault.silence.rt_s for fault in faults]),
+        Spread.of([fault.silence.be_s for fault in faults]),
+        sum(fault.num_lost for fault in faults),
+    )
+
+
+def strikes_of(faults: Iterable[Fault]) -> dict[str, Counter[str]]:
+    """Role -> how often it was killed and stopped, in all episodes."""
+    found: dict[str, Counter[str]] = {}
+    for fault in faults:
+        for strike in fault.episode.strikes:
+            what = "killed" if strike.stop_s is None else "stopped"
+            found.setdefault(strike.role, Counter())[what] += 1
+    return found
+
+
+def largest(memory: Iterable[Memory]) -> dict[str, int]:
+    """Role -> bytes of its largest process."""
+    found: dict[str, int] = {}
+    for each in memory:
+        found[each.role] = max(found.get(each.role, 0), each.num_bytes)
+    return found
+
+
+def growth_objections(before: Sequence[Memory], after: Sequence[Memory]) -> list[str]:
+    """Of each process that is still there, and of the largest of each role, which may have been started again."""
+    then, now = ({each.pid: each.num_bytes for each in memory} for memory in (before, after))
+    pairs = {f"process {pid}": (then[pid], now[pid]) for pid in then.keys() & now.keys()}
+    of_then, of_now = largest(before), largest(after)
+    pairs |= {role: (of_then[role], of_now[role]) for role in of_then.keys() & of_now.keys()}
+    return [
+        f"memory of {name} has grown from {was >> 20} to {has >> 20} MiB"
+        for name, (was, has) in sorted(pairs.items())
+        if has > MAX_GROWTH * was + MAX_GROWN_BYTES
+    ]
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+def write(
+    directory: Path,
+    facts: Mapping[str, Any],
+    faults: Sequence[Fault],
+    tally: Tally,
+    memory: tuple[Sequence[Memory], Sequence[Memory]],
+    wrong: Sequence[str],
+) -> str:
+    """Returns the page, which is in soak.md too."""
+    directory.mkdir(parents=True, exist_ok=True)
+    content = {
+        **facts,
+        "wrong": list(wrong),
+        "tally": asdict(tally),
+        "strikes": strikes_of(faults),
+        "rows": [asdict(row) for row in rows_of(faults)],
+        "memory_bytes": {"before": largest(memory[0]), "after": largest(memory[1])},
+        "faults": [asdict(fault) | {"name": name_of(fault), "took_s": fault.took_s} for fault in faults],
+    }
+    (directory / "soak.json").write_text(json.dumps(content, indent=1) + "\n")
+    page = "\n".join(_page(facts, faults, tally, memory, wrong)) + "\n"
+    (directory / "soak.md").write_text(page)
+    return page
+
+
+def _page(
+    facts: Mapping[str, Any],
+    faults: Sequence[Fault],
+    tally: Tally,
+    memory: tuple[Sequence[Memory], Sequence[Memory]],
+    wrong: Sequence[str],
+) -> Iterator[str]:
+    yield f"`{facts['command']}`, {facts['date']}, commit {facts['commit']}, {facts['processor']}\n"
+    yield (
+        f"{tally.num_streams} streams and {tally.num_lines} lines of {tally.num_jobs} jobs, {tally.num_tokens} tokens; "
+        f"{tally.num_left} streams were left by their clients; {tally.num_lost} connections broke with their gateway, "
+        f"{tally.num_refused} calls were refused while something was down, and all of these were asked again. "
+        f"{tally.num_given_up} lines were given up after four deaths of the gateway. **{len(wrong)} wrong.**\n"
+    )
+    yield from (f"- {each}" for each in wrong[:MAX_SHOWN])
+    yield from _table(
+        ("role", "killed", "stopped"),
+        [
+            (role, *(str(counts[what]) for what in ("killed", "stopped")))
+            for role, counts in sorted(strikes_of(faults).items())
+        ],
+    )
+    yield "Seconds, median / longest:\n"
+    yield from _table(
+        (
+            "fault",
+            "times",
+            "whole again",
+            "silence everywhere",
+            "of an RT stream",
+            "of a BE stream",
+            "broken connections",
+        ),
+        [
+            (
+                row.name,
+                str(row.num),
+                str(row.whole),
+                str(row.anywhere),
+                str(row.rt),
+                str(row.be),
+                str(row.num_lost),
+            )
+            for row in rows_of(faults)
+        ],
+    )
+    before, after = map(largest, memory)
+    yield "Memory of the largest process, MiB:\n"
+    yield from _table(
+        ("role", "at the begin", "at the end"),
+        [
+            (role, str(before[role] >> 20), str(after[role] >> 20) if role in after else "-")
+            for role in sorted(before)
+        ],
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"| {' | '.join('---' for _ in head)} |"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
