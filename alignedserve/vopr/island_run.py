@@ -1,0 +1,94 @@
+"""Runs the history of an island: faults and requests, then calm, then the end, at which everything has ended and is
+empty."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from alignedserve.router.eventlog import EventLog
+from alignedserve.vopr.build import make_island
+from alignedserve.vopr.checks import CountsAddUp, PhasesSeen, RealTimeFirst
+from alignedserve.vopr.clients import CLIENTS, Clients
+from alignedserve.vopr.event_logs import OpenLog
+from alignedserve.vopr.failures import Broken, failure_of
+from alignedserve.vopr.history import ROUTER, Arrive, History
+from alignedserve.vopr.island_driver import IslandDriver
+from alignedserve.vopr.launcher import Launcher
+from alignedserve.vopr.liveness import MAX_EVENTS_PER_S, patience_s
+from alignedserve.vopr.outcome import Outcome
+
+
+class IslandRun:
+    def __init__(self, history: History, open_log: OpenLog | None = None) -> None:
+        """`open_log`: makes the file of a router's event log."""
+        plan = self._plan = history.plan
+        self._actions = history.actions
+        self.island, conditions = make_island(plan)
+        self._clock = self.island.world.clock
+        self._clients: Clients = CLIENTS[plan.clients](self.island)
+        router = self.island.router
+        processes = {ROUTER: router} | {name: self.island.world.processes[name] for name in plan.processes}
+        launcher = self._launcher = Launcher(self._clock, plan, processes, [self.island.pool])
+        self.island.world.fenced = lambda process: launcher.fenced(process.instance_id)
+        if open_log:
+            config = self.island.config
+            router.make_log = lambda epoch: EventLog(open_log(epoch), config.router, epoch, config.scheduling)
+        if RealTimeFirst.is_promised(plan):
+            router.observers.append(RealTimeFirst(self.island))
+        self._phases = PhasesSeen()
+        router.observers.append(self._phases)
+        self._driver = IslandDriver(self.island, self._clients, self._launcher, conditions)
+
+    def __call__(self) -> Outcome:
+        failure = None
+        try:
+            self._run()
+        except Exception as error:
+            failure = failure_of(error, self._clock.now)
+        happened = self._driver.happened
+        happened["fenced"] = self._launcher.num_fenced
+        streams = self._clients.streams
+        return Outcome(
+            failure,
+            self._clock.now,
+            len(streams),
+            sum(len(stream.tokens) for stream in streams),
+            self._clock.num_events,
+            happened,
+            self._phases.counts,
+            Counter(str(stream.outcome) for stream in streams),
+        )
+
+    def _run(self) -> None:
+        island, plan = self.island, self._plan
+        self._driver.schedule(self._actions)
+        island.start()
+        island.router.observers.append(CountsAddUp(island))
+        self._until(plan.duration_s)
+        self._driver.calm()
+        limit_s = self._clock.now + self._patience_s()
+        while self._clients.num_open and self._clock.now < limit_s:
+            self._until(min(limit_s, self._clock.now + 10.0))
+        if self._clients.num_open:
+            raise Broken(
+                f"{self._clients.num_open} requests are open {self._patience_s():.0f} s after the last fault"
+            )
+        self._settle()
+        self._clients.check_end()
+        island.check()
+        island.check_idle()
+
+    def _until(self, time_s: float) -> None:
+        num_allowed = self._clock.num_events + MAX_EVENTS_PER_S * max(time_s - self._clock.now, 1.0)
+        while self._clock.step(time_s):
+            if self._clock.num_events > num_allowed:
+                raise Broken(f"more than {MAX_EVENTS_PER_S} events in a second: it goes in circles")
+        self._clock.run_until(time_s)
+
+    def _patience_s(self) -> float:
+        arrivals = [each for each in self._actions if isinstance(each, Arrive)]
+        return patience_s(self._plan, [(each.prompt_len, each.output_len) for each in arrivals])
+
+    def _settle(self) -> None:
+        """Messages, copies and orphans, by clocks that may run at half the speed."""
+        self._until(self._clock.now + 3 * self._plan.orphan_s + 10.0)
