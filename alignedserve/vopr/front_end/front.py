@@ -83,6 +83,7 @@ class Front:
         self._fence = VirtualFence()
         self.islands = [self._island(number) for number in range(config.num_islands)]
         self.routers: list[LiveRouter] = [self._router(*each) for each in enumerate(self.islands)]
+        self._model = served_model(self.max_model_len)
         self.gateways = [self._gateway(name) for name in self._gateway_names()]
         self.clients = self._clients()
 
@@ -191,11 +192,10 @@ class Front:
             lengths=LengthConfig(NONE),
             store_url="memory",
         )
-        model = served_model(self.max_model_len)
         return VirtualGateway(
             self.loop,
             config,
-            model,
+            self._model,
             lambda name: link_to(self.store, self._store_faults, self.store_observers, self.journal, name),
         )
 
