@@ -37,11 +37,11 @@ class Ledger(StoreObserver):
         self.num_taken = 0
         self._clock = clock
         self._quiet = quiet
-        self._holders: dict[JobId, str] = {}
+        self._holders: dict[JobId, Lease] = {}
         # When each lease was last taken or renewed, and for how many seconds.
-        self._renewed: dict[str, tuple[float, float]] = {}
-        # When each token was heard to be lost.
-        self._lost_s: dict[str, float] = {}
+        self._renewed: dict[Lease, tuple[float, float]] = {}
+        # When each lease was heard to be lost.
+        self._lost_s: dict[Lease, float] = {}
         self._results: dict[tuple[JobId, int], LineResult] = {}
 
     @property
@@ -59,7 +59,7 @@ class Ledger(StoreObserver):
         lease = next((each for each in args if isinstance(each, Lease)), None)
         if method not in _OF_HOLDERS or lease is None:
             return
-        lost_s = self._lost_s.get(lease.token)
+        lost_s = self._lost_s.get(lease)
         if lost_s is not None and self._clock.now - lost_s > STOPS_S:
             raise Broken(
                 f"a gateway goes on with a job although it knows that it has lost it ({process}: {method})"
@@ -72,7 +72,7 @@ class Ledger(StoreObserver):
         elif isinstance(outcome, LeaseLost):
             lost = [each for each in args if isinstance(each, Lease)]
         for lease in lost:
-            self._lost_s.setdefault(lease.token, self._clock.now)
+            self._lost_s.setdefault(lease, self._clock.now)
 
     # ---- what was done at the store ----
 
@@ -89,22 +89,22 @@ class Ledger(StoreObserver):
         for lease in leases:
             if before := self._holders.get(lease.job_id):
                 self._check_lapsed(before)
-            self._holders[lease.job_id] = lease.token
-            self._renewed[lease.token] = self._clock.now, seconds
+            self._holders[lease.job_id] = lease
+            self._renewed[lease] = self._clock.now, seconds
             self.num_taken += 1
 
-    def _check_lapsed(self, token: str) -> None:
-        renewed_s, seconds = self._renewed[token]
+    def _check_lapsed(self, lease: Lease) -> None:
+        renewed_s, seconds = self._renewed[lease]
         if self._quiet.was_between(renewed_s - RECOVERS_S, renewed_s + seconds):
-            raise Broken(f"a job's lease was not renewed, and nothing was wrong (lease {token})")
+            raise Broken(f"a job's lease was not renewed, and nothing was wrong ({lease})")
 
     def _renew(self, states: Sequence[LeaseState], leases: Sequence[Lease], seconds: float) -> None:
         for lease, state in zip(leases, states, strict=True):
             if state != "lost":
-                self._renewed[lease.token] = self._clock.now, seconds
+                self._renewed[lease] = self._clock.now, seconds
 
     def _release(self, _: None, lease: Lease) -> None:
-        if self._holders.get(lease.job_id) == lease.token:
+        if self._holders.get(lease.job_id) == lease:
             del self._holders[lease.job_id]
 
     def _begin_lines(self, _: None, lease: Lease, lines: Sequence[int]) -> None:
@@ -134,8 +134,8 @@ class Ledger(StoreObserver):
 
     def _changes(self, lease: Lease) -> None:
         job = self.jobs[lease.job_id]
-        if self._holders.get(job.id) != lease.token or job.is_over:
-            raise Broken(f"a job was changed by one that has lost it ({job.id}, {job.status}; {lease.token})")
+        if self._holders.get(job.id) != lease or job.is_over:
+            raise Broken(f"a job was changed by one that has lost it ({job.status}; {lease})")
 
     def _replaced(self, old: JobRecord, new: JobRecord) -> None:
         if self.jobs[new.id] != old:
