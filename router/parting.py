@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 class Parting:
-    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, patience_s: float, clock: Callable[[], float] | None = None) -> None:
         """`patience_s`: seconds after which a process that neither ends nor comes back is killed."""
         self._patience_s = patience_s
-        self._clock = clock
+        self._clock = clock or time.monotonic
         # The segment of the pool that connected last.
         self.segment = ""
         # Those that were connected, and of which the core has not heard that their connection is gone.

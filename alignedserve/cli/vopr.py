@@ -6,6 +6,8 @@ import os
 import random
 import sys
 import time
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,12 @@ _PROGRESS_S = 5.0
 @click.option("--seed", type=int, help="replay this one, step for step [default: new ones]")
 @click.option("--minutes", type=float, default=1.0, show_default=True, help="run new seeds for so long")
 @click.option("--policy", multiple=True, help="only these; repeat for several [default: all]")
+@click.option(
+    "--system",
+    multiple=True,
+    help="island: with simulated gateways; whole: islands behind real ones, with batch jobs and a store; "
+    "repeat for several [default: both]",
+)
 @click.option(
     "--history",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -43,40 +51,63 @@ def command(
     seed: int | None,
     minutes: float,
     policy: tuple[str, ...],
+    system: tuple[str, ...],
     history: Path | None,
     jobs: int | None,
     out: Path,
     shrink: bool,
 ) -> None:
-    """Make whole systems in virtual time from seeds, let everything go wrong that can, and check what always holds.
+    """Make systems in virtual time from seeds, let everything go wrong that can, and check what always holds.
+
+    A seed makes an island of router, pool and instances, or, now and then, a whole system: several islands, gateways,
+    their batch jobs and store, and clients over HTTP.
 
     Exit status 1: something did not hold; the last line says how to see it again."""
     from alignedserve.scheduling.policies import POLICIES
     from alignedserve.vopr.history import History
-    from alignedserve.vopr.run import history_of
+    from alignedserve.vopr.plan import SYSTEMS
 
-    for name in policy:
-        if name not in POLICIES:
-            raise ValueError(f"policy={name!r}: must be one of {', '.join(POLICIES)}")
+    _check("policy", policy, POLICIES)
+    _check("system", system, SYSTEMS)
+    choice = _Choice(policy, system)
     out.mkdir(parents=True, exist_ok=True)
     if history:
         failed = _replay(History.load(history), history.stem, f"--history {history}", out, shrink=False)
     elif seed is not None:
-        flags = _flags(seed, policy)
-        failed = _replay(history_of(seed, policy), f"vopr-{seed}", flags, out, shrink)
+        failed = _replay(choice.history(seed), f"vopr-{seed}", choice.flags(seed), out, shrink)
     else:
-        failed = _search(minutes, policy, jobs or os.cpu_count() or 1, out, shrink)
+        failed = _search(minutes, choice, jobs or os.cpu_count() or 1, out, shrink)
     if failed:
         sys.exit(1)
 
 
-def _flags(seed: int, policies: tuple[str, ...]) -> str:
-    return f"--seed {seed}" + "".join(f" --policy {name}" for name in policies)
+def _check(option: str, names: tuple[str, ...], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{option}={name!r}: must be one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What seeds are kept to."""
+
+    policies: tuple[str, ...]
+    systems: tuple[str, ...]
+
+    def history(self, seed: int) -> History:
+        from alignedserve.vopr.run import history_of
+
+        return history_of(seed, self.policies, self.systems)
+
+    def flags(self, seed: int) -> str:
+        policies = "".join(f" --policy {name}" for name in self.policies)
+        return f"--seed {seed}{policies}" + "".join(f" --system {name}" for name in self.systems)
 
 
 def _replay(history: History, name: str, flags: str, out: Path, shrink: bool) -> bool:
     """Returns whether it failed."""
-    from alignedserve.vopr.run import open_in, run
+    from alignedserve.vopr.event_logs import open_in
+    from alignedserve.vopr.run import run
     from alignedserve.vopr.tally import Tally
 
     for field, value in vars_of(history):
@@ -119,8 +150,8 @@ def _shrink(history: History, path: Path) -> None:
     click.echo(f"alignedserve vopr --history {path}")
 
 
-def _search(minutes: float, policies: tuple[str, ...], num_jobs: int, out: Path, shrink: bool) -> bool:
-    from alignedserve.vopr.run import Outcome, history_of
+def _search(minutes: float, choice: _Choice, num_jobs: int, out: Path, shrink: bool) -> bool:
+    from alignedserve.vopr.outcome import Outcome
     from alignedserve.vopr.search import search
     from alignedserve.vopr.tally import Tally
 
@@ -137,12 +168,12 @@ def _search(minutes: float, policies: tuple[str, ...], num_jobs: int, out: Path,
             click.echo(next(tally.lines(told_s - begun_s)), err=True)
 
     # Seeds are new each time, and short enough to be typed.
-    search(random.SystemRandom().randrange(10**9), minutes, policies, num_jobs, told)
+    search(random.SystemRandom().randrange(10**9), minutes, choice.history, num_jobs, told)
     for line in tally.lines(time.monotonic() - begun_s):
         click.echo(line)
     if not failures:
         return False
     for seed, outcome in failures[1:]:
-        click.echo(f"{outcome.failure}\nalignedserve vopr {_flags(seed, policies)}")
+        click.echo(f"{outcome.failure}\nalignedserve vopr {choice.flags(seed)}")
     seed = failures[0][0]
-    return _replay(history_of(seed, policies), f"vopr-{seed}", _flags(seed, policies), out, shrink)
+    return _replay(choice.history(seed), f"vopr-{seed}", choice.flags(seed), out, shrink)

@@ -19,8 +19,8 @@ class QueueTimeout(Exception):
 
 
 class FairQueue:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.monotonic
         self._is_taken = False
         # The owners that wait, in the order in which they came.
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []

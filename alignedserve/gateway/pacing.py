@@ -33,7 +33,7 @@ Later = Callable[[float, Callable[[], None]], object]
 class Pacing:
     send: Callable[[Message], None]
     later: Later
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = field(default_factory=lambda: time.monotonic)
     # Aborts are sent first, since they make room.
     _aborts: dict[RequestKey, None] = field(default_factory=dict)
     _submits: dict[RequestKey, Submit] = field(default_factory=dict)

@@ -26,7 +26,7 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(AnyMessa
 
 
 def make_island(plan: Plan) -> tuple[Island, Conditions]:
-    island = Island(_config(plan))
+    island = Island(island_config(plan))
     world = island.world
     conditions = world.faults = Conditions(plan, world.clock)
     world.has_pings, world.tick_s = True, TICK_S
@@ -52,7 +52,7 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
     return replace(request, prompt=_prompt(arrive), cache_salt=arrive.salt)
 
 
-def _config(plan: Plan) -> IslandConfig:
+def island_config(plan: Plan) -> IslandConfig:
     return IslandConfig(
         cost=cost_of(plan),
         prefill=_limits(plan, plan.prefill_blocks),
@@ -61,7 +61,7 @@ def _config(plan: Plan) -> IslandConfig:
         num_prefill=plan.num_prefill,
         num_decode=plan.num_decode,
         num_colocated=plan.num_colocated,
-        num_gateways=plan.num_gateways,
+        num_gateways=0 if plan.front else plan.num_gateways,
         router=RouterConfig(link=plan.link, silence_s=plan.silence_s, orphan_s=plan.orphan_s),
         scheduling=SchedulingConfig(
             plan.policy,

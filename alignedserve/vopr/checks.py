@@ -5,11 +5,14 @@ That a request's tokens are right, and end once, the gateways check; that KV is 
 
 from __future__ import annotations
 
-from alignedserve.protocol.messages import Abort, Reserve, Submit
+from collections import Counter
+
+from alignedserve.protocol.messages import Abort, Reserve, Submit, Tokens
 from alignedserve.router.events import Closed, Event, Received, Send, Tick
 from alignedserve.sim.island import Island
 from alignedserve.types import PoolBlockId, RequestKey
 from alignedserve.vopr.failures import Broken
+from alignedserve.vopr.plan import Plan
 
 
 class CountsAddUp:
@@ -20,8 +23,11 @@ class CountsAddUp:
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
         if isinstance(event, Tick):
-            self._island.check()
-            self._check_owners()
+            self.check()
+
+    def check(self) -> None:
+        self._island.check()
+        self._check_owners()
 
     def _check_owners(self) -> None:
         pool = self._island.pool
@@ -40,12 +46,29 @@ class CountsAddUp:
             )
 
 
+class PhasesSeen:
+    """How often requests were in each phase."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
+        for send in sends:
+            if isinstance(send.message, Tokens):
+                for timeline in send.message.timelines.values():
+                    self.counts.update({phase for phase, _ in timeline})
+
+
 class RealTimeFirst:
     """What `priority` promises: the router asks for a best-effort prompt's first blocks only when it has asked for
     those of every real-time prompt that it has.
 
     The other policies promise shares, or nothing. Prompts of colocated instances go there without blocks of the pool.
     """
+
+    @staticmethod
+    def is_promised(plan: Plan) -> bool:
+        return plan.policy == "priority" and not plan.num_colocated
 
     def __init__(self, island: Island) -> None:
         self._island = island

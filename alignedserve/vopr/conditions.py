@@ -1,29 +1,23 @@
 """How messages and copies fare at each moment.
 
-What happens to one is a hash of the seed and of which one it is, so that leaving out an action changes little of the
-rest.
+What happens to one is a chance of its own (chances.py).
 """
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter
-
 from alignedserve.sim.clock import Clock
-from alignedserve.sim.model import sample
 from alignedserve.sim.world import NoFaults
 from alignedserve.types import InstanceId, RequestKey
+from alignedserve.vopr.chances import Chances
 from alignedserve.vopr.history import FailingCopies, Late, SlowCopies
 from alignedserve.vopr.plan import Plan
-
-_RESOLUTION = 50_000
 
 
 class Conditions(NoFaults):
     def __init__(self, plan: Plan, clock: Clock) -> None:
         self._plan = plan
         self._clock = clock
-        self._counts: Counter[str] = Counter()
+        self._chances = Chances(plan.seed)
         # What goes wrong, each with the second at which it ends.
         self._late: list[tuple[float, Late]] = []
         self._failing: list[tuple[float, FailingCopies]] = []
@@ -47,21 +41,16 @@ class Conditions(NoFaults):
         for end_s, late in self._late:
             if now < end_s and (late.process, late.is_up) == (process, is_up):
                 most_s = max(most_s, late.latency_s)
-        return most_s * (0.1 + 0.9 * self._chance(f"{process} {is_up}"))
+        return most_s * (0.1 + 0.9 * self._chances.next(f"{process} {is_up}"))
 
     def copy_share(self, what: str, key: RequestKey) -> float | None:
         now = self._clock.now
         rate = max((action.rate for end_s, action in self._failing if now < end_s), default=0.0)
-        if not rate or self._chance(f"{what} {key}") >= rate:
+        if not rate or self._chances.next(f"{what} {key}") >= rate:
             return None
         # A third of them fail at their start.
-        return max(0.0, 1.5 * self._chance(f"share {what} {key}") - 0.5)
+        return max(0.0, 1.5 * self._chances.next(f"share {what} {key}") - 0.5)
 
     def copy_slowdown(self) -> float:
         now = self._clock.now
         return max((action.slowdown for end_s, action in self._slow if now < end_s), default=1.0)
-
-    def _chance(self, of: str) -> float:
-        """Returns a number from 0 to 1 for the next thing of this name."""
-        self._counts[of] += 1
-        return sample(zlib.crc32(of.encode()) ^ self._plan.seed << 32, self._counts[of]) / _RESOLUTION

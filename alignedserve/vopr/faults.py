@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from alignedserve.types import InstanceId
@@ -29,50 +29,59 @@ MOMENTS = (
 DELAYS_S = (0.0, 0.00015, 0.001, 0.3, 3.0)
 
 
+# When something happens: the fields of every action.
+When = dict[str, object]
+Kind = Callable[[Random, Plan, When], Action]
+
+
 def make_faults(random: Random, plan: Plan) -> Iterator[Action]:
+    return faults_of(random, plan, _KINDS, MOMENTS)
+
+
+def faults_of(random: Random, plan: Plan, kinds: Sequence[Kind], moments: Sequence[str]) -> Iterator[Action]:
     """None at all in one run of ten; in the others only some kinds, so that each is seen without the others too."""
     if random.random() < 0.1:
         return
-    kinds = [kind for kind in _KINDS if random.random() < 0.45]
+    kinds = [kind for kind in kinds if random.random() < 0.45]
     mean_gap_s = random.choice([5.0, 20.0, 60.0])
     at_s = random.expovariate(1.0 / mean_gap_s)
     while kinds and at_s < plan.duration_s:
-        yield random.choice(kinds)(random, plan, _moment(random, at_s))
+        yield random.choice(kinds)(random, plan, _moment(random, at_s, moments))
         at_s += random.expovariate(1.0 / mean_gap_s)
 
 
-def _moment(random: Random, at_s: float) -> dict[str, object]:
+def _moment(random: Random, at_s: float, moments: Sequence[str]) -> When:
     if random.random() < 0.4:
         return {"at_s": at_s}
-    return {"at_s": at_s, "after": random.choice(MOMENTS), "delay_s": random.choice(DELAYS_S)}
+    return {"at_s": at_s, "after": random.choice(moments), "delay_s": random.choice(DELAYS_S)}
 
 
 def _any(random: Random, plan: Plan) -> InstanceId:
     return random.choice([ROUTER, ROUTER, *plan.processes])
 
 
-def _death(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+def _death(random: Random, plan: Plan, when: When) -> Action:
     """Of one or several; of those that are back at once their notice may be still under way, or they die again."""
     victims = {_any(random, plan) for _ in range(random.choice([1, 1, 1, 2, 4]))}
     downs = {each: random.choice([0.0, 0.0, 0.0004, 0.5, 5.0, 40.0]) for each in sorted(victims)}
-    return _make(Kill, when, processes=downs, loses_segment=random.random() < 0.3)
+    return make(Kill, when, processes=downs, loses_segment=random.random() < 0.3)
 
 
-def _router_death(random: Random, plan: Plan, when: dict[str, object]) -> Action:
-    return _make(Kill, when, processes={ROUTER: random.choice([0.0, 0.0, 0.0004, 0.5, 5.0])})
+def _router_death(random: Random, plan: Plan, when: When) -> Action:
+    return make(Kill, when, processes={ROUTER: random.choice([0.0, 0.0, 0.0004, 0.5, 5.0])})
 
 
-def _hang(random: Random, plan: Plan, when: dict[str, object]) -> Action:
+def _hang(random: Random, plan: Plan, when: When) -> Action:
     """Shorter and longer than the router's patience."""
-    return _make(Hang, when, process=_any(random, plan), seconds=random.choice([0.01, 1.0, 5.0, 12.0, 40.0]))
+    return make(Hang, when, process=_any(random, plan), seconds=random.choice([0.01, 1.0, 5.0, 12.0, 40.0]))
 
 
-def _cut(random: Random, plan: Plan, when: dict[str, object]) -> Action:
-    return _make(Cut, when, process=random.choice(plan.processes))
+def _cut(random: Random, plan: Plan, when: When) -> Action:
+    return make(Cut, when, process=random.choice(plan.processes))
 
 
-def _late(random: Random, plan: Plan, when: dict[str, object]) -> Action:
-    return _make(
+def _late(random: Random, plan: Plan, when: When) -> Action:
+    return make(
         Late,
         when,
         process=random.choice(plan.processes),
@@ -82,24 +91,24 @@ def _late(random: Random, plan: Plan, when: dict[str, object]) -> Action:
     )
 
 
-def _failing_copies(random: Random, plan: Plan, when: dict[str, object]) -> Action:
-    return _make(FailingCopies, when, rate=random.choice([0.1, 0.5, 1.0]), seconds=random.choice([1.0, 20.0]))
+def failing_copies(random: Random, plan: Plan, when: When) -> Action:
+    return make(FailingCopies, when, rate=random.choice([0.1, 0.5, 1.0]), seconds=random.choice([1.0, 20.0]))
 
 
-def _slow_copies(random: Random, plan: Plan, when: dict[str, object]) -> Action:
-    return _make(SlowCopies, when, slowdown=random.choice([5.0, 50.0]), seconds=random.choice([5.0, 30.0]))
+def slow_copies(random: Random, plan: Plan, when: When) -> Action:
+    return make(SlowCopies, when, slowdown=random.choice([5.0, 50.0]), seconds=random.choice([5.0, 30.0]))
 
 
-def _jump(random: Random, plan: Plan, when: dict[str, object]) -> Action:
-    return _make(Jump, when, process=_any(random, plan), seconds=random.choice([0.5, 30.0, 1000.0]))
+def _jump(random: Random, plan: Plan, when: When) -> Action:
+    return make(Jump, when, process=_any(random, plan), seconds=random.choice([0.5, 30.0, 1000.0]))
 
 
-def _drift(random: Random, plan: Plan, when: dict[str, object]) -> Action:
-    return _make(Drift, when, process=_any(random, plan), rate=random.choice([0.5, 0.999, 1.001, 1.5]))
+def _drift(random: Random, plan: Plan, when: When) -> Action:
+    return make(Drift, when, process=_any(random, plan), rate=random.choice([0.5, 0.999, 1.001, 1.5]))
 
 
-def _make(kind: Callable[..., Action], when: dict[str, object], **fields: object) -> Action:
+def make(kind: Callable[..., Action], when: When, **fields: object) -> Action:
     return kind(**when, **fields)
 
 
-_KINDS = (_death, _router_death, _hang, _cut, _late, _failing_copies, _slow_copies, _jump, _drift)
+_KINDS = (_death, _router_death, _hang, _cut, _late, failing_copies, slow_copies, _jump, _drift)

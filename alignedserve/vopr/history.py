@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from alignedserve.types import InstanceId, RequestKey
 from alignedserve.vopr.plan import Plan
 
+# In a whole system processes of an island have its name before theirs: "island-0/router". Gateways have not.
 ROUTER = InstanceId("router")
 
 
@@ -97,7 +99,81 @@ class Drift(Action, frozen=True, tag="clock drifts"):
     rate: float
 
 
-AnyAction = Arrive | Leave | Kill | Hang | Cut | Late | FailingCopies | SlowCopies | Jump | Drift
+# ---- of whole systems only ----
+
+
+class Ask(Action, frozen=True, tag="ask"):
+    """A client of the HTTP API asks, and again until it has its answer or leaves for good."""
+
+    key: RequestKey
+    prompt_len: int
+    output_len: int
+    is_chat: bool = True
+    is_stream: bool = True
+    is_flex: bool = False
+    # The seconds for which it reads nothing, now and then.
+    pause_s: float = 0.0
+    # It leaves after so many events of the stream, or so many seconds, whichever is first; None: it does not.
+    leaves_after: int | None = None
+    leaves_after_s: float | None = None
+    # The seconds after which it comes back, once; None: it has left for good.
+    is_back_after_s: float | None = None
+
+
+class Batch(Action, frozen=True, tag="batch"):
+    """A client has a batch job: it uploads the file, watches the job, fetches the results and deletes the files."""
+
+    key: RequestKey
+    num_lines: int
+    prompt_len: int
+    output_len: int
+    is_chat: bool = False
+    # The seconds from its upload to its cancellation; None: it is not cancelled.
+    cancels_after_s: float | None = None
+
+
+class Stop(Action, frozen=True, tag="stop"):
+    """A gateway gets SIGTERM, and is started again so many seconds after its end."""
+
+    process: InstanceId
+    seconds: float
+
+
+class Disturb(Action, frozen=True, tag="disturb"):
+    """Something happens to one of a process's connections to routers: the oldest, or a later one."""
+
+    process: InstanceId
+    number: int
+    how: Literal["stall", "process is gone", "router is gone", "vanish"]
+    # For which it stalls.
+    seconds: float = 0.0
+
+
+class StoreAway(Action, frozen=True, tag="store away"):
+    """A gateway can't reach the store; "": none can."""
+
+    process: InstanceId
+    seconds: float
+
+
+class StoreSlow(Action, frozen=True, tag="store slow"):
+    process: InstanceId
+    latency_s: float
+    seconds: float
+
+
+class StoreForgetful(Action, frozen=True, tag="store answers lost"):
+    """Calls are made, and a share of their answers is lost."""
+
+    process: InstanceId
+    rate: float
+    seconds: float
+
+
+OfClients = Arrive | Leave | Ask | Batch
+OfIslands = Kill | Hang | Cut | Late | FailingCopies | SlowCopies | Jump | Drift
+OfFronts = Stop | Disturb | StoreAway | StoreSlow | StoreForgetful
+AnyAction = OfClients | OfIslands | OfFronts
 
 
 class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

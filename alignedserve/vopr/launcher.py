@@ -2,67 +2,119 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
-from alignedserve.sim.island import Island
-from alignedserve.sim.process import SimProcess
-from alignedserve.sim.router import RouterProcess
+from alignedserve.sim.clock import Clock
+from alignedserve.sim.pool import PoolProcess
 from alignedserve.types import InstanceId
-from alignedserve.vopr.history import ROUTER, Hang, Kill
+from alignedserve.vopr.history import ROUTER, Hang, Kill, Stop
 from alignedserve.vopr.plan import Plan
 
 # As launch/process_supervisor.py has it: a process that is down for so many seconds and has not ended hangs.
 HANG_S = 10.0
 # The share of a router's silence after which all processes have left it.
 _LEFT_AFTER = 1.4
+# A process that was asked to stop and has not after so many seconds is killed.
+STOP_S, LOOK_S = 45.0, 0.5
+
+
+class Process(Protocol):
+    @property
+    def is_up(self) -> bool: ...
+
+    @property
+    def is_hung(self) -> bool: ...
+
+    def start(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def hang(self) -> None: ...
+
+    def wake_up(self) -> None: ...
+
+
+class Stoppable(Process, Protocol):
+    def stop(self) -> None: ...
 
 
 class Launcher:
-    def __init__(self, island: Island, plan: Plan) -> None:
-        self._island = island
+    def __init__(
+        self,
+        clock: Clock,
+        plan: Plan,
+        processes: Mapping[InstanceId, Process],
+        pools: Sequence[PoolProcess],
+        stoppable: Mapping[InstanceId, Stoppable] | None = None,
+    ) -> None:
+        self.processes = processes
+        self._clock = clock
         self._plan = plan
-        self._clock = island.world.clock
-        # The number of each process's hangs: it is not woken up from an earlier one.
-        self._num_hangs: dict[InstanceId, int] = {}
-        island.world.fenced = self._fenced
+        self._pools = pools
+        self._stoppable = stoppable or {}
+        # The number of each process's deaths and hangs: it is not woken up from an earlier one.
+        self._num_hangs: Counter[InstanceId] = Counter()
         self.num_fenced = 0
-
-    def process(self, name: InstanceId) -> SimProcess | RouterProcess:
-        return self._island.router if name == ROUTER else self._island.world.processes[name]
 
     def kill(self, action: Kill) -> None:
         """All of them at the same moment; those that are down already come up when they would have."""
-        killed = [name for name in action.processes if self.process(name).is_up]
+        killed = [name for name in action.processes if self.processes[name].is_up]
         for name in killed:
             self._kill(name)
-        pool = self._island.pool
-        if action.loses_segment and not pool.is_up:
-            pool.lose_segment()
+        for pool in self._pools:
+            if action.loses_segment and not pool.is_up:
+                pool.lose_segment()
         for name in killed:
             self._start_after(action.processes[name], name)
 
     def hang(self, action: Hang) -> None:
-        name, process = action.process, self.process(action.process)
+        name, process = action.process, self.processes[action.process]
         if not process.is_up or process.is_hung:
             return
         process.hang()
-        number = self._num_hangs[name] = self._num_hangs.get(name, 0) + 1
+        self._num_hangs[name] += 1
+        number = self._num_hangs[name]
         self._clock.after(action.seconds, partial(self._wake_up, name, number))
-        if name == ROUTER:
+        if name.endswith(ROUTER):
             patience_s = _LEFT_AFTER * self._plan.silence_s + HANG_S
-            self._clock.after(patience_s, partial(self._replace_router, number))
+            self._clock.after(patience_s, partial(self._replace_router, name, number))
+
+    def stop(self, action: Stop) -> None:
+        """It ends by itself when it has done what it is at, and is started again."""
+        if (process := self._stoppable[action.process]).is_up:
+            process.stop()
+            self._await_end(action, self._num_hangs[action.process], self._clock.now + STOP_S)
+
+    def fenced(self, name: InstanceId) -> None:
+        """A router has killed the process."""
+        self.num_fenced += 1
+        self._num_hangs[name] += 1
+        self._start_after(self._plan.restart_s or 1e-4, name)
 
     def calm(self) -> None:
         """Everything is up, and awake."""
-        for name in (ROUTER, *self._plan.processes):
-            process = self.process(name)
+        for process in self.processes.values():
             process.wake_up()
             if not process.is_up:
                 process.start()
 
     def _kill(self, name: InstanceId) -> None:
-        self._num_hangs[name] = self._num_hangs.get(name, 0) + 1
-        self.process(name).kill()
+        self._num_hangs[name] += 1
+        self.processes[name].kill()
+
+    def _await_end(self, action: Stop, number: int, limit_s: float) -> None:
+        name = action.process
+        if self._num_hangs[name] != number:
+            # It hung or was killed meanwhile, and is started again for that reason.
+            return
+        if self.processes[name].is_up and self._clock.now < limit_s:
+            self._clock.after(LOOK_S, partial(self._await_end, action, number, limit_s))
+        else:
+            self._kill(name)
+            self._start_after(action.seconds, name)
 
     def _start_after(self, seconds: float, name: InstanceId) -> None:
         if seconds:
@@ -71,19 +123,14 @@ class Launcher:
             self._start(name)
 
     def _start(self, name: InstanceId) -> None:
-        if not self.process(name).is_up:
-            self.process(name).start()
+        if not self.processes[name].is_up:
+            self.processes[name].start()
 
     def _wake_up(self, name: InstanceId, number: int) -> None:
         if self._num_hangs[name] == number:
-            self.process(name).wake_up()
+            self.processes[name].wake_up()
 
-    def _replace_router(self, number: int) -> None:
-        if self._num_hangs[ROUTER] == number and self._island.router.is_hung:
-            self._kill(ROUTER)
-            self._start(ROUTER)
-
-    def _fenced(self, process: SimProcess) -> None:
-        self.num_fenced += 1
-        self._num_hangs[process.instance_id] = self._num_hangs.get(process.instance_id, 0) + 1
-        self._start_after(self._plan.restart_s or 1e-4, process.instance_id)
+    def _replace_router(self, name: InstanceId, number: int) -> None:
+        if self._num_hangs[name] == number and self.processes[name].is_hung:
+            self._kill(name)
+            self._start(name)

@@ -6,18 +6,38 @@ from collections.abc import Sequence
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import InstanceId
 
 LINKS = ("host", "host", "ipc", "gloo", "nccl")
 MAX_MODEL_LEN = 256
+# What a seed may make: an island with simulated gateways, or a whole system, with the real ones in front of islands.
+SYSTEMS = ("island", "whole")
+# The share of the seeds that make a whole system. A seed of those takes some three times as long as another one, so
+# that they have about a quarter of the time.
+WHOLE_SHARE = 0.1
+
+
+class FrontPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a whole system has in front of its islands."""
+
+    num_islands: int
+    # The most lines of batch jobs, and the most jobs, that a gateway runs at a time.
+    batch_lines: int
+    batch_jobs: int
+    # The most seconds that a call of the store takes while nothing is wrong, and after how many one is given up.
+    store_latency_s: float
+    store_timeout_s: float
+    # The most bytes that arrive on a connection at once.
+    piece_bytes: int
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     policy: str
-    # Which clients there are: a key of `clients.CLIENTS`.
+    # Which clients there are: "http" in a whole system, else a key of `clients.CLIENTS`.
     clients: str
     num_prefill: int
     num_decode: int
@@ -57,6 +77,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     be_part: float
     # The seconds in which requests come and faults happen; after that there is calm.
     duration_s: float
+    # None: it is an island alone.
+    front: FrontPlan | None = None
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -73,7 +95,45 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [*self.ids_of("kvpool"), *self.instances, *self.ids_of("gateway")]
 
 
-def make_plan(seed: int, policies: Sequence[str] = ()) -> Plan:
+def make_plan(seed: int, policies: Sequence[str] = (), systems: Sequence[str] = ()) -> Plan:
+    """A seed makes the same island whatever it would make else."""
+    if _system_of(seed, systems or SYSTEMS) == "island":
+        return _island(seed, policies)
+    return _with_front(_island(seed, policies))
+
+
+def _system_of(seed: int, systems: Sequence[str]) -> str:
+    if len(set(systems)) == 1:
+        return systems[0]
+    return "whole" if Random(f"system of {seed}").random() < WHOLE_SHARE else "island"
+
+
+def _with_front(plan: Plan) -> Plan:
+    random = Random(f"front of {plan.seed}")
+    front = FrontPlan(
+        num_islands=random.choice([1, 1, 2, 3]),
+        batch_lines=random.choice([1, 2, 8]),
+        batch_jobs=random.choice([1, 2, 8]),
+        store_latency_s=random.choice([0.001, 0.02, 0.3]),
+        store_timeout_s=random.choice([0.5, 2.0]),
+        piece_bytes=random.choice([1 << 18, 1000, 50, 7]),
+    )
+    return replace(
+        plan,
+        clients="http",
+        num_gateways=random.choice([1, 2, 2, 3]),
+        # Of the islands there may be several, and their routers and gateways cost more than their iterations.
+        num_prefill=min(plan.num_prefill, 2),
+        num_decode=min(plan.num_decode, 2),
+        num_colocated=min(plan.num_colocated, 2),
+        iteration_s=random.choice([0.05, 0.3, 1.0]),
+        max_latency_s=random.choice([0.0003, 0.01, 0.1]),
+        duration_s=random.choice([30.0, 60.0, 120.0]),
+        front=front,
+    )
+
+
+def _island(seed: int, policies: Sequence[str]) -> Plan:
     random = Random(f"plan of {seed}")
     policy = random.choice(list(policies) or list(POLICIES))
     block_size = random.choice([4, 8, 16, 16, 32])

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.vopr.run import Outcome
+from alignedserve.vopr.outcome import Outcome
 
 # Actions that are no faults.
-_OF_CLIENTS = ("arrive", "leave")
+_OF_CLIENTS = ("arrive", "leave", "ask", "batch")
 
 
 @dataclass
@@ -42,7 +42,8 @@ class Tally:
         yield f"{self.num_requests:,} requests, {self.num_tokens:,} tokens, {self.num_events:,} events"
         faults = {name: count for name, count in self.happened.items() if name not in _OF_CLIENTS}
         yield f"faults: {_listed(faults)}"
-        yield f"clients that left: {self.happened['leave']:,}; requests ended by: {_listed(self.ends)}"
+        num_left = self.happened["leave"] + self.ends["left"]
+        yield f"clients that left: {num_left:,}; requests ended by: {_listed(self.ends)}"
         yield f"requests that were in a phase: {_listed(self.phases)}"
 
 

@@ -4,8 +4,8 @@ wait for a token meanwhile must not be delayed. Pieces may be empty: each ends a
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -87,7 +87,7 @@ def _steps(pieces: Iterable[Piece]) -> Iterator[tuple[list[bytes | memoryview], 
     """Yields the same list after each step, and whether that step was the last one."""
     blocks: list[bytes | memoryview] = []
     block = bytearray()
-    due_s = monotonic() + STEP_S
+    due_s = time.monotonic() + STEP_S
     for piece in pieces:
         if len(piece) < BLOCK_BYTES:
             block += piece
@@ -97,9 +97,9 @@ def _steps(pieces: Iterable[Piece]) -> Iterator[tuple[list[bytes | memoryview], 
         if len(block) >= BLOCK_BYTES:
             blocks.append(bytes(block))
             block.clear()
-        if monotonic() > due_s:
+        if time.monotonic() > due_s:
             yield blocks, False
-            due_s = monotonic() + STEP_S
+            due_s = time.monotonic() + STEP_S
     blocks.append(bytes(block))
     yield blocks, True
 

@@ -36,7 +36,7 @@ class HttpCall:
     id: str
     method: str
     headers: Headers
-    begun_s: float = field(default_factory=time.monotonic)
+    begun_s: float = field(default_factory=lambda: time.monotonic())
     # The path of its route, without the client's values.
     path: str = "-"
     status: int = 0

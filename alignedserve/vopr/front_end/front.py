@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from alignedserve.batch.config import BatchConfig
@@ -20,20 +19,33 @@ from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.router import Router
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.process import SimProcess
 from alignedserve.store import StoreLimits
 from alignedserve.types import Epoch, InstanceId
+from alignedserve.vopr.chances import Chances
+from alignedserve.vopr.checks import CountsAddUp
+from alignedserve.vopr.failures import Broken
+from alignedserve.vopr.front_end.calls import Calls
 from alignedserve.vopr.front_end.clients import Clients
-from alignedserve.vopr.front_end.history import History
+from alignedserve.vopr.front_end.delivered import Delivered
+from alignedserve.vopr.front_end.journal import Journal
 from alignedserve.vopr.front_end.ledger import Ledger
-from alignedserve.vopr.front_end.live_router import LiveRouter
+from alignedserve.vopr.front_end.live_router import LinkedProcess, LiveRouter
 from alignedserve.vopr.front_end.memory_store import MemoryStore
-from alignedserve.vopr.front_end.store_link import StoreFaults, link_to
+from alignedserve.vopr.front_end.quiet import Quiet
+from alignedserve.vopr.front_end.store_link import StoreFaults, StoreObserver, link_to
+from alignedserve.vopr.front_end.virtual_fence import VirtualFence
 from alignedserve.vopr.front_end.virtual_gateway import VirtualGateway
 from alignedserve.vopr.front_end.virtual_host import hosted, true_time
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
+from alignedserve.vopr.front_end.wanted import Lines, Wanted
 from alignedserve.vopr.front_end.words import NAME, served_model
+from alignedserve.vopr.history import ROUTER
+from alignedserve.vopr.launcher import Process
 
 TOKEN = "secret"
+# Each island's routers have epochs of their own.
+NUM_EPOCHS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -48,28 +60,63 @@ class FrontConfig:
 
 
 class Front:
-    def __init__(self, config: FrontConfig, seed: int, keeps_lines: bool = False) -> None:
+    def __init__(
+        self,
+        config: FrontConfig,
+        seed: int,
+        clock: Clock,
+        store_faults: StoreFaults,
+        keeps_lines: bool = False,
+    ) -> None:
         self.config = config
-        self.clock = Clock()
-        self.history = History(self.clock, keeps_lines)
-        self.loop = VirtualLoop(self.clock, self.history)
-        self.random = Random(seed)
-        self.ledger = Ledger()
+        self.clock = clock
+        self.journal = Journal(self.clock, keeps_lines)
+        self.loop = VirtualLoop(clock, self.journal)
+        self.quiet = Quiet(self.clock)
+        self.ledger = Ledger(self.clock, self.quiet)
+        self.wanted = Wanted(self.clock, self.quiet)
+        self.lines, self.delivered = Lines(self.wanted), Delivered(self.clock)
         self.store = MemoryStore(lambda: true_time(self.clock), config.store)
-        self.store_faults = StoreFaults(observe=self.ledger.observe)
+        self.store_observers: list[StoreObserver] = [self.ledger, self.lines]
+        self._store_faults = store_faults
+        self._seed = seed
+        self._fence = VirtualFence()
         self.islands = [self._island(number) for number in range(config.num_islands)]
+        self.routers: list[LiveRouter] = [self._router(*each) for each in enumerate(self.islands)]
+        self._model = served_model(self.max_model_len)
         self.gateways = [self._gateway(name) for name in self._gateway_names()]
-        self.clients = Clients(self.gateways, Random(seed + 1), self.history.add)
+        self.clients = self._clients()
 
     def run(self, drive: Callable[[Front], Coroutine[Any, Any, None]]) -> str:
         """Starts everything, and runs until the driver ends. Returns the digest of all that happened. Raises what the
-        driver raises, and an ExceptionGroup of the errors that nobody awaited."""
-        with hosted(self.clock, Random(self.random.random())):
+        driver raises, and errors that nobody awaited."""
+        with hosted(self.clock, self._seed), self._fence.standing():
             self.loop.run(self._main(drive))
-        errors = [each.get("exception") or RuntimeError(each["message"]) for each in self.loop.errors]
-        if errors:
-            raise ExceptionGroup("errors in callbacks and tasks", errors)
-        return self.history.digest
+        self._raise_errors()
+        return self.journal.digest
+
+    @property
+    def processes(self) -> dict[InstanceId, Process]:
+        """All that can die, by the names that histories have for them."""
+        found: dict[InstanceId, Process] = {}
+        for name, island, router in zip(self.island_names, self.islands, self.routers, strict=True):
+            found[InstanceId(f"{name}/{ROUTER}")] = router
+            for process in island.processes:
+                found[InstanceId(f"{name}/{process.instance_id}")] = LinkedProcess(process, router)
+        return found | {gateway.name: gateway for gateway in self.gateways}
+
+    @property
+    def island_names(self) -> list[str]:
+        return [self._address(number).host for number in range(self.config.num_islands)]
+
+    def on_fenced(self, fenced: Callable[[InstanceId], None]) -> None:
+        """`fenced` is called with each process that a router has killed."""
+
+        def tell(process: SimProcess) -> None:
+            number = [process.world is island.world for island in self.islands].index(True)
+            fenced(InstanceId(f"{self.island_names[number]}/{process.instance_id}"))
+
+        self._fence.fenced = tell
 
     async def _main(self, drive: Callable[[Front], Coroutine[Any, Any, None]]) -> None:
         for island in self.islands:
@@ -86,16 +133,25 @@ class Front:
 
     def check(self) -> None:
         """Holds at any time."""
-        for island in self.islands:
-            island.check()
+        self._raise_errors()
+        for island, router in zip(self.islands, self.routers, strict=True):
+            CountsAddUp(island).check()
+            if router.core:
+                self.wanted.check(router.core.requests)
 
     def check_idle(self) -> None:
         """Holds when no client waits, everything is up, and all messages and copies have arrived."""
+        self.check()
         for island in self.islands:
             island.check_idle()
         self.ledger.check_idle()
         if num_open := sum(gateway.num_open for gateway in self.gateways):
-            raise RuntimeError(f"no client waits, and {num_open} requests are open")
+            raise Broken(f"no client waits, and {num_open} requests are open")
+
+    def _raise_errors(self) -> None:
+        """Raises the first error that nobody awaited."""
+        for each in self.loop.errors:
+            raise each.get("exception") or RuntimeError(each["message"])
 
     # ---- what there is ----
 
@@ -106,23 +162,29 @@ class Front:
         return RouterAddress(f"island-{number}", 1, TOKEN)
 
     def _island(self, number: int) -> Island:
+        island = Island(self.config.island, clock=self.clock)
+        island.world.num_epochs = number * NUM_EPOCHS
+        return island
+
+    def _router(self, number: int, island: Island) -> LiveRouter:
         config = self.config.island
-        island = Island(config, clock=self.clock)
         expected = {process.instance_id: process.role for process in island.processes}
         expected |= dict.fromkeys(self._gateway_names(), "gateway")
 
         def make_core(epoch: Epoch) -> Router:
             return Router(config.router, epoch, config.scheduling)
 
-        router: Any = LiveRouter(self.loop, island.world, self._address(number), make_core, expected)
+        live = LiveRouter(self.loop, island.world, self._address(number), make_core, expected, self._fence)
+        live.observers += [self.lines, self.delivered]
+        router: Any = live
         island.router = island.world.router = router
-        return island
+        return live
 
     def _gateway(self, name: InstanceId) -> VirtualGateway:
         config = GatewayConfig(
             name,
             tuple(self._address(number) for number in range(self.config.num_islands)),
-            EngineConfig(NAME, seed=self.random.randrange(1 << 30)),
+            EngineConfig(NAME, seed=self._seed % (1 << 30)),
             NAME,
             limits=self.config.limits,
             batches=self.config.batches,
@@ -130,10 +192,15 @@ class Front:
             lengths=LengthConfig(NONE),
             store_url="memory",
         )
-        model = served_model(self.max_model_len)
         return VirtualGateway(
             self.loop,
             config,
-            model,
-            lambda name: link_to(self.store, self.store_faults, self.history, name),
+            self._model,
+            lambda name: link_to(self.store, self._store_faults, self.store_observers, self.journal, name),
+        )
+
+    def _clients(self) -> Clients:
+        calls = Calls(self.gateways, Chances(self._seed), self.journal.add)
+        return Clients(
+            self.loop, calls, self.wanted, self.delivered, lambda: self.quiet.num_troubles, self.max_model_len
         )

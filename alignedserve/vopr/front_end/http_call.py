@@ -26,7 +26,7 @@ JSON = "application/json"
 Message = MutableMapping[str, Any]
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The connection has broken before the answer was complete."""
 
 
@@ -45,6 +45,7 @@ class HttpCall:
         path: str,
         body: bytes = b"",
         kind: str = JSON,
+        request_id: str = "",
     ) -> None:
         self.status = 0
         self._process = process
@@ -55,11 +56,11 @@ class HttpCall:
         # Something has changed for the client, and for the application.
         self._news, self._read = asyncio.Event(), asyncio.Event()
         process.on_kill(self, self._break)
-        task = process.start(self._run(app, _scope(method, path, body, kind)), f"{method} {path}")
+        task = process.start(self._run(app, _scope(method, path, body, kind, request_id)), f"{method} {path}")
         task.add_done_callback(self._over)
 
     async def whole(self) -> Answer:
-        """Returns the answer when it is complete. Raises Broken."""
+        """Returns the answer when it is complete. Raises ConnectionBroken."""
         try:
             pieces = [piece async for piece in self.pieces()]
         finally:
@@ -67,7 +68,7 @@ class HttpCall:
         return Answer(self.status, b"".join(pieces))
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yields the pieces of the answer as they come. Raises Broken."""
+        """Yields the pieces of the answer as they come. Raises ConnectionBroken."""
         while True:
             if self._unread:
                 piece = self._unread.popleft()
@@ -77,7 +78,7 @@ class HttpCall:
             elif self._is_complete:
                 return
             elif self._is_broken:
-                raise Broken
+                raise ConnectionBroken
             else:
                 self._news.clear()
                 await self._news.wait()
@@ -131,8 +132,10 @@ class HttpCall:
         self._news.set()
 
 
-def _scope(method: str, path: str, body: bytes, kind: str) -> Message:
+def _scope(method: str, path: str, body: bytes, kind: str, request_id: str) -> Message:
     headers = [(b"host", b"localhost"), (b"content-type", kind.encode())]
+    if request_id:
+        headers.append((b"x-request-id", request_id.encode()))
     if body:
         headers.append((b"content-length", str(len(body)).encode()))
     return {

@@ -1,6 +1,8 @@
 """What must be true of a store, found from the calls that were made at it: a model that knows nothing of its insides.
 
 - Only the last one that took a job changes it, and nobody changes a job that is over.
+- A job is not taken from a gateway that renews its lease, or could.
+- One that has heard that its lease is lost goes on with the job no more.
 - A line's first result stays, and is the one that is read.
 - A job is completed when each of its lines has a result.
 """
@@ -11,42 +13,98 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from alignedserve.store import JobId, JobRecord, Lease, LineResult
+from alignedserve.sim.clock import Clock
+from alignedserve.store import JobId, JobRecord, Lease, LeaseLost, LeaseState, LineResult
+from alignedserve.vopr.failures import Broken
+from alignedserve.vopr.front_end.quiet import Quiet
+from alignedserve.vopr.front_end.store_link import StoreObserver
+
+# What only the holder of a lease may do.
+_OF_HOLDERS = ("begin_lines", "put_result", "replace_job", "finish_job")
+# The seconds that one who has heard that a lease is lost has to stop.
+STOPS_S = 1.0
+# The seconds that a trouble that is over may last on in a gateway.
+RECOVERS_S = 10.0
 
 
-class Ledger:
-    def __init__(self) -> None:
+class Ledger(StoreObserver):
+    def __init__(self, clock: Clock, quiet: Quiet) -> None:
         # The jobs that were accepted, as they are by now.
         self.jobs: dict[JobId, JobRecord] = {}
         self.num_stored: Counter[JobId] = Counter()
         # Results for lines that had one: their lines ran twice.
         self.num_ignored = 0
         self.num_taken = 0
-        self._holders: dict[JobId, str] = {}
+        self._clock = clock
+        self._quiet = quiet
+        self._holders: dict[JobId, Lease] = {}
+        # When each lease was last taken or renewed, and for how many seconds.
+        self._renewed: dict[Lease, tuple[float, float]] = {}
+        # When each lease was heard to be lost.
+        self._lost_s: dict[Lease, float] = {}
         self._results: dict[tuple[JobId, int], LineResult] = {}
 
-    def observe(self, method: str, args: Sequence[Any], result: Any) -> None:
-        name = "_results_read" if method == "results" else f"_{method}"
-        if check := getattr(self, name, None):
-            check(result, *args)
+    @property
+    def open_jobs(self) -> list[JobId]:
+        return [job.id for job in self.jobs.values() if not job.is_over]
 
     def check_idle(self) -> None:
         """Every job that was accepted is over."""
-        open_jobs = [job.id for job in self.jobs.values() if not job.is_over]
-        if open_jobs:
-            raise RuntimeError(f"these jobs were accepted and never end: {open_jobs}")
+        if self.open_jobs:
+            raise Broken(f"jobs were accepted and never end ({self.open_jobs})")
+
+    # ---- what processes know ----
+
+    def asks(self, process: str, method: str, args: Sequence[Any]) -> None:
+        lease = next((each for each in args if isinstance(each, Lease)), None)
+        if method not in _OF_HOLDERS or lease is None:
+            return
+        lost_s = self._lost_s.get(lease)
+        if lost_s is not None and self._clock.now - lost_s > STOPS_S:
+            raise Broken(
+                f"a gateway goes on with a job although it knows that it has lost it ({process}: {method})"
+            )
+
+    def hears(self, process: str, method: str, args: Sequence[Any], outcome: Any) -> None:
+        lost: list[Lease] = []
+        if method == "renew" and not isinstance(outcome, Exception):
+            lost = [lease for lease, state in zip(args[0], outcome, strict=True) if state == "lost"]
+        elif isinstance(outcome, LeaseLost):
+            lost = [each for each in args if isinstance(each, Lease)]
+        for lease in lost:
+            self._lost_s.setdefault(lease, self._clock.now)
+
+    # ---- what was done at the store ----
+
+    def made(self, process: str, method: str, args: Sequence[Any], result: Any) -> None:
+        name = "_results_read" if method == "results" else f"_{method}"
+        if check := getattr(self, name, None):
+            check(result, *args)
 
     def _add_job(self, is_added: bool, job: JobRecord) -> None:
         if is_added:
             self.jobs.setdefault(job.id, job)
 
-    def _take(self, leases: Sequence[Lease], *_: Any) -> None:
+    def _take(self, leases: Sequence[Lease], stage: str, holder: str, seconds: float, *_: Any) -> None:
         for lease in leases:
-            self._holders[lease.job_id] = lease.token
+            if before := self._holders.get(lease.job_id):
+                self._check_lapsed(before)
+            self._holders[lease.job_id] = lease
+            self._renewed[lease] = self._clock.now, seconds
             self.num_taken += 1
 
+    def _check_lapsed(self, lease: Lease) -> None:
+        renewed_s, seconds = self._renewed[lease]
+        if self._quiet.was_between(renewed_s - RECOVERS_S, renewed_s + seconds):
+            raise Broken(f"a job's lease was not renewed, and nothing was wrong ({lease})")
+
+    def _renew(self, states: Sequence[LeaseState], leases: Sequence[Lease], seconds: float) -> None:
+        for lease, state in zip(leases, states, strict=True):
+            if state != "lost":
+                self._renewed[lease] = self._clock.now, seconds
+
     def _release(self, _: None, lease: Lease) -> None:
-        if self._holders.get(lease.job_id) == lease.token:
+        if self._holders.get(lease.job_id) == lease:
             del self._holders[lease.job_id]
 
     def _begin_lines(self, _: None, lease: Lease, lines: Sequence[int]) -> None:
@@ -63,12 +121,12 @@ class Ledger:
     def _results_read(self, found: Sequence[LineResult | None], job_id: JobId, lines: Sequence[int]) -> None:
         for line, result in zip(lines, found, strict=False):
             if result is not None and result != self._results[job_id, line]:
-                raise RuntimeError(f"job {job_id}: line {line} has another result than the first")
+                raise Broken(f"a line has another result than the first (job {job_id}, line {line})")
 
     def _replace_job(self, is_done: bool, old: JobRecord, new: JobRecord, lease: Lease | None) -> None:
-        if lease:
-            self._changes(lease)
         if is_done:
+            if lease:
+                self._changes(lease)
             self._replaced(old, new)
 
     def _finish_job(self, is_done: bool, old: JobRecord, new: JobRecord, lease: Lease, *_: Any) -> None:
@@ -76,16 +134,17 @@ class Ledger:
 
     def _changes(self, lease: Lease) -> None:
         job = self.jobs[lease.job_id]
-        if self._holders.get(job.id) != lease.token or job.is_over:
-            raise RuntimeError(f"job {job.id} ({job.status}) was changed by {lease.token}, which has lost it")
+        if self._holders.get(job.id) != lease or job.is_over:
+            raise Broken(f"a job was changed by one that has lost it ({job.status}; {lease})")
 
     def _replaced(self, old: JobRecord, new: JobRecord) -> None:
         if self.jobs[new.id] != old:
-            raise RuntimeError(
-                f"job {new.id} is replaced as {old.status}, but it is {self.jobs[new.id].status}"
-            )
+            raise Broken(f"a job is replaced as it was before ({old.status}; is {self.jobs[new.id].status})")
         self.jobs[new.id] = new
         if new.status == "completed" and self.num_stored[new.id] != new.num_lines:
-            raise RuntimeError(
-                f"job {new.id} is completed with {self.num_stored[new.id]} results of {new.num_lines} lines"
+            raise Broken(
+                f"a job is completed with {self.num_stored[new.id]} results of {new.num_lines} lines ({new.id})"
             )
+        if new.is_over:
+            # The store lets go of it.
+            self._holders.pop(new.id, None)

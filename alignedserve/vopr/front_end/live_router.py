@@ -9,14 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
+
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection
 from alignedserve.protocol.messages import AnyMessage, Hello, Message, Welcome
+from alignedserve.router.eventlog import EventLog
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
 from alignedserve.sim.process import SimProcess
+from alignedserve.sim.router import Observer
 from alignedserve.sim.world import World
 from alignedserve.types import Epoch, InstanceId
+from alignedserve.vopr.front_end.observed_router import observed
+from alignedserve.vopr.front_end.virtual_fence import VirtualFence
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess
 
@@ -29,10 +35,16 @@ class LiveRouter:
         address: RouterAddress,
         make_core: Callable[[Epoch], Router],
         expected: Mapping[InstanceId, str],
+        fence: VirtualFence,
     ) -> None:
         """`expected` holds the role of each process that may connect."""
         self.core: Router | None = None
         self.process: VirtualProcess | None = None
+        self.observers: list[Observer] = []
+        # Makes the event log of each router; None: there is none.
+        self.make_log: Callable[[Epoch], EventLog] | None = None
+        self.is_hung = False
+        self._fence = fence
         self._loop = loop
         self._world = world
         self._address = address
@@ -48,17 +60,30 @@ class LiveRouter:
         if self.core:
             raise RuntimeError("the router is started, but is up")
         epoch = self._world.next_epoch()
-        self.core = self._make_core(epoch)
-        self.process = self._loop.new_process(f"{self._address} router {epoch}")
+        self.core = observed(self._make_core(epoch), self.observers)
+        self.process = self._loop.new_process(f"{self._address.host}/router {epoch}")
+        self._fence.router_begins(self.process, self._world)
         watched(self._loop, self.process.start(self._run(self.core, epoch)))
 
     def kill(self) -> None:
         if self.process:
             self.process.kill()
         self.core = self.process = None
+        self.is_hung = False
+
+    def hang(self) -> None:
+        if self.process:
+            self.process.hang()
+            self.is_hung = True
+
+    def wake_up(self) -> None:
+        if self.process:
+            self.process.wake_up()
+        self.is_hung = False
 
     async def _run(self, core: Router, epoch: Epoch) -> None:
-        server = RouterServer(core, epoch, self._address.token, self._expected)
+        log = self.make_log(epoch) if self.make_log else None
+        server = RouterServer(core, epoch, self._address.token, self._expected, log)
         await server.listen_at(self._address)
         await server.run()
 
@@ -67,21 +92,55 @@ class LiveRouter:
     def connect(self, process: SimProcess) -> None:
         """A process that is connected, or waits for the router, connects again by itself."""
         if process.instance_id not in self._links:
-            self._links[process.instance_id] = _Link(self._loop, self._address, process)
+            self._links[process.instance_id] = _Link(self._loop, self._address, process, self._fence)
 
     def forget(self, process: SimProcess) -> None:
         if link := self._links.pop(process.instance_id, None):
             link.close_by_client()
 
+    def connection_of(self, process: SimProcess) -> VirtualProcess | None:
+        link = self._links.get(process.instance_id)
+        return link.virtual if link else None
+
+
+class LinkedProcess:
+    """A simulated process of an island, with its connection."""
+
+    def __init__(self, process: SimProcess, router: LiveRouter) -> None:
+        self.start, self.kill = process.start, process.kill
+        self._process = process
+        self._router = router
+
+    @property
+    def is_up(self) -> bool:
+        return self._process.is_up
+
+    @property
+    def is_hung(self) -> bool:
+        return self._process.is_hung
+
+    def hang(self) -> None:
+        self._process.hang()
+        if connection := self._router.connection_of(self._process):
+            connection.hang()
+
+    def wake_up(self) -> None:
+        self._process.wake_up()
+        if connection := self._router.connection_of(self._process):
+            connection.wake_up()
+
 
 class _Link:
     """A simulated process's connection, real from here on."""
 
-    def __init__(self, loop: VirtualLoop, address: RouterAddress, process: SimProcess) -> None:
+    def __init__(
+        self, loop: VirtualLoop, address: RouterAddress, process: SimProcess, fence: VirtualFence
+    ) -> None:
         self._process = process
+        self._fence = fence
         self._hello: Hello | None = None
         self._link = RouterConnection(address, self._introduce, self)
-        self.virtual = loop.new_process(process.instance_id)
+        self.virtual = loop.new_process(f"{address.host}/{process.instance_id}")
         watched(loop, self.virtual.start(self._link.run()))
 
     def _introduce(self) -> Hello:
@@ -94,7 +153,7 @@ class _Link:
 
     def to_hub(self, message: Message) -> None:
         if isinstance(message, Hello):
-            self._hello = message
+            self._hello = replace(message, pid=self._fence.pid_of(self._process))
         else:
             self._link.send(message)
 

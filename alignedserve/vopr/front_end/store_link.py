@@ -10,35 +10,59 @@ import asyncio
 import contextvars
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from alignedserve.store.base import Store, StoreAway
-from alignedserve.vopr.front_end.history import History
+from alignedserve.vopr.front_end.journal import Journal
 
 
-@dataclass
 class StoreFaults:
-    """What goes wrong now, for all processes; a driver changes it."""
+    """How the calls of each process fare. Nothing goes wrong here."""
 
-    # Whether no call reaches the store, and no answer its caller.
-    is_away: bool = False
-    # Returns the seconds that a call, or its answer, takes.
-    delay_s: Callable[[], float] = lambda: 0.0005
-    # Returns whether the next answer is lost.
-    loses_answer: Callable[[], bool] = lambda: False
     # The seconds after which a caller whose call or answer is lost gives up.
-    timeout_s: float = 2.0
-    # This is called with each call that was made at the store: its name, arguments and result.
-    observe: Callable[[str, Sequence[Any], Any], None] = lambda method, args, result: None
+    timeout_s = 2.0
+
+    def is_away(self, process: str) -> bool:
+        """Returns whether no call of the process reaches the store, and no answer the process."""
+        return False
+
+    def delay_s(self, process: str) -> float:
+        """Returns the seconds that the next call, or its answer, takes."""
+        return 0.0005
+
+    def loses_answer(self, process: str) -> bool:
+        """Returns whether the next answer is lost."""
+        return False
+
+
+class StoreObserver:
+    """What wants to know of calls. What it raises is an error of the run, and none of the caller's."""
+
+    def asks(self, process: str, method: str, args: Sequence[Any]) -> None:
+        """A process makes a call."""
+
+    def made(self, process: str, method: str, args: Sequence[Any], result: Any) -> None:
+        """A call was made at the store."""
+
+    def hears(self, process: str, method: str, args: Sequence[Any], outcome: Any) -> None:
+        """A process has the answer of a call, which may be an exception."""
 
 
 class _Link(Store):
-    def __init__(self, store: Store, faults: StoreFaults, history: History, name: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        faults: StoreFaults,
+        observers: Sequence[StoreObserver],
+        journal: Journal,
+        name: str,
+    ) -> None:
         self._store = store
         self._faults = faults
-        self._history = history
-        self._name = name
+        self._observers = observers
+        self._journal = journal
+        # The name of this life of the process, and of all of its lives.
+        self._name, self._process = name, name.split(" ")[0]
         self._is_down = False
 
     async def close(self) -> None:
@@ -53,39 +77,53 @@ class _Link(Store):
         self._is_down = False
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        self._tell("asks", method, args)
         # It runs in no process's context, as what has left a process is not in its hands any more.
         serving = asyncio.get_running_loop().create_task(
             self._serve(method, args, options), context=contextvars.Context()
         )
         serving.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            return await asyncio.shield(serving)
+            result = await asyncio.shield(serving)
         except StoreAway:
             self._is_down = True
             raise
+        except Exception as error:
+            self._tell("hears", method, args, error)
+            raise
+        self._tell("hears", method, args, result)
+        return result
+
+    def _tell(self, event: Literal["asks", "made", "hears"], *what: Any) -> None:
+        try:
+            for observer in self._observers:
+                getattr(observer, event)(self._name, *what)
+        except Exception as error:
+            context = {"message": f"{what[0]} is not right", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     async def _serve(self, method: str, args: Any, options: Any) -> Any:
-        faults = self._faults
-        await asyncio.sleep(faults.delay_s())
-        if faults.is_away:
+        faults, process = self._faults, self._process
+        await asyncio.sleep(faults.delay_s(process))
+        if faults.is_away(process):
             await self._lost(method, "call")
         outcome: Any = None
         try:
             outcome = await getattr(self._store, method)(*args, **options)
-            faults.observe(method, args, outcome)
+            self._tell("made", method, args, outcome)
             return outcome
         except Exception as error:
             outcome = error
             raise
         finally:
             asked = zlib.crc32(repr((args, options)).encode())
-            self._history.add(self._name, method, asked, zlib.crc32(repr(outcome).encode()))
-            await asyncio.sleep(faults.delay_s())
-            if faults.is_away or faults.loses_answer():
+            self._journal.add(self._name, method, asked, zlib.crc32(repr(outcome).encode()))
+            await asyncio.sleep(faults.delay_s(process))
+            if faults.is_away(process) or faults.loses_answer(process):
                 await self._lost(method, "answer")
 
     async def _lost(self, method: str, what: str) -> None:
-        self._history.add(self._name, method, f"{what} lost")
+        self._journal.add(self._name, method, f"{what} lost")
         await asyncio.sleep(self._faults.timeout_s)
         raise StoreAway(f"{method}: its {what} was lost")
 
@@ -101,6 +139,8 @@ _made = {name: _forwarding(name) for name in sorted(_Link.__abstractmethods__)}
 _WholeLink: Any = type("StoreLink", (_Link,), _made)
 
 
-def link_to(store: Store, faults: StoreFaults, history: History, name: str) -> Store:
+def link_to(
+    store: Store, faults: StoreFaults, observers: Sequence[StoreObserver], journal: Journal, name: str
+) -> Store:
     """Returns the connection of the process of this name to the store."""
-    return cast(Store, _WholeLink(store, faults, history, name))
+    return cast(Store, _WholeLink(store, faults, observers, journal, name))

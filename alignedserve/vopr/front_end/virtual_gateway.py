@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import cast
@@ -32,6 +33,7 @@ class VirtualGateway:
         """`store` makes the connection of a process of this name to the store."""
         self.name = config.instance_id
         self.process: VirtualProcess | None = None
+        self.is_hung = False
         self._life: _Life | None = None
         self._loop = loop
         self._config = config
@@ -61,15 +63,42 @@ class VirtualGateway:
         running.add_done_callback(lambda _: process.kill())
 
     def kill(self) -> None:
+        self.is_hung = False
         if self.process:
             self.process.kill()
 
-    def call(self, method: str, path: str, body: bytes = b"", kind: str = JSON) -> HttpCall | None:
+    def stop(self) -> None:
+        """It ends by itself, in good order, unless it hangs."""
+        if self.process:
+            self.process.send_signal(signal.SIGTERM)
+
+    def hang(self) -> None:
+        if self.process:
+            self.process.hang()
+            self.is_hung = True
+
+    def wake_up(self) -> None:
+        if self.process:
+            self.process.wake_up()
+        self.is_hung = False
+
+    def set_clock_ahead(self, seconds: float) -> None:
+        """Its wall clock jumps; that of its next life is right."""
+        if self.process:
+            self.process.wall_ahead_s += seconds
+
+    def set_clock_right(self) -> None:
+        if self.process:
+            self.process.wall_ahead_s = 0.0
+
+    def call(
+        self, method: str, path: str, body: bytes = b"", kind: str = JSON, request_id: str = ""
+    ) -> HttpCall | None:
         """Returns the call of a client; None if nobody listens."""
         if not self.is_up or not self._life or self._life.server is None or not self._life.server.is_serving:
             return None
         assert self.process
-        return HttpCall(self.process, self._life.server.app, method, path, body, kind)
+        return HttpCall(self.process, self._life.server.app, method, path, body, kind, request_id)
 
 
 class _Life:

@@ -32,9 +32,16 @@ def true_time(clock: Clock) -> float:
 
 
 @contextlib.contextmanager
-def hosted(clock: Clock, random: Random) -> Iterator[None]:
-    """While the block runs, `time` and `secrets` answer from `clock` and `random`, and garbage is collected only where
+def hosted(clock: Clock, seed: int) -> Iterator[None]:
+    """While the block runs, `time` and `secrets` answer from `clock` and `seed`, and garbage is collected only where
     the code says so: a collection may end asynchronous generators, at a time that differs from run to run."""
+    randoms: dict[str, Random] = {}
+
+    def random() -> Random:
+        """Each life of a process has a generator of its own."""
+        process = current_process()
+        name = process.name if process else ""
+        return randoms.setdefault(name, Random(f"{seed} {name}"))
 
     def wall() -> float:
         process = current_process()
@@ -48,8 +55,8 @@ def hosted(clock: Clock, random: Random) -> Iterator[None]:
             mock.patch.object(time, "time", wall),
             mock.patch.object(time, "monotonic", lambda: clock.now),
             mock.patch.object(time, "clock_gettime_ns", lambda _: round(clock.now * 1e9)),
-            mock.patch.object(secrets, "token_bytes", lambda num_bytes=32: random.randbytes(num_bytes)),
-            mock.patch.object(secrets, "randbelow", random.randrange),
+            mock.patch.object(secrets, "token_bytes", lambda num_bytes=32: random().randbytes(num_bytes)),
+            mock.patch.object(secrets, "randbelow", lambda below: random().randrange(below)),
         ):
             yield
     finally:

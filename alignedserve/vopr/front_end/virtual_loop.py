@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar, cast
 
 from alignedserve.sim.clock import Clock, Timer
-from alignedserve.vopr.front_end.history import History
+from alignedserve.vopr.front_end.journal import Journal
 from alignedserve.vopr.front_end.virtual_network import VirtualNetwork
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess, current_process, process_of
 
@@ -34,10 +34,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _ready: deque[asyncio.Handle]
     _stopping: bool
 
-    def __init__(self, clock: Clock | None = None, history: History | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, journal: Journal | None = None) -> None:
         super().__init__()
         self.clock = clock or Clock()
-        self.history = history or History(self.clock)
+        self.journal = journal or Journal(self.clock)
         self.network = VirtualNetwork(self)
         # What callbacks raised that nobody awaits.
         self.errors: list[dict[str, Any]] = []

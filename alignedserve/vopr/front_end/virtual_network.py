@@ -11,7 +11,7 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from alignedserve.vopr.front_end.virtual_process import current_process
+from alignedserve.vopr.front_end.virtual_process import VirtualProcess, current_process
 from alignedserve.vopr.front_end.virtual_transport import VirtualSocket, VirtualTransport
 from alignedserve.vopr.front_end.virtual_wire import Way
 
@@ -30,9 +30,10 @@ Address = tuple[str, int]
 class VirtualNetwork:
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
-        # The seconds that the next piece takes, and its most bytes.
-        self.latency: Callable[[], float] = lambda: LATENCY_S
-        self.piece_bytes: Callable[[], int] = lambda: WINDOW_BYTES
+        # The seconds that the next piece takes, and its most bytes: by the process that has connected, and by whether
+        # that one sends it.
+        self.latency: Callable[[str, bool], float] = lambda process, is_up: LATENCY_S
+        self.piece_bytes: Callable[[str, bool], int] = lambda process, is_up: WINDOW_BYTES
         self.window_bytes = WINDOW_BYTES
         # The connections that are open at both ends or at one of them, the oldest first.
         self.connections: dict[int, VirtualConnection] = {}
@@ -57,7 +58,7 @@ class VirtualNetwork:
     async def connect(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
     ) -> tuple[VirtualTransport, asyncio.Protocol]:
-        await asyncio.sleep(self.latency())
+        await asyncio.sleep(self.latency(_name_of(current_process()), True))
         server = self._servers.get((host, port))
         if server is None or server.address in self.refused:
             raise ConnectionRefusedError(f"{host}:{port}: refused")
@@ -101,11 +102,12 @@ class VirtualConnection:
         self.number = number
         # The process at each end, for a driver to choose by: the one that connected, and the address it connected to.
         self.owner = current_process()
+        self.process = _name_of(self.owner)
         self.address = address
         # The seconds by which bytes take longer than on other connections.
         self.delay_s = 0.0
         # A port of its own, which tells connections of one process apart.
-        name = (self.owner.name if self.owner else "driver", number)
+        name = (self.process, number)
         self.client = VirtualTransport(self, name, address)
         self.server = VirtualTransport(self, address, name)
         self._num_open = 2
@@ -114,7 +116,7 @@ class VirtualConnection:
         return f"connection {self.number}"
 
     def open(self, factory: Callable[[], asyncio.Protocol], server: VirtualServer) -> asyncio.Protocol:
-        up, down = self._up, self._down = Way(self), Way(self)
+        up, down = self._up, self._down = Way(self, is_up=True), Way(self, is_up=False)
         self.client.attach(up, down, contextvars.copy_context())
         self.server.attach(down, up, server.context.copy())
         # The server's kernel takes the connection at once; its process makes the protocol when it runs.
@@ -149,3 +151,8 @@ class VirtualConnection:
     def vanish(self) -> None:
         """The wire is gone: nothing ever arrives again, and neither end is told."""
         self.stall(float("inf"))
+
+
+def _name_of(process: VirtualProcess | None) -> str:
+    """Returns the name that all lives of the process have."""
+    return process.name.split(" ")[0] if process else "driver"

@@ -118,7 +118,7 @@ class VirtualTransport(_FlowControlMixin):
         """Sends as much as the window has room for."""
         network = self._connection.network
         while self._unsent and (room := network.window_bytes - self._out.num_under_way) > 0:
-            size = min(room, len(self._unsent), network.piece_bytes())
+            size = min(room, len(self._unsent), self._out.piece_bytes)
             self._out.send(bytes(self._unsent[:size]))
             del self._unsent[:size]
 
@@ -156,7 +156,7 @@ class VirtualTransport(_FlowControlMixin):
             return
         self._in.num_under_way -= len(data)
         self._in.writer.room_is_free()
-        self._connection.network.loop.history.add(
+        self._connection.network.loop.journal.add(
             self._connection, self.get_extra_info("sockname"), len(data)
         )
         if not self._is_closing:

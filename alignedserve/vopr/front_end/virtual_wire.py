@@ -22,7 +22,8 @@ class End:
 class Way:
     """One direction of a connection."""
 
-    def __init__(self, connection: VirtualConnection) -> None:
+    def __init__(self, connection: VirtualConnection, is_up: bool) -> None:
+        """`is_up`: from the process that has connected."""
         self.writer: VirtualTransport
         self.reader: VirtualTransport
         # The bytes in the window.
@@ -30,18 +31,24 @@ class Way:
         # No piece arrives before this time.
         self.stalled_until_s = 0.0
         self._connection = connection
+        self._is_up = is_up
         self._pieces: deque[tuple[float, bytes | End]] = deque()
         self._next: Timer | None = None
 
     def send(self, piece: bytes | End) -> None:
         clock, network = self._connection.network.loop.clock, self._connection.network
         last_s = self._pieces[-1][0] if self._pieces else 0.0
-        delay_s = network.latency() + self._connection.delay_s
+        delay_s = network.latency(self._connection.process, self._is_up) + self._connection.delay_s
         self._pieces.append((max(last_s, clock.now + delay_s), piece))
         if isinstance(piece, bytes):
             self.num_under_way += len(piece)
         if self._next is None:
             self._await_next()
+
+    @property
+    def piece_bytes(self) -> int:
+        """The most bytes of the next piece."""
+        return self._connection.network.piece_bytes(self._connection.process, self._is_up)
 
     def lose(self) -> None:
         """What is under way is lost."""

@@ -4,6 +4,7 @@ seed (alignedserve/sim/model.py)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import tokenizers
 from tokenizers import pre_tokenizers
@@ -53,6 +54,16 @@ class Question:
     def answer(self) -> tuple[str, str]:
         """Returns the text that it is answered with, and why that ends. Its last token is not shown if it stops
         there."""
+        tokens, reason = self._output
+        return " ".join(map(_word, tokens[:-1] if reason == "stop" else tokens)), reason
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the answer."""
+        return len(self._output[0])
+
+    @cached_property
+    def _output(self) -> tuple[list[int], str]:
         tokens: list[int] = []
         reason = None
         while reason is None:
@@ -60,7 +71,7 @@ class Question:
             reason = finish_reason(
                 self.seed, self.num_words, self.max_tokens, len(tokens), self.max_model_len
             )
-        return " ".join(map(_word, tokens[:-1] if reason == "stop" else tokens)), reason
+        return tokens, reason
 
 
 def _word(token_id: int) -> str:

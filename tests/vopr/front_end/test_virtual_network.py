@@ -97,8 +97,8 @@ Scenario = Callable[[Pair], Awaitable[None]]
 def play() -> Iterator[Callable[[Scenario], None]]:
     loop = VirtualLoop()
     random = Random(5)
-    loop.network.latency = lambda: random.expovariate(1000)
-    loop.network.piece_bytes = lambda: random.choice((1, 7, 100, 5000))
+    loop.network.latency = lambda process, is_up: random.expovariate(1000)
+    loop.network.piece_bytes = lambda process, is_up: random.choice((1, 7, 100, 5000))
 
     def played(scenario: Scenario) -> None:
         async def main() -> None:

@@ -7,7 +7,7 @@ import hashlib
 from alignedserve.sim.clock import Clock
 
 
-class History:
+class Journal:
     def __init__(self, clock: Clock, keeps_lines: bool = False) -> None:
         """With `keeps_lines` the events are kept as text too, to be read and compared."""
         self.lines: list[str] | None = [] if keeps_lines else None

@@ -1,0 +1,71 @@
+"""How bytes and calls of the store fare in a whole system at each moment, each by a chance of its own (chances.py)."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from alignedserve.sim.clock import Clock
+from alignedserve.vopr.chances import Chances
+from alignedserve.vopr.front_end.store_link import StoreFaults
+from alignedserve.vopr.front_end.virtual_network import VirtualNetwork
+from alignedserve.vopr.history import Late, StoreAway, StoreForgetful, StoreSlow
+from alignedserve.vopr.plan import FrontPlan, Plan
+
+Passing = Late | StoreAway | StoreSlow | StoreForgetful
+Kind = TypeVar("Kind", Late, StoreAway, StoreSlow, StoreForgetful)
+
+
+class FrontConditions(StoreFaults):
+    def __init__(self, plan: Plan, front: FrontPlan, clock: Clock) -> None:
+        self.timeout_s = front.store_timeout_s
+        self._plan = plan
+        self._front = front
+        self._clock = clock
+        self._chances = Chances(plan.seed)
+        # What goes wrong, each with the second at which it ends.
+        self._passing: list[tuple[float, Passing]] = []
+
+    def rule(self, network: VirtualNetwork) -> None:
+        network.latency, network.piece_bytes = self._latency_s, self._piece_bytes
+
+    def add(self, action: Passing) -> None:
+        self._passing.append((self._clock.now + action.seconds, action))
+
+    def calm(self) -> None:
+        self._passing.clear()
+
+    # ---- the network ----
+
+    def _latency_s(self, process: str, is_up: bool) -> float:
+        lates = [each.latency_s for each in self._now(Late, process) if each.is_up == is_up]
+        most_s = max([self._plan.max_latency_s, *lates])
+        return most_s * (0.1 + 0.9 * self._chances.next(f"latency {process} {is_up}"))
+
+    def _piece_bytes(self, process: str, is_up: bool) -> int:
+        """Few pieces are small ones, since each costs as much time as a large one."""
+        most = self._front.piece_bytes
+        is_whole = self._chances.next(f"whole {process} {is_up}") < 0.5
+        return most * 100 if is_whole else 1 + round(most * self._chances.next(f"piece {process} {is_up}"))
+
+    # ---- the store ----
+
+    def is_away(self, process: str) -> bool:
+        return bool(self._now(StoreAway, process))
+
+    def delay_s(self, process: str) -> float:
+        slow = [each.latency_s for each in self._now(StoreSlow, process)]
+        most_s = max([self._front.store_latency_s, *slow])
+        return most_s * (0.1 + 0.9 * self._chances.next(f"store {process}"))
+
+    def loses_answer(self, process: str) -> bool:
+        rates = [each.rate for each in self._now(StoreForgetful, process)]
+        return bool(rates) and self._chances.next(f"answer {process}") < max(rates)
+
+    def _now(self, kind: type[Kind], process: str) -> list[Kind]:
+        """Returns what goes wrong for the process now."""
+        now = self._clock.now
+        return [
+            each
+            for end_s, each in self._passing
+            if now < end_s and isinstance(each, kind) and each.process in ("", process)
+        ]

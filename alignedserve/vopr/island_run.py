@@ -1,0 +1,105 @@
+"""Runs the history of an island: faults and requests, then calm, then the end, at which everything has ended and is
+empty."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from alignedserve.router.eventlog import EventLog
+from alignedserve.vopr.build import make_island
+from alignedserve.vopr.checks import CountsAddUp, PhasesSeen, RealTimeFirst
+from alignedserve.vopr.clients import CLIENTS, Clients
+from alignedserve.vopr.event_logs import OpenLog
+from alignedserve.vopr.failures import Broken, failure_of
+from alignedserve.vopr.history import ROUTER, Arrive, History
+from alignedserve.vopr.island_driver import IslandDriver
+from alignedserve.vopr.launcher import Launcher
+from alignedserve.vopr.liveness import MAX_EVENTS, STANDSTILL_S, WINDOW_S, patience_s
+from alignedserve.vopr.outcome import Outcome
+
+
+class IslandRun:
+    def __init__(self, history: History, open_log: OpenLog | None = None) -> None:
+        """`open_log`: makes the file of a router's event log."""
+        plan = self._plan = history.plan
+        self._actions = history.actions
+        self.island, conditions = make_island(plan)
+        self._clock = self.island.world.clock
+        self._clients: Clients = CLIENTS[plan.clients](self.island)
+        router = self.island.router
+        processes = {ROUTER: router} | {name: self.island.world.processes[name] for name in plan.processes}
+        launcher = self._launcher = Launcher(self._clock, plan, processes, [self.island.pool])
+        self.island.world.fenced = lambda process: launcher.fenced(process.instance_id)
+        if open_log:
+            config = self.island.config
+            router.make_log = lambda epoch: EventLog(open_log(epoch), config.router, epoch, config.scheduling)
+        if RealTimeFirst.is_promised(plan):
+            router.observers.append(RealTimeFirst(self.island))
+        self._phases = PhasesSeen()
+        router.observers.append(self._phases)
+        self._driver = IslandDriver(self.island, self._clients, self._launcher, conditions)
+
+    def __call__(self) -> Outcome:
+        failure = None
+        try:
+            self._run()
+        except Exception as error:
+            failure = failure_of(error, self._clock.now)
+        happened = self._driver.happened
+        happened["fenced"] = self._launcher.num_fenced
+        streams = self._clients.streams
+        return Outcome(
+            failure,
+            self._clock.now,
+            len(streams),
+            sum(len(stream.tokens) for stream in streams),
+            self._clock.num_events,
+            happened,
+            self._phases.counts,
+            Counter(str(stream.outcome) for stream in streams),
+        )
+
+    def _run(self) -> None:
+        island, plan = self.island, self._plan
+        self._driver.schedule(self._actions)
+        island.start()
+        island.router.observers.append(CountsAddUp(island))
+        self._until(plan.duration_s)
+        self._driver.calm()
+        self._until_all_ended()
+        self._settle()
+        self._clients.check_end()
+        island.check()
+        island.check_idle()
+
+    def _until_all_ended(self) -> None:
+        begun_s, progress, progress_s = self._clock.now, self._progress(), self._clock.now
+        limit_s = begun_s + self._patience_s()
+        while num_open := self._clients.num_open:
+            if self._clock.now >= limit_s:
+                raise Broken(f"{num_open} requests are open {limit_s - begun_s:.0f} s after the last fault")
+            if self._clock.now - progress_s >= STANDSTILL_S:
+                raise Broken(f"{num_open} requests are open, and none has got on for {STANDSTILL_S:.0f} s")
+            self._until(min(limit_s, self._clock.now + WINDOW_S))
+            if self._progress() != progress:
+                progress, progress_s = self._progress(), self._clock.now
+
+    def _progress(self) -> tuple[int, int]:
+        """Changes when a request gets a token, or ends."""
+        return self._clients.num_open, sum(len(stream.tokens) for stream in self._clients.streams)
+
+    def _until(self, time_s: float) -> None:
+        while self._clock.now < time_s:
+            end_s, num_allowed = min(time_s, self._clock.now + WINDOW_S), self._clock.num_events + MAX_EVENTS
+            while self._clock.step(end_s):
+                if self._clock.num_events > num_allowed:
+                    raise Broken(f"more than {MAX_EVENTS} events in {WINDOW_S:.0f} s: it goes in circles")
+            self._clock.run_until(end_s)
+
+    def _patience_s(self) -> float:
+        arrivals = [each for each in self._actions if isinstance(each, Arrive)]
+        return patience_s(self._plan, [(each.prompt_len, each.output_len) for each in arrivals])
+
+    def _settle(self) -> None:
+        """Messages, copies and orphans, by clocks that may run at half the speed."""
+        self._until(self._clock.now + 3 * self._plan.orphan_s + 10.0)

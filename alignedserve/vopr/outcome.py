@@ -1,0 +1,24 @@
+"""What came of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from alignedserve.vopr.failures import Failure
+
+
+@dataclass
+class Outcome:
+    failure: Failure | None
+    # Virtual seconds.
+    duration_s: float
+    num_requests: int
+    num_tokens: int
+    num_events: int
+    # How many actions of each kind happened, the fence's kills included.
+    happened: Counter[str] = field(default_factory=Counter)
+    # How often requests were in each phase.
+    phases: Counter[str] = field(default_factory=Counter)
+    # How requests ended.
+    ends: Counter[str] = field(default_factory=Counter)
