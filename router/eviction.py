@@ -89,10 +89,13 @@ class Eviction:
             self._requeuer.requeue(state)
 
     def failed(self, sender: InstanceId, key: RequestKey) -> None:
-        """The KV did not get to the pool. The room that was made for it is others' until it is asked for again."""
+        """The KV did not get to the pool. The room that was made for it is others' until it is asked for again, at once
+        if the instance still wants it evicted."""
         if state := self._requests.find(key, sender, Phase.EVICTING):
             self._transitions.enter(state, Phase.RUNNING, sender)
             self._pool.send(MakeSpare([key]))
+            if (view := self._cluster.decode(sender)) and view.report:
+                self.wanted(view, view.report)
 
     def retry(self) -> None:
         """Victims that found no room ask again, if the pool may have some by now."""

@@ -33,6 +33,7 @@ from alignedserve.router.decode import DecodeDispatch
 from alignedserve.router.decode_queue import DecodeQueue
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.eviction import Eviction
+from alignedserve.router.failed_copies import FailedCopies
 from alignedserve.router.instance_views import PrefillView
 from alignedserve.router.island_view import IslandView
 from alignedserve.router.offers import Offers
@@ -117,6 +118,7 @@ class Router:
         self._recovery = Recovery(
             welcome, cluster, requests, decode_queue, transitions, recaller, pool_recovery, outbox, counters
         )
+        self._failed_copies = FailedCopies(requests, self._recovery, eviction)
         self._pool, self._recaller, self._eviction = pool, recaller, eviction
         self._pool_recovery = pool_recovery
 
@@ -130,6 +132,7 @@ class Router:
             case Received():
                 self._received(event.sender, event.message)
             case Tick():
+                self._failed_copies.retry()
                 self._pool.retry_refused()
                 self._pool_recovery.release_expired_orphans()
         self._prefill.start()
@@ -154,10 +157,8 @@ class Router:
             case Gone(keys=keys):
                 for state in filter(None, map(self.requests.get, keys)):
                     self._recaller.confirm(state, sender)
-            case Failed(what="evict", key=key):
-                self._eviction.failed(sender, key)
             case Failed():
-                self._recovery.failed(sender, message)
+                self._failed_copies.add(sender, message)
             case _:
                 raise ValueError(f"{sender} sent a {type(message).__name__}, which is not for the router")
 

@@ -179,8 +179,35 @@ def test_an_eviction_that_failed_leaves_it_running() -> None:
     script.reserve(blocks=[10, 11, 12, 13])
     script.take()
     script.say(DECODE, Failed(ONE, "evict", "no"))
+    assert not script.take(), "nothing is tried again before the next tick"
+    script.decode()
+    script.tick(0.1)
     assert script.state().phase is Phase.RUNNING
     assert script.take_one(MakeSpare, POOL).keys == [ONE], "nobody needs the room that was made"
+
+
+def test_an_eviction_that_failed_and_is_still_wanted_is_tried_again() -> None:
+    script = Script()
+    script.running()
+    script.decode(wants_evicted=[ONE])
+    script.reserve(blocks=[10, 11, 12, 13])
+    script.take()
+    script.say(DECODE, Failed(ONE, "evict", "no"))
+    script.tick(0.1)
+    assert [type(message) for _, message in script.take()] == [MakeSpare, Reserve]
+    assert script.state().phase is Phase.MAKING_ROOM
+
+
+def test_a_copy_that_failed_is_no_matter_once_the_request_is_elsewhere() -> None:
+    script = Script()
+    script.pooled()
+    script.chosen(1)
+    script.take()
+    script.say(DECODE, Failed(ONE, "pull", "no"))
+    script.decode(admitted=[ONE])
+    script.take()
+    script.tick(0.1)
+    assert not script.take() and script.state().phase is Phase.RUNNING
 
 
 def without_room(script: Script) -> None:
