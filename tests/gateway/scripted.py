@@ -130,4 +130,5 @@ class ScriptedRouter:
 
 
 def process_status(role: str, state: str = "up") -> ProcessStatus:
-    return ProcessStatus(role, InstanceId(f"{role}-0"), Epoch(1), 42, state, 10, 4, {"running": 1})
+    name, requests = InstanceId(f"{role}-0"), {"running": 1}
+    return ProcessStatus(role, name, Epoch(1), 42, state, 10, 4, requests, started_s=1795300000.0)

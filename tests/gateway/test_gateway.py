@@ -588,6 +588,7 @@ def test_the_cluster_is_described_process_by_process() -> None:
                 "role": "kvpool",
                 "instance_id": "kvpool-0",
                 "epoch": 1,
+                "started_s": 1795300000.0,
                 "pid": 42,
                 "state": "up",
                 "blocks": {"used": 6, "free": 4},

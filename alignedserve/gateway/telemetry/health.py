@@ -72,6 +72,7 @@ def _process_status(process: ProcessStatus) -> dict[str, Any]:
         "role": process.role,
         "instance_id": process.instance_id,
         "epoch": process.epoch,
+        "started_s": process.started_s,
         "pid": process.pid,
         "state": process.state,
         "blocks": {"used": process.num_blocks - process.num_free_blocks, "free": process.num_free_blocks},
