@@ -112,6 +112,9 @@ class DensityFirstSearch:
         low, high = node.length_range
         lengths = self._tree.lengths
         for length in lengths[bisect_left(lengths, low) : bisect_right(lengths, high)]:
+            if leaf_of(length) > self._last_leaf:
+                # None of the longer ones fits, and there may be thousands of lengths.
+                break
             builder.add_at_length(length, builder.slots_left)
 
     def _take_by_due(self, builder: BatchBuilder, leaf: Node) -> None:

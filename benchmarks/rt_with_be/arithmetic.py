@@ -16,7 +16,7 @@ from alignedserve.sim.report import quantiles
 
 # what RT may lose, and what BE has to keep
 MOST_OF_RT, LEAST_OF_BE = 1.25, 0.85
-# of the interval of a median
+# The interval of a median holds the true one with this probability, at least.
 CONFIDENCE = 0.95
 PREFIX = "alignedserve:"
 
