@@ -43,8 +43,8 @@ class Clients(ABC):
 class DirectClients(Clients):
     """Simulated gateways, each the client of all of its requests: see sim/gateway.py for what they check."""
 
-    # How a request may end that its client did not break off. None is too long here, and no queue is full.
-    _ENDS = ("stop", "length")
+    # How a request may end. None is too long here.
+    _ENDS = ("stop", "length", "abort", "lost")
 
     def __init__(self, island: Island) -> None:
         super().__init__(island)
@@ -76,8 +76,16 @@ class DirectClients(Clients):
             key = stream.request.key
             if self._num_ends.get(key) != 1:
                 raise Broken(f"request {key} ended {self._num_ends.get(key, 0)} times")
-            if stream.outcome not in (*self._ENDS, "abort", "lost"):
+            is_refused = stream.outcome == "full" and self._may_be_full and not stream.tokens
+            if stream.outcome not in self._ENDS and not is_refused:
                 raise Broken(f"request {key} ended with {stream.outcome}")
+
+    @property
+    def _may_be_full(self) -> bool:
+        """Whether there were ever so many requests, or so long ones, that a router may have refused one."""
+        limits = self._island.config.router
+        num_tokens = sum(len(stream.request.prompt) + len(stream.tokens) for stream in self.streams)
+        return len(self.streams) > limits.max_num_queued_reqs or num_tokens > limits.max_num_queued_tokens
 
     def _ended(self, stream: Stream) -> None:
         key = stream.request.key
