@@ -23,11 +23,22 @@ from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, Lin
 
 # Chunks of a file that was never committed are deleted so many seconds after the last one.
 UNCOMMITTED_S = 3600
+# The number of records that are deleted at a time, while other calls wait.
+NUM_AT_A_TIME = 64
+# The bytes of results that are fetched together.
+RESULT_BYTES = 4 << 20
 
 Order = Literal["asc", "desc"]
 # What open jobs need next: their file validated, their lines answered, or to be brought to an end.
 Stage = Literal["validate", "run", "end"]
 STAGES: tuple[Stage, ...] = ("validate", "run", "end")
+# The statuses of the jobs that are open, and of those that are in a stage.
+OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
+STATUSES: dict[Stage, tuple[str, ...]] = {
+    "validate": ("validating",),
+    "run": ("in_progress",),
+    "end": ("cancelling", "finalizing"),
+}
 
 
 class StoreAway(Exception):

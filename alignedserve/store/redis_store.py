@@ -22,6 +22,10 @@ import msgspec
 
 from alignedserve.store import scripts
 from alignedserve.store.base import (
+    NUM_AT_A_TIME,
+    OPEN_STATUSES,
+    RESULT_BYTES,
+    STATUSES,
     UNCOMMITTED_S,
     Lease,
     LeaseState,
@@ -35,19 +39,8 @@ from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, Lin
 from alignedserve.store.redis_connection import RedisConnection, asks
 from alignedserve.store.scripts import PREFIX
 
-OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
-# The number of records that are deleted at a time, while other calls wait.
-NUM_AT_A_TIME = 64
 # The number of lines that are asked for at a time: an answer is decoded in one step.
 _NUM_LINES = 1024
-# The bytes of results that are fetched together.
-RESULT_BYTES = 4 << 20
-
-STATUSES: dict[Stage, tuple[str, ...]] = {
-    "validate": ("validating",),
-    "run": ("in_progress",),
-    "end": ("cancelling", "finalizing"),
-}
 _LEASE_STATES: tuple[LeaseState, ...] = ("lost", "held", "cancelling")
 
 

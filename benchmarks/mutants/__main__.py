@@ -41,6 +41,8 @@ class Hunt:
 def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
     """Raises RuntimeError if the search itself fails."""
     flags = ["--minutes", str(minutes), "--jobs", str(num_jobs), "--no-shrink", "--out", str(copy / "out")]
+    if mutant.system:
+        flags += ["--system", mutant.system]
     begun_s = time.monotonic()
     with living(mutant, copy):
         ran = subprocess.run(

@@ -22,6 +22,8 @@ class Mutant:
     # What occurs in it once, and what stands there instead.
     old: str
     new: str
+    # The systems in which it is looked for, as for `alignedserve vopr --system`: its line runs in no others.
+    system: str | None = None
 
     def applied(self, text: str) -> str:
         """Raises ValueError if the text is not what the mutant was made of."""

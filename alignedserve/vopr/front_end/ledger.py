@@ -3,7 +3,7 @@
 - Only the last one that took a job changes it, and nobody changes a job that is over.
 - A job is not taken from a gateway that renews its lease, or could.
 - One that has heard that its lease is lost goes on with the job no more.
-- A line's first result stays, and is the one that is read.
+- A line's first result stays, and is the one that is read; a line that has one does not begin again.
 - A job is completed when each of its lines has a result.
 """
 
@@ -109,6 +109,8 @@ class Ledger(StoreObserver):
 
     def _begin_lines(self, _: None, lease: Lease, lines: Sequence[int]) -> None:
         self._changes(lease)
+        if again := [line for line in lines if (lease.job_id, line) in self._results]:
+            raise Broken(f"lines that have their results begin again (job {lease.job_id}, lines {again})")
 
     def _put_result(self, _: None, lease: Lease, owner: str, line: int, result: LineResult, *__: Any) -> None:
         self._changes(lease)

@@ -8,13 +8,17 @@ what is limited.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import msgspec
 
 from alignedserve.store.base import (
+    NUM_AT_A_TIME,
+    OPEN_STATUSES,
+    RESULT_BYTES,
+    STATUSES,
     UNCOMMITTED_S,
     Lease,
     LeaseState,
@@ -25,8 +29,9 @@ from alignedserve.store.base import (
     StoreLimits,
 )
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
-from alignedserve.store.redis_store import NUM_AT_A_TIME, OPEN_STATUSES, RESULT_BYTES, STATUSES
+from alignedserve.vopr.front_end.listings import Listings
 from alignedserve.vopr.front_end.ranked import Ranked
+from alignedserve.vopr.front_end.stored_bytes import StoredBytes
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -70,13 +75,12 @@ class MemoryStore(Store):
         self._files: defaultdict[str, _File] = defaultdict(_File)
         self._jobs: dict[JobId, _Job] = {}
         self._states: dict[str, bytes] = {}
-        # What is stored, by owner.
-        self._bytes: Counter[str] = Counter()
+        self._bytes = StoredBytes(self._limits)
         # The files that are not committed by when they lapse, with their owners.
         self._uploads = Ranked()
         self._uploaders: dict[str, str] = {}
         # The ids in each listing: of files, of a purpose's files, of jobs, and of open ones; each also by owner.
-        self._listings: defaultdict[str, Ranked] = defaultdict(Ranked)
+        self._listings = Listings()
         self._expiring = Ranked()
         self._sequence = 0
 
@@ -95,7 +99,7 @@ class MemoryStore(Store):
 
     def num_bytes(self, owner: str) -> int:
         """Returns the bytes that are stored for the owner, which are those that the limits count."""
-        return self._bytes[owner]
+        return self._bytes.of(owner)
 
     # ---- files ----
 
@@ -103,9 +107,7 @@ class MemoryStore(Store):
         self, file_id: FileId, owner: str, number: int, data: bytes, is_bounded: bool = True
     ) -> None:
         old = self._files[file_id].chunks.get(number, b"") if file_id in self._files else b""
-        more = len(data) - len(old)
-        self._check_room(owner, more, is_bounded)
-        self._bytes[owner] += more
+        self._bytes.add_if_room(owner, len(data) - len(old), is_bounded)
         self._files[file_id].chunks[number] = data
         self._uploads.put(file_id, int(self._clock()) + UNCOMMITTED_S)
         self._uploaders[file_id] = owner
@@ -143,8 +145,8 @@ class MemoryStore(Store):
         file = self._files[file_id]
         if file.uses:
             return "in_use"
-        self._bytes[record.owner] -= len(file.record) + file.num_bytes
-        for listing in self._listings_of("files", f"files:{record.purpose}", owner=record.owner):
+        self._bytes.add(record.owner, -len(file.record) - file.num_bytes)
+        for listing in self._listings.each("files", f"files:{record.purpose}", owner=record.owner):
             listing.remove(file_id)
         self._expiring.remove(file_id)
         del self._files[file_id]
@@ -154,7 +156,7 @@ class MemoryStore(Store):
         self, owner: str | None, purpose: Purpose | None, after: FileId | None, limit: int, order: Order
     ) -> Page | None:
         name = "files" if purpose is None else f"files:{purpose}"
-        return self._page(name, owner, after, limit, order == "desc")
+        return self._listings.page(name, owner, after, limit, order == "desc")
 
     async def expired_files(self, now: float) -> list[FileId]:
         return [FileId(each) for each in self._expiring.up_to(now)[:NUM_AT_A_TIME]]
@@ -168,13 +170,12 @@ class MemoryStore(Store):
             return False
         self._check_jobs(job.owner)
         record = msgspec.msgpack.encode(job)
-        self._check_room(job.owner, len(record))
-        self._bytes[job.owner] += len(record)
+        self._bytes.add_if_room(job.owner, len(record))
         self._jobs[job.id] = _Job(record)
         score = self._next()
-        for listing in self._listings_of("jobs", owner=job.owner):
+        for listing in self._listings.each("jobs", owner=job.owner):
             listing.put(job.id, score)
-        for listing in self._listings_of("open", owner=job.owner):
+        for listing in self._listings.each("open", owner=job.owner):
             listing.put(job.id, job.expires_at)
         self._place(job.id, "validating", job.expires_at)
         self._files[job.input_file_id].uses.add(job.id)
@@ -188,7 +189,7 @@ class MemoryStore(Store):
         return Tally(**self._jobs[job_id].tally) if job_id in self._jobs else Tally()
 
     async def list_jobs(self, owner: str | None, after: JobId | None, limit: int) -> Page | None:
-        return self._page("jobs", owner, after, limit, newest_first=True)
+        return self._listings.page("jobs", owner, after, limit, newest_first=True)
 
     async def count_open(self) -> Counter[str]:
         found = {status: len(self._listings[f"open:{status}"]) for status in OPEN_STATUSES}
@@ -245,8 +246,7 @@ class MemoryStore(Store):
     ) -> None:
         job, text = self._held(lease), msgspec.msgpack.encode(result)
         if line not in job.results:
-            self._check_room(owner, len(text), is_bounded)
-            self._bytes[owner] += len(text)
+            self._bytes.add_if_room(owner, len(text), is_bounded)
             job.results[line] = text
             job.tally["num_failed" if result.is_error else "num_completed"] += 1
             for name in ("num_input_tokens", "num_output_tokens", "num_cached_tokens"):
@@ -275,20 +275,8 @@ class MemoryStore(Store):
         self._sequence += 1
         return self._sequence
 
-    def _listings_of(self, *names: str, owner: str) -> Iterable[Ranked]:
-        return [self._listings[each] for name in names for each in (name, f"{name}@{owner}")]
-
-    def _check_room(self, owner: str, more: int, is_bounded: bool = True) -> None:
-        limits = self._limits
-        if more <= 0 or not is_bounded:
-            return
-        if limits.max_bytes_of_owner is not None and self._bytes[owner] + more > limits.max_bytes_of_owner:
-            raise limits.full(is_owners=True)
-        if limits.max_bytes is not None and self._bytes.total() + more > limits.max_bytes:
-            raise limits.full(is_owners=False)
-
     def _check_jobs(self, owner: str) -> None:
-        limits, num_own = self._limits, len(self._listings[f"open@{owner}"])
+        limits, num_own = self._limits, len(self._listings.owned_by(owner, "open"))
         if limits.max_open_jobs_of_owner is not None and num_own >= limits.max_open_jobs_of_owner:
             raise limits.too_many_jobs(is_owners=True)
         if limits.max_open_jobs is not None and len(self._listings["open"]) >= limits.max_open_jobs:
@@ -301,18 +289,18 @@ class MemoryStore(Store):
             return
         owner = self._uploaders.pop(file_id, None)
         if file is not None and owner is not None:
-            self._bytes[owner] -= file.num_bytes
+            self._bytes.add(owner, -file.num_bytes)
         self._files.pop(file_id, None)
         self._uploads.remove(file_id)
 
     def _commit(self, file: FileRecord) -> None:
         kept, record = self._files[file.id], msgspec.msgpack.encode(file)
-        self._bytes[file.owner] += len(record) - len(kept.record)
+        self._bytes.add(file.owner, len(record) - len(kept.record))
         kept.record = record
         self._uploads.remove(file.id)
         self._uploaders.pop(file.id, None)
         score = self._next()
-        for listing in self._listings_of("files", f"files:{file.purpose}", owner=file.owner):
+        for listing in self._listings.each("files", f"files:{file.purpose}", owner=file.owner):
             listing.put_new(file.id, score)
 
     def _place(self, job_id: JobId, status: str, expires_at: float) -> None:
@@ -322,13 +310,13 @@ class MemoryStore(Store):
             listing.put(job_id, expires_at) if each == status else listing.remove(job_id)
 
     def _forget_old_jobs(self, owner: str) -> None:
-        mine = self._listings[f"jobs@{owner}"]
+        mine = self._listings.owned_by(owner, "jobs")
         num_more = len(mine) - self._limits.max_jobs_of_owner
         for job_id in [JobId(each) for each in mine.ids()[: min(max(num_more, 0), 8)]]:
             if job_id not in self._listings["open"]:
-                self._bytes[owner] -= len(self._jobs[job_id].record)
+                self._bytes.add(owner, -len(self._jobs[job_id].record))
                 del self._jobs[job_id]
-                for listing in self._listings_of("jobs", owner=owner):
+                for listing in self._listings.each("jobs", owner=owner):
                     listing.remove(job_id)
 
     def _replace(
@@ -340,7 +328,7 @@ class MemoryStore(Store):
         job = self._jobs.get(new.id)
         if job is None or job.record != before:
             return False
-        self._bytes[new.owner] += len(after) - len(before)
+        self._bytes.add(new.owner, len(after) - len(before))
         job.record = after
         self._place(new.id, new.status, new.expires_at)
         if new.is_over:
@@ -350,9 +338,9 @@ class MemoryStore(Store):
         return True
 
     def _end(self, job: _Job, record: JobRecord) -> None:
-        for listing in self._listings_of("open", owner=record.owner):
+        for listing in self._listings.each("open", owner=record.owner):
             listing.remove(record.id)
-        self._bytes[record.owner] -= job.tally.pop("num_result_bytes", 0)
+        self._bytes.add(record.owner, -job.tally.pop("num_result_bytes", 0))
         job.results.clear()
         job.falls.clear()
         if record.input_file_id in self._files:
@@ -380,18 +368,6 @@ class MemoryStore(Store):
             return "lost"
         self._jobs[lease.job_id].lapses_s = self._clock() + seconds
         return "cancelling" if lease.job_id in self._listings["open:cancelling"] else "held"
-
-    def _page(
-        self, name: str, owner: str | None, after: str | None, limit: int, newest_first: bool
-    ) -> Page | None:
-        listing = self._listings[name if owner is None else f"{name}@{owner}"]
-        ids = listing.ids()
-        if newest_first:
-            ids.reverse()
-        if after is not None and after not in listing:
-            return None
-        start = 0 if after is None else ids.index(after) + 1
-        return Page(ids[start : start + limit], has_more=len(ids) > start + limit)
 
 
 def _decoded(data: bytes, kind: type[Record]) -> Record:

@@ -1,0 +1,36 @@
+"""The listings of a store: ids in an order, of all owners and of each, and pages of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from alignedserve.store.base import Page
+from alignedserve.vopr.front_end.ranked import Ranked
+
+
+class Listings:
+    def __init__(self) -> None:
+        self._listings: defaultdict[str, Ranked] = defaultdict(Ranked)
+
+    def __getitem__(self, name: str) -> Ranked:
+        return self._listings[name]
+
+    def owned_by(self, owner: str, name: str) -> Ranked:
+        return self._listings[f"{name}@{owner}"]
+
+    def each(self, *names: str, owner: str) -> list[Ranked]:
+        """Returns the listings with those names, and the owner's part of each."""
+        return [listing for name in names for listing in (self[name], self.owned_by(owner, name))]
+
+    def page(
+        self, name: str, owner: str | None, after: str | None, limit: int, newest_first: bool
+    ) -> Page | None:
+        """Returns the ids that follow `after`, which must be listed."""
+        listing = self[name] if owner is None else self.owned_by(owner, name)
+        ids = listing.ids()
+        if newest_first:
+            ids.reverse()
+        if after is not None and after not in listing:
+            return None
+        start = 0 if after is None else ids.index(after) + 1
+        return Page(ids[start : start + limit], has_more=len(ids) > start + limit)
