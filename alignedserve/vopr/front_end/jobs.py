@@ -39,7 +39,7 @@ class Job:
         job = await self._until_over(await self._created())
         may_be = ("completed",) if self._batch.cancels_after_s is None else ("completed", "cancelled")
         if job["status"] not in may_be:
-            raise Broken(f"a job is {job['status']} ({job})")
+            raise Broken(f"a job is {job['status']} ({job['id']}, {job['errors']}, {job['request_counts']})")
         await self._check_results(job)
         for name in ("input_file_id", "output_file_id", "error_file_id"):
             if job[name]:

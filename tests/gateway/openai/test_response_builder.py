@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,7 +53,8 @@ def written(builder: ResponseBuilder) -> dict[str, Any]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """By which each piece takes a whole step."""
     ticks = count()
-    monkeypatch.setattr(json_pieces, "monotonic", lambda: next(ticks) * 2 * json_pieces.STEP_S)
+    time = SimpleNamespace(monotonic=lambda: next(ticks) * 2 * json_pieces.STEP_S)
+    monkeypatch.setattr(json_pieces, "time", time)
     yield
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from random import Random
 
 import pytest
 
@@ -150,7 +149,7 @@ def test_the_host_answers_from_the_clock_and_the_seed() -> None:
     answers = []
     for _ in range(2):
         loop = VirtualLoop()
-        with hosted(loop.clock, Random(7)):
+        with hosted(loop.clock, 7):
             answers.append(loop.run(main()))
     assert answers[0] == answers[1]
     assert answers[0][:3] == (WALL_START_S + 10, WALL_START_S - 90, 10)

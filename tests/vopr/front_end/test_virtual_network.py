@@ -105,7 +105,7 @@ def play() -> Iterator[Callable[[Scenario], None]]:
             async with asyncio.timeout(3600):
                 await scenario(Pair(loop))
 
-        with hosted(loop.clock, random):
+        with hosted(loop.clock, 5):
             loop.run(main())
         assert not loop.errors
 
