@@ -18,8 +18,8 @@ import pytest
 from alignedserve.kvpool.segment import sweep
 from alignedserve.launch.leftovers import descendants, end
 from benchmarks.footprint import files_of
-from tests.launch.server import Server, serving
-from tests.launch.streams import QUESTIONS, ask_all, engine_alone
+from tests.launch.server import serving
+from tests.launch.streams import ask_all, engine_alone
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,14 +75,22 @@ def test_the_loss_of_a_node_costs_no_token(nodes: tuple[str, int]) -> None:
         }
         assert all(server.until_said(f"^{name} is up after", 1) for name in names)
 
-        def lose_one() -> None:
-            at_work = open_requests(server)
-            assert min(at_work.values()) >= len(QUESTIONS) // 4, "spread by backlog"
-            for pid, _ in [*descendants(raylet), (raylet, 0)]:
-                os.kill(pid, signal.SIGKILL)
+        at_work: list[int] = []
 
-        texts, silence = ask_all(server.url, lose_one)
-        assert texts == engine_alone()
+        def lose_one() -> None:
+            there = dict(descendants(raylet))
+            at_work.append(
+                sum(sum(each["requests"].values()) for each in server.processes() if each["pid"] in there)
+            )
+            if at_work[-1]:
+                for pid in [*there, raylet]:
+                    os.kill(pid, signal.SIGKILL)
+
+        # Where the lost node has been quicker than the other one, there is nothing in the middle of which to lose it.
+        while not at_work or not at_work[-1]:
+            texts, silence = ask_all(server.url, lose_one)
+            assert texts == engine_alone()
+            assert len(at_work) < 20, "the node never has requests"
         print(f"longest silence {silence:.2f} s")
         server.until_said("^an island is lost: ")
         server.until_whole()
@@ -99,11 +107,3 @@ def until_swept(name: str) -> None:
     while name not in sweep(min_age_s=SWEPT_AGE_S):
         assert time.monotonic() < deadline, f"{name} is left"
         time.sleep(0.1)
-
-
-def open_requests(server: Server) -> Counter[int]:
-    """By island."""
-    found: Counter[int] = Counter()
-    for each in server.processes():
-        found[each["island"]] += sum(each["requests"].values())
-    return found
