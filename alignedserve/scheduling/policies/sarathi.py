@@ -9,11 +9,11 @@ this policy is `fcfs`.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary
+from alignedserve.scheduling.chunk_budget import tokens_within
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy
 from alignedserve.timing.estimate import Estimate
@@ -34,17 +34,9 @@ class SarathiColocated(ColocatedPart):
         decoding.begin_in_order(at, self.config, [*at.requests, *at.batch], num_left)
 
     def _budget(self, at: DecodeBoundary, lengths: list[int]) -> int:
-        """The number of prompt tokens, in whole blocks, and at least one block, so that prompts make progress."""
+        """The number of prompt tokens: at least a block, so that prompts make progress."""
         tightest_s = min((request.deadlines.tbt_s for request in at.running), default=math.inf)
-        if self._estimate is None or math.isinf(tightest_s):
-            return at.num_tokens_left
-        estimate, block_size = self._estimate, at.limits.block_size
-
-        def seconds(num_blocks: int) -> float:
-            return estimate.iteration([(0, num_blocks * block_size)], lengths)
-
-        num_blocks = bisect_right(range(1, at.num_tokens_left // block_size + 1), tightest_s, key=seconds)
-        return min(max(num_blocks, 1) * block_size, at.num_tokens_left)
+        return tokens_within(at, self._estimate, lengths, tightest_s, num_least=at.limits.block_size)
 
 
 class Sarathi(Policy):

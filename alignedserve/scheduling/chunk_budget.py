@@ -1,0 +1,27 @@
+"""How many prompt tokens an iteration may compute beside its decodes. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from alignedserve.scheduling.boundary import DecodeBoundary
+from alignedserve.timing.estimate import Estimate
+
+
+def tokens_within(
+    at: DecodeBoundary, estimate: Estimate | None, lengths: Sequence[int], bound_s: float, num_least: int
+) -> int:
+    """The number of prompt tokens, in whole blocks, with which an iteration that decodes requests of these lengths
+    takes at most `bound_s`. It is `num_least` at least, as long as the iteration may have so many."""
+    most, block_size = at.num_tokens_left, at.limits.block_size
+    if estimate is None or math.isinf(bound_s):
+        return most
+    predict = estimate.iteration
+
+    def seconds(num_blocks: int) -> float:
+        return predict([(0, num_blocks * block_size)], lengths)
+
+    num_blocks = bisect_right(range(1, most // block_size + 1), bound_s, key=seconds)
+    return min(max(num_blocks * block_size, num_least), most)

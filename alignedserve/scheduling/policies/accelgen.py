@@ -1,0 +1,337 @@
+"""AccelGen: who has slack lets others go first, and each iteration has what its tightest objective has time for.
+
+The rules of the paper, in its words where they are ours too, with its sections:
+
+- A request's *remaining time* is what it may still wait (4.3): until its objective for the next token, less what
+  computing takes, where an iteration counts as the longest of the last ones. The window of a best-effort job is spread
+  evenly over its chunks and tokens; what one of them waited too long is missing at the next. Who has less of it goes
+  first, and who has hardly any is *urgent*.
+- The *token budget* of an iteration follows from the tightest objective in its batch (4.2), and is at most the *pivot*,
+  beyond which more tokens compute hardly faster.
+- Prompts are cut where the budget ends. One long prompt is computed at a time (4.2).
+- Urgent requests are in the batch, and push out those with the most remaining time (4.4, algorithm 1).
+- Of the prompts that wait and have about the least remaining time, that one begins which fits best what is left of
+  tokens and of blocks together (4.4, algorithm 2).
+
+Where this departs from the paper, and why:
+
+- The paper scales the budget with the objective, from one measured batch. The cost model is asked instead, which knows
+  what decodes and long prefixes cost.
+- Who is pushed out for want of time sits the iteration out, and keeps its KV; only who is in the way for want of blocks
+  leaves with it. The paper has one kind of preemption, vLLM's.
+- A prompt takes the blocks of all its tokens when it begins, as everywhere here, not those of its first chunk.
+- An objective that can't be met any more bounds no iteration: those that still can be come first.
+- Without a window or an objective there is no remaining time, and who has none goes last. In the paper all have one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.scheduling import decoding
+from alignedserve.scheduling.boundary import AnyDecode, AnyPrefill, DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.chunk_budget import tokens_within
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.island import Assign, Island, RoutedRequest, Urgency
+from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.scheduling.routing import assign_in_order, real_time_first
+from alignedserve.timing.deadlines import due_s
+from alignedserve.timing.estimate import Estimate
+
+# Requests whose remaining times differ by less are alike: the paper's gamma.
+ALIKE_S = 0.75
+# The pivot is the number of tokens that are computed with this share of the highest rate.
+PIVOT_SHARE = 0.9
+# The longest of so many iterations is what one is taken to last.
+NUM_REMEMBERED = 64
+# Who has no objective goes behind those who have: a job's window is no longer than so many seconds.
+LONGEST_WINDOW_S = 7 * 86400.0
+
+
+class Pivot:
+    """The number of tokens with which a batch computes about as fast as it can, and how long that takes."""
+
+    def __init__(self, limits: InstanceLimits, estimate: Estimate | None) -> None:
+        self.num_tokens, self.seconds = limits.max_num_batched_tokens, 0.0
+        if estimate is None:
+            return
+
+        def seconds(num_tokens: int) -> float:
+            return estimate.iteration([(0, num_tokens)], [])
+
+        def rate(num_tokens: int) -> float:
+            return num_tokens / seconds(num_tokens)
+
+        sizes = [
+            *range(limits.block_size, self.num_tokens + 1, limits.block_size),
+            self.num_tokens,
+        ]
+        wanted = PIVOT_SHARE * max(map(rate, sizes))
+        self.num_tokens = next(size for size in sizes if rate(size) >= wanted)
+        self.seconds = seconds(self.num_tokens)
+
+
+@dataclass(eq=False, slots=True)
+class Mark:
+    """What is kept of a request."""
+
+    # The number of tokens of its answer, and since when it has had so many, or is here.
+    num_output: int
+    since_s: float
+    # For how long each of its chunks and tokens may wait and run; 0 for what is no job with a window.
+    step_s: float
+
+
+class RemainingTime:
+    """What requests at an instance may still wait."""
+
+    def __init__(self, limits: InstanceLimits, estimate: Estimate | None) -> None:
+        self.pivot = Pivot(limits, estimate)
+        self._last: deque[float] = deque([self.pivot.seconds], maxlen=NUM_REMEMBERED)
+
+    def took(self, seconds: float) -> None:
+        self._last.append(seconds)
+
+    @property
+    def iteration_s(self) -> float:
+        return max(self._last)
+
+    def look(self, requests: Iterable[DecodeRequest], now: float) -> None:
+        """Sees which have got a token. It must have seen a request before it says how much time that has."""
+        for request in requests:
+            mark = request.mark
+            if mark is None:
+                window_s = request.deadlines.job_due_s - now
+                step_s = 0.0 if math.isinf(window_s) else window_s / self._num_steps(request)
+                request.mark = Mark(request.num_output, now, step_s)
+            elif mark.num_output != request.num_output:
+                mark.num_output, mark.since_s = request.num_output, now
+
+    def left_s(self, request: DecodeRequest, now: float) -> float:
+        """The seconds until its next token, or step of its job, is due."""
+        if not request.is_rt:
+            num_later = self._num_steps(request) - 1
+            return float(request.deadlines.job_due_s - num_later * request.mark.step_s - now)
+        if not request.num_output:
+            return request.deadlines.first_due_s - now
+        return float(request.mark.since_s + request.deadlines.tbt_s - now)
+
+    def of(self, request: DecodeRequest, now: float) -> float:
+        if math.isinf(left_s := self.left_s(request, now)):
+            return math.inf
+        num_chunks = self._num_chunks(request.num_pending) if request.is_rt else 1
+        return left_s - num_chunks * self.iteration_s
+
+    def in_order(self, requests: Iterable[AnyDecode], now: float) -> list[AnyDecode]:
+        """Those with the least remaining time first."""
+        return sorted(requests, key=lambda request: self.of(request, now))
+
+    def is_urgent(self, request: DecodeRequest, now: float) -> bool:
+        """It must be in the next iteration: in the one after that it would be late."""
+        return self.of(request, now) <= self.iteration_s
+
+    def _num_steps(self, request: DecodeRequest) -> int:
+        """The number of its iterations. The last chunk yields the first token."""
+        return self._num_chunks(request.num_pending) + request.num_left - 1
+
+    def _num_chunks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pivot.num_tokens)
+
+
+class AccelgenDecode(DecodePart):
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
+        super().__init__(limits, config)
+        self._estimate = estimate
+        self._time = RemainingTime(limits, estimate)
+
+    def took(self, seconds: float) -> None:
+        self._time.took(seconds)
+
+    def plan(self, at: DecodeBoundary) -> None:
+        waiting = self._look(at)
+        at.evict(self._victims(at, waiting))
+        self._run(at)
+        for request in at.ready_and_behind()[1]:
+            decoding.compute(at, request, at.num_tokens_left)
+        for request in waiting:
+            if not decoding.has_room(at, request, self.config.admit_ahead):
+                break
+            at.admit(request)
+
+    def in_eviction_order(
+        self, requests: Sequence[DecodeRequest], at: DecodeBoundary
+    ) -> Sequence[DecodeRequest]:
+        """Those with the most remaining time first; those whose eviction was wanted at the last boundary stay in
+        front."""
+        in_order = self._time.in_order(requests, at.now)
+        in_order.reverse()
+        return sorted(in_order, key=lambda request: not at.was_evicted(request))
+
+    def _look(self, at: DecodeBoundary) -> list[DecodeRequest]:
+        """Returns those that wait, in order."""
+        waiting = [*at.requests, *at.batch]
+        self._time.look(at.running, at.now)
+        self._time.look(waiting, at.now)
+        return self._time.in_order(waiting, at.now)
+
+    def _victims(self, at: DecodeBoundary, waiting: Sequence[DecodeRequest]) -> list[DecodeRequest]:
+        """Who leaves so that the others can grow, and for urgent requests that find no room."""
+        chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
+        num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
+        num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
+        others = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
+        for request in waiting:
+            if not self._time.is_urgent(request, at.now):
+                break
+            num_blocks -= at.growth_of(request, self.config.admit_ahead)
+            num_slots -= 1
+            while (num_blocks < 0 or num_slots < 0) and others:
+                if (
+                    self._time.of(others[0], at.now)
+                    <= self._time.of(request, at.now) + self._time.iteration_s
+                ):
+                    return chosen
+                chosen.append(others.pop(0))
+                num_blocks += chosen[-1].num_blocks
+                num_slots += 1
+        return chosen
+
+    def _run(self, at: DecodeBoundary, num_urgent_tokens: int = 0) -> tuple[list[int], float]:
+        """Runs the decodes with the least remaining time, as many as the tightest objective has time for beside so many
+        urgent prompt tokens. Returns their lengths, and how long the iteration may take."""
+        now = at.now
+        decodes = self._time.in_order(at.ready_and_behind()[0], now)
+        num_urgent = bisect_right(decodes, self._time.iteration_s, key=lambda each: self._time.of(each, now))
+        lengths = [request.num_tokens for request in decodes]
+        bound_s = self._bound_s(decodes, lengths[:num_urgent], now)
+        chunks = [(0, num_urgent_tokens)] if num_urgent_tokens else []
+        if self._estimate and not math.isinf(bound_s):
+            predict = self._estimate.iteration
+            counts = range(num_urgent, len(decodes) + 1)
+            num_run = bisect_right(counts, bound_s, key=lambda count: predict(chunks, lengths[:count]))
+            decodes = decodes[: max(num_urgent + num_run - 1, num_urgent)]
+        return [request.num_tokens for request in at.run_each(decodes)], bound_s
+
+    def _bound_s(self, decodes: Sequence[DecodeRequest], urgent: Sequence[int], now: float) -> float:
+        """The tightest objective that can be met."""
+        least_s = self._estimate.iteration([], urgent) if self._estimate else 0.0
+        lefts_s = (self._time.left_s(request, now) for request in decodes if request.is_rt)
+        return min((left_s for left_s in lefts_s if left_s >= least_s), default=math.inf)
+
+
+class AccelgenColocated(AccelgenDecode):
+    def plan(self, at: DecodeBoundary) -> None:
+        waiting = self._look(at)
+        at.evict(self._victims(at, waiting))
+        waiting = [each for each in waiting if each.num_pooled or not at.had_better_wait(each)]
+        begun = self._time.in_order(at.ready_and_behind()[1], at.now)
+        urgent = [each for each in [*begun, *waiting] if self._time.is_urgent(each, at.now)]
+        pivot = self._time.pivot.num_tokens
+        lengths, bound_s = self._run(at, min(sum(each.num_pending for each in urgent), pivot))
+        # A prompt makes progress where nothing else runs, or it must.
+        num_least = at.limits.block_size if urgent or not lengths else 0
+        within = tokens_within(at, self._estimate, lengths, bound_s, num_least)
+        prompts = Prompts(at, min(within, max(pivot - len(lengths), num_least)))
+        for request in begun:
+            prompts.compute(request)
+        self._begin(at, waiting, prompts)
+
+    def _begin(self, at: DecodeBoundary, waiting: list[DecodeRequest], prompts: Prompts) -> None:
+        """Begins urgent ones in their order, and then those that fit best (algorithm 2)."""
+        while waiting := [each for each in waiting if each.num_pooled or prompts.num_left > 0]:
+            first, now = waiting[0], at.now
+            if self._time.is_urgent(first, now):
+                fitting = [first] if decoding.has_room(at, first, self.config.admit_ahead) else []
+            else:
+                until_s = self._time.of(first, now) + ALIKE_S
+                alike = [each for each in waiting if self._time.of(each, now) <= until_s]
+                fitting = [
+                    each
+                    for each in alike
+                    if prompts.may_begin(each) and decoding.has_room(at, each, self.config.admit_ahead)
+                ]
+            if not fitting:
+                return
+            chosen = min(fitting, key=prompts.distance)
+            waiting.remove(chosen)
+            at.admit(chosen)
+            if not chosen.num_pooled:
+                prompts.compute(chosen)
+
+
+class Prompts:
+    """What an iteration computes of prompts."""
+
+    def __init__(self, at: DecodeBoundary, num_tokens: int) -> None:
+        self._at = at
+        self.num_left = num_tokens
+        self._is_long_begun = False
+
+    def compute(self, request: DecodeRequest) -> None:
+        count = decoding.compute(self._at, request, self.num_left)
+        self.num_left -= count
+        self._is_long_begun |= count < request.num_pending
+
+    def may_begin(self, request: DecodeRequest) -> bool:
+        """Whether this is no second long prompt beside one that is under way."""
+        return bool(request.num_pooled) or not self._is_long_begun or request.num_pending <= self.num_left
+
+    def distance(self, request: DecodeRequest) -> float:
+        """How far what the request needs is from using up both tokens and blocks."""
+        num_tokens = 1 if request.num_pooled else min(request.num_pending, self.num_left)
+        num_free = self._at.num_free_blocks - self._at.growth_of(request, 0)
+        return math.hypot(self.num_left - num_tokens, num_free * self._at.limits.block_size)
+
+
+class AccelgenPrefill(PrefillPart):
+    """Where prompts are computed apart, they go by remaining time, and one at a time."""
+
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
+        super().__init__(limits, config)
+        self._pivot = Pivot(limits, estimate)
+
+    def in_order(self, requests: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
+        def place(request: AnyPrefill) -> tuple[bool, bool, float]:
+            due = due_s(request.deadlines, request.num_output)
+            remaining_s = due - -(-request.num_pending // self._pivot.num_tokens) * self._pivot.seconds - now
+            is_urgent = remaining_s <= self._pivot.seconds
+            return not is_urgent, not is_urgent and not request.num_computed, remaining_s
+
+        return sorted(requests, key=place)
+
+
+class AccelgenRouter(RouterPart):
+    def urgency(self, request: RoutedRequest, island: Island) -> Urgency:
+        due = due_s(request.deadlines, request.num_output)
+        if math.isinf(due):
+            return Urgency(True, request.arrived_s + LONGEST_WINDOW_S, False)
+        needed_s = island.cluster.prefill_s(request.num_reusable, request.num_tokens)
+        if not request.is_rt:
+            num_left = max(island.expected_output(request) - request.num_output, 0)
+            needed_s += num_left * island.cluster.decode_s(request.num_tokens)
+        return Urgency(True, due - needed_s, True)
+
+    def decide(self, island: Island) -> Iterable[Assign]:
+        return assign_in_order(real_time_first(island.decode_queue), island.cluster)
+
+
+class Accelgen(Policy):
+    name = "accelgen"
+    summary = "by what each request may still wait, in iterations as long as the tightest objective allows"
+
+    def router(self) -> RouterPart:
+        return AccelgenRouter(self.config)
+
+    def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
+        return AccelgenPrefill(limits, self.config, estimate)
+
+    def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return AccelgenDecode(limits, self.config, estimate)
+
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return AccelgenColocated(limits, self.config, estimate)
