@@ -23,9 +23,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class SchedulingConfig:
-    policy: Annotated[
-        str, "a name in docs/policies.md, or package.module:Class of your own"
-    ] = "aligned"
+    policy: Annotated[str, "a name in docs/policies.md, or package.module:Class of your own"] = "aligned"
     prefill_window: Annotated[int, "iterations of work that a prefill instance has ahead"] = 2
     batch_share: Annotated[float, "of a decode instance's blocks that a candidate batch may fill"] = 0.4
     min_batch_requests: Annotated[int, "requests that a candidate batch should have"] = 36

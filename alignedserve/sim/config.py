@@ -77,6 +77,10 @@ class SimConfig:
 
     slo_ttft_ms: Annotated[float, "the first token is due after so long; 0: whenever"] = 1000.0
     slo_tbt_ms: Annotated[float, "each further token, after the one before; 0: whenever"] = 100.0
+    slo_mix: Annotated[
+        str | None,
+        "instead, as in 0.036:0.2,0.5:0.8: seconds, and for which share of real time [default: alike]",
+    ] = None
     length_predictor: Annotated[
         str,
         f"what is known of lengths: none, rough (wrong by {100 * DEMO_ERROR:.0f} % on average) or exact",
@@ -111,8 +115,15 @@ class SimConfig:
                 raise ValueError(f"{name}={value}: must be above 0")
         if self.be_share is not None:
             _in_range("be_share", self.be_share, 0, 1)
+        if self.slo_mix is not None:
+            parse_mix(self.slo_mix)
         if not 0 < self.attainment <= 1:
             raise ValueError(f"attainment={self.attainment}: must be above 0, at most 1")
+
+    @property
+    def objectives(self) -> list[tuple[float, float]]:
+        """The TBT objectives in `slo_mix` in seconds, each with its share of real time; none without it."""
+        return parse_mix(self.slo_mix) if self.slo_mix is not None else []
 
     @property
     def islands(self) -> list[tuple[int, int, int]]:
@@ -122,6 +133,23 @@ class SimConfig:
             return colocated
         apart = product(self.prefill_instances or (1,), self.decode_instances or (1,), (0,))
         return [*apart, *colocated]
+
+
+def parse_mix(text: str) -> list[tuple[float, float]]:
+    """Returns values with their shares. Raises ValueError."""
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        mix = [(float(value), float(share)) for value, share in pairs]
+    except ValueError:
+        raise ValueError(f"slo_mix={text!r}: must be like 0.036:0.2,0.5:0.8") from None
+    if not all(0 < value < math.inf and 0 < share <= 1 for value, share in mix):
+        raise ValueError(f"slo_mix={text!r}: seconds must be above 0, and shares above 0, at most 1")
+    if len({value for value, _ in mix}) < len(mix):
+        raise ValueError(f"slo_mix={text!r}: names an objective twice")
+    total = sum(share for _, share in mix)
+    if not math.isclose(total, 1.0, abs_tol=1e-6):
+        raise ValueError(f"slo_mix={text!r}: the shares add up to {total:g}, and must to 1")
+    return mix
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> None:

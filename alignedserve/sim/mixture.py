@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from alignedserve.sim.gateway import Stream
@@ -24,6 +25,9 @@ class RealTime:
     gap_s: Quantiles
     # Output tokens per second of the window.
     tokens_per_s: float
+    # Maps each TBT objective in seconds, where there are several, to how many requests have it, and the attainment
+    # among them.
+    by_objective: dict[float, tuple[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,17 @@ def real_time(streams: Sequence[Stream], begin_s: float, end_s: float) -> RealTi
         ttft_s=quantiles(firsts),
         gap_s=quantiles(gaps) if gaps else _NONE,
         tokens_per_s=_num_tokens(streams, begin_s, end_s) / (end_s - begin_s),
+        by_objective=_by_objective(arrived),
     )
+
+
+def _by_objective(streams: Sequence[Stream]) -> dict[float, tuple[int, float]]:
+    kept: defaultdict[float, list[bool]] = defaultdict(list)
+    for stream in streams:
+        kept[stream.request.tbt_s or float("inf")].append(is_kept(stream))
+    if len(kept) == 1:
+        return {}
+    return {tbt_s: (len(kept[tbt_s]), sum(kept[tbt_s]) / len(kept[tbt_s])) for tbt_s in sorted(kept)}
 
 
 def _num_tokens(streams: Sequence[Stream], begin_s: float, end_s: float) -> int:

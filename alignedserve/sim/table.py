@@ -10,6 +10,7 @@ from alignedserve.sim.trial import Outcome
 
 _WHO = ("policy", "prefill", "decode")
 _REAL_TIME = ("requests/s", "requests", "in time", "TTFT p50", "TTFT p99", "gap p50", "gap p99", "tokens/s")
+_OBJECTIVES = ("gap, at most", "requests", "in time")
 _BEST_EFFORT = ("answered", "TTFT p50", "answer p50, s", "answer p99, s", "tokens/s", "jobs in time")
 _ISLAND = ("prefill busy", "decode busy", "batch", "pool, at most", "evicted", "evicted, GB", "interrupted")
 
@@ -23,6 +24,9 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
         yield from _table(
             "Real time (times in ms)", _REAL_TIME, [_who(row) + _real_time(row) for row in rows]
         )
+    by_objective = [_who(row) + each for row, outcome in done for each in _objectives(outcome)]
+    if by_objective:
+        yield from _table("Real time, by TBT objective", _OBJECTIVES, by_objective)
     if any(outcome.mixture.be.num_requests for _, outcome in done):
         yield from _table("Best effort", _BEST_EFFORT, [_who(row) + _best_effort(each) for row, each in done])
     if done:
@@ -89,6 +93,11 @@ def _real_time(row: Row) -> list[str]:
         *(f"{1000 * time_s:.1f}" for time_s in times_s),
         f"{rt.tokens_per_s:.0f}",
     ]
+
+
+def _objectives(outcome: Outcome) -> Iterator[list[str]]:
+    for tbt_s, (num_requests, attainment) in outcome.mixture.rt.by_objective.items():
+        yield [f"{1000 * tbt_s:g} ms", str(num_requests), _percent(attainment)]
 
 
 def _best_effort(outcome: Outcome) -> list[str]:

@@ -30,6 +30,8 @@ class Arrival:
     tier: str = "rt"
     # Seconds after its arrival until a best-effort request is due. It is None where it is never due.
     window_s: float | None = None
+    # The objective in seconds between two tokens of a real-time request. It is None where that of all holds.
+    tbt_s: float | None = None
 
 
 def read_azure_trace(path: Path) -> list[Arrival]:

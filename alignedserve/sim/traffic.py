@@ -24,6 +24,8 @@ def make_traffic(config: SimConfig) -> list[Arrival]:
         arrivals = _made(config)
     if config.be_share is not None:
         arrivals = _with_classes(arrivals, config.be_share, _seed(config, 2))
+    if config.objectives:
+        arrivals = _with_objectives(arrivals, config.objectives, f"objectives {config.seed}")
     if config.be_window_s is not None:
         arrivals = [
             each if each.tier == "rt" else replace(each, window_s=config.be_window_s) for each in arrivals
@@ -63,6 +65,22 @@ def _with_classes(arrivals: list[Arrival], be_share: float, seed: int) -> list[A
     tiers = ["be"] * num_be + ["rt"] * (len(arrivals) - num_be)
     random.Random(seed).shuffle(tiers)
     return [replace(each, tier=tier) for each, tier in zip(arrivals, tiers, strict=True)]
+
+
+def _with_objectives(
+    arrivals: Sequence[Arrival], objectives: Sequence[tuple[float, float]], seed: str
+) -> list[Arrival]:
+    """Real time gets these, in exactly those shares, in no order."""
+    real_time = [index for index, each in enumerate(arrivals) if each.tier == "rt"]
+    random.Random(seed).shuffle(real_time)
+    found, start, share = list(arrivals), 0, 0.0
+    for tbt_s, share_of_it in objectives:
+        share += share_of_it
+        end = round(len(real_time) * share)
+        for index in real_time[start:end]:
+            found[index] = replace(found[index], tbt_s=tbt_s)
+        start = end
+    return found
 
 
 def _seed(config: SimConfig, what: int) -> int:

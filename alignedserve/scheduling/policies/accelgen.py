@@ -20,7 +20,9 @@ Where this departs from the paper, and why:
 - Who is pushed out for want of time sits the iteration out, and keeps its KV; only who is in the way for want of blocks
   leaves with it. The paper has one kind of preemption, vLLM's.
 - A prompt takes the blocks of all its tokens when it begins, as everywhere here, not those of its first chunk.
-- An objective that can't be met any more bounds no iteration: those that still can be come first.
+- An objective that can't be met any more bounds no iteration, and a prompt that missed its own stands as if it were due
+  ten seconds later: those that can still make it come first. Else one that comes late makes the next ones late.
+- No urgent request makes another one leave. They would take turns.
 - Without a window or an objective there is no remaining time, and who has none goes last. In the paper all have one.
 """
 
@@ -40,7 +42,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, Island, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.scheduling.routing import assign_in_order, real_time_first
-from alignedserve.timing.deadlines import due_s
+from alignedserve.timing.deadlines import DEMOTION_S, due_s
 from alignedserve.timing.estimate import Estimate
 
 # Requests whose remaining times differ by less are alike: the paper's gamma.
@@ -124,6 +126,8 @@ class RemainingTime:
     def of(self, request: DecodeRequest, now: float) -> float:
         if math.isinf(left_s := self.left_s(request, now)):
             return math.inf
+        if request.is_rt and not request.num_output and left_s < 0:
+            left_s += DEMOTION_S
         num_chunks = self._num_chunks(request.num_pending) if request.is_rt else 1
         return left_s - num_chunks * self.iteration_s
 
@@ -191,10 +195,7 @@ class AccelgenDecode(DecodePart):
             num_blocks -= at.growth_of(request, self.config.admit_ahead)
             num_slots -= 1
             while (num_blocks < 0 or num_slots < 0) and others:
-                if (
-                    self._time.of(others[0], at.now)
-                    <= self._time.of(request, at.now) + self._time.iteration_s
-                ):
+                if self._time.is_urgent(others[0], at.now):
                     return chosen
                 chosen.append(others.pop(0))
                 num_blocks += chosen[-1].num_blocks
