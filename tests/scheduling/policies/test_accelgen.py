@@ -13,7 +13,8 @@ from alignedserve.decode_worker.scheduled_request import ScheduledRequest, sched
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from alignedserve.scheduling.policies.accelgen import ALIKE_S, Pivot, RemainingTime
+from alignedserve.scheduling.policies.accelgen import ALIKE_S
+from alignedserve.scheduling.remaining_time import Pivot, RemainingTime
 from alignedserve.timing.cost import Line
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate

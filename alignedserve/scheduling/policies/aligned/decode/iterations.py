@@ -1,6 +1,9 @@
-"""Which requests are in the next iteration, and with how many tokens: all real time (RT), and as much best effort (BE)
-as keeps the iteration within what RT's next tokens allow. The others sit out: they keep their blocks, and nothing is
+"""Which requests are in the next iteration, and with how many tokens: real time (RT), and as much best effort (BE) as
+keeps the iteration within what RT's next tokens allow. The others sit out: they keep their blocks, and nothing is
 moved. Without RT all requests run. Pure.
+
+All RT runs as long as its objectives are alike. Else those that can wait sit out iterations which would be too long for
+those that can't (AccelGen): `scheduling/remaining_time.py`.
 """
 
 from __future__ import annotations
@@ -9,33 +12,49 @@ from collections.abc import Iterable, Sequence
 
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
+from alignedserve.scheduling.remaining_time import RemainingTime
 
+# TBT objectives are alike if none is more than so many times as long as another one.
+ALIKE = 1.25
 # The number of tokens computed before, and the number to compute, of each chunk.
 Chunks = list[tuple[int, int]]
 
 
-def fill(at: DecodeBoundary, mixing: Mixing) -> None:
+def fill(at: DecodeBoundary, mixing: Mixing, time: RemainingTime) -> None:
     ready, behind = at.ready_and_behind()
-    if behind or any(not request.is_rt for request in ready):
-        _fill_mixed(at, mixing, ready, behind)
+    rt = _in_time([request for request in ready if request.is_rt], at.now, time)
+    be = [request for request in ready if not request.is_rt]
+    if behind or be:
+        _fill_mixed(at, mixing, rt, be, behind)
     else:
-        _run(at, ready)
+        _run(at, rt)
         mixing.planned(num_be=0)
 
 
+def _in_time(rt: list[DecodeRequest], now: float, time: RemainingTime) -> list[DecodeRequest]:
+    objectives_s = [request.deadlines.tbt_s for request in rt]
+    if not rt or max(objectives_s) <= ALIKE * min(objectives_s):
+        return rt
+    time.look(rt, now)
+    return time.in_time(rt, now)[0]
+
+
 def _fill_mixed(
-    at: DecodeBoundary, mixing: Mixing, ready: Sequence[DecodeRequest], behind: Sequence[DecodeRequest]
+    at: DecodeBoundary,
+    mixing: Mixing,
+    rt: Sequence[DecodeRequest],
+    be: Sequence[DecodeRequest],
+    behind: Sequence[DecodeRequest],
 ) -> None:
     """Runs real time, then as much of best effort as it allows."""
     if hold_s := mixing.hold_s([each for each in at.running if each.is_rt]):
         at.hold(hold_s)
         return
-    rt = _run(at, [request for request in ready if request.is_rt])
+    rt = _run(at, rt)
     rt_behind = sorted((request for request in behind if request.is_rt), key=_due_s)
     bound_s = mixing.bound_s([*rt, *rt_behind])
     lengths = [request.num_tokens for request in rt]
     chunks = _catch_up(at, mixing, rt_behind, [], lengths, bound_s)
-    be = [request for request in ready if not request.is_rt]
     chosen = _run(at, mixing.choose(rt, be, chunks, bound_s))
     lengths += [request.num_tokens for request in chosen]
     be_behind = [request for request in behind if not request.is_rt]

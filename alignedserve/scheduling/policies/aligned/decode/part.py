@@ -4,7 +4,7 @@ There are the running batch R, candidate requests Q (which may join R) and the c
 
 1. Victims are chosen when R will not fit, or real time finds no room (`eviction.py`, `victims.py`).
 2. Real time (RT) is admitted before best effort (BE), Q before B, and B once R is below its fill mark (`admission.py`).
-3. All RT runs, and of BE as much as RT allows (`iterations.py`).
+3. RT runs, and of BE as much as RT allows; RT that can wait lets RT that can't go first (`iterations.py`).
 
 RT and BE share the instance like this (`mixing.py`):
 
@@ -26,12 +26,14 @@ from alignedserve.scheduling.policies.aligned.decode.eviction import Eviction
 from alignedserve.scheduling.policies.aligned.decode.iterations import fill
 from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
 from alignedserve.scheduling.policies.base import DecodePart
+from alignedserve.scheduling.remaining_time import RemainingTime
 from alignedserve.timing.estimate import Estimate
 
 
 class AlignedDecode(DecodePart):
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate) -> None:
         super().__init__(limits, config)
+        self._time = RemainingTime(limits, estimate)
         self._mixing = Mixing(limits, config, estimate)
         self._eviction = Eviction(config, self._mixing)
         self._admission = Admission(config, self._mixing)
@@ -50,8 +52,9 @@ class AlignedDecode(DecodePart):
         self._mixing.look(at)
         at.evict(self._eviction.choose(at))
         self._admission.admit_before_iteration(at)
-        fill(at, self._mixing)
+        fill(at, self._mixing, self._time)
         self._admission.admit_beside_iteration(at)
 
     def took(self, seconds: float) -> None:
         self._mixing.took(seconds)
+        self._time.took(seconds)

@@ -1,0 +1,140 @@
+"""How long requests may still wait, and who sits out an iteration so that others are in time (AccelGen, 4.3). Pure.
+
+A request's *remaining time* is what is left until its objective for the next token, less what computing takes, where an
+iteration counts as the longest of the last ones. The window of a best-effort job is spread evenly over its chunks and
+tokens; what one of them waited too long is missing at the next. Who has hardly any remaining time is *urgent*.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
+from alignedserve.timing.deadlines import DEMOTION_S
+from alignedserve.timing.estimate import Estimate
+
+# The pivot is the number of tokens that are computed with this share of the highest rate.
+PIVOT_SHARE = 0.9
+# The longest of so many iterations is what one is taken to last.
+NUM_REMEMBERED = 64
+
+
+class Pivot:
+    """The number of tokens with which a batch computes about as fast as it can, and how long that takes."""
+
+    def __init__(self, limits: InstanceLimits, estimate: Estimate | None) -> None:
+        self.num_tokens, self.seconds = limits.max_num_batched_tokens, 0.0
+        if estimate is None:
+            return
+
+        def seconds(num_tokens: int) -> float:
+            return estimate.iteration([(0, num_tokens)], [])
+
+        def rate(num_tokens: int) -> float:
+            return num_tokens / seconds(num_tokens)
+
+        sizes = [
+            *range(limits.block_size, self.num_tokens + 1, limits.block_size),
+            self.num_tokens,
+        ]
+        wanted = PIVOT_SHARE * max(map(rate, sizes))
+        self.num_tokens = next(size for size in sizes if rate(size) >= wanted)
+        self.seconds = seconds(self.num_tokens)
+
+
+@dataclass(eq=False, slots=True)
+class Mark:
+    """What is kept of a request."""
+
+    # The number of tokens of its answer, and since when it has had so many, or is here.
+    num_output: int
+    since_s: float
+    # For how long each of its chunks and tokens may wait and run; 0 for what is no job with a window.
+    step_s: float
+
+
+class RemainingTime:
+    """What requests at an instance may still wait."""
+
+    def __init__(self, limits: InstanceLimits, estimate: Estimate | None) -> None:
+        self.pivot = Pivot(limits, estimate)
+        self._estimate = estimate
+        self._last: deque[float] = deque([self.pivot.seconds], maxlen=NUM_REMEMBERED)
+
+    def took(self, seconds: float) -> None:
+        self._last.append(seconds)
+
+    @property
+    def iteration_s(self) -> float:
+        return max(self._last)
+
+    def look(self, requests: Iterable[DecodeRequest], now: float) -> None:
+        """Sees which have got a token. It must have seen a request before it says how much time that has."""
+        for request in requests:
+            mark = request.mark
+            if mark is None:
+                window_s = request.deadlines.job_due_s - now
+                step_s = 0.0 if math.isinf(window_s) else window_s / self._num_steps(request)
+                request.mark = Mark(request.num_output, now, step_s)
+            elif mark.num_output != request.num_output:
+                mark.num_output, mark.since_s = request.num_output, now
+
+    def left_s(self, request: DecodeRequest, now: float) -> float:
+        """The seconds until its next token, or step of its job, is due."""
+        if not request.is_rt:
+            num_later = self._num_steps(request) - 1
+            return float(request.deadlines.job_due_s - num_later * request.mark.step_s - now)
+        if not request.num_output:
+            return request.deadlines.first_due_s - now
+        return float(request.mark.since_s + request.deadlines.tbt_s - now)
+
+    def of(self, request: DecodeRequest, now: float) -> float:
+        if math.isinf(left_s := self.left_s(request, now)):
+            return math.inf
+        if request.is_rt and not request.num_output and left_s < 0:
+            left_s += DEMOTION_S
+        num_chunks = self._num_chunks(request.num_pending) if request.is_rt else 1
+        return left_s - num_chunks * self.iteration_s
+
+    def in_order(self, requests: Iterable[AnyDecode], now: float) -> list[AnyDecode]:
+        """Those with the least remaining time first."""
+        return sorted(requests, key=lambda request: self.of(request, now))
+
+    def is_urgent(self, request: DecodeRequest, now: float) -> bool:
+        """It must be in the next iteration: in the one after that it would be late."""
+        return self.of(request, now) <= self.iteration_s
+
+    def _num_steps(self, request: DecodeRequest) -> int:
+        """The number of its iterations. The last chunk yields the first token."""
+        return self._num_chunks(request.num_pending) + request.num_left - 1
+
+    def _num_chunks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pivot.num_tokens)
+
+    def in_time(
+        self, decodes: Iterable[AnyDecode], now: float, num_urgent_tokens: int = 0
+    ) -> tuple[list[AnyDecode], float]:
+        """Returns those with the least remaining time, as many as the tightest objective has time for beside so many
+        urgent prompt tokens, and how long the iteration may take. All urgent ones are among them."""
+        in_order = self.in_order(decodes, now)
+        num_urgent = bisect_right(in_order, self.iteration_s, key=lambda each: self.of(each, now))
+        lengths = [request.num_tokens for request in in_order]
+        bound_s = self._bound_s(in_order, lengths[:num_urgent], now)
+        if self._estimate is None or math.isinf(bound_s):
+            return in_order, bound_s
+        chunks = [(0, num_urgent_tokens)] if num_urgent_tokens else []
+        predict = self._estimate.iteration
+        counts = range(num_urgent + 1, len(in_order) + 1)
+        num_more = bisect_right(counts, bound_s, key=lambda count: predict(chunks, lengths[:count]))
+        return in_order[: num_urgent + num_more], bound_s
+
+    def _bound_s(self, decodes: Sequence[DecodeRequest], urgent: Sequence[int], now: float) -> float:
+        """The tightest objective that can be met, if those of these lengths run in any case."""
+        least_s = self._estimate.iteration([], urgent) if self._estimate else 0.0
+        lefts_s = (self.left_s(request, now) for request in decodes if request.is_rt)
+        return min((left_s for left_s in lefts_s if left_s >= least_s), default=math.inf)
