@@ -11,10 +11,10 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
+from alignedserve.scheduling.token_times import Mark, TokenTimes
 from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.timing.estimate import Estimate
 
@@ -47,18 +47,7 @@ class Pivot:
         self.seconds = seconds(self.num_tokens)
 
 
-@dataclass(eq=False, slots=True)
-class Mark:
-    """What is kept of a request."""
-
-    # The number of tokens of its answer, and since when it has had so many, or is here.
-    num_output: int
-    since_s: float
-    # For how long each of its chunks and tokens may wait and run; 0 for what is no job with a window.
-    step_s: float
-
-
-class RemainingTime:
+class RemainingTime(TokenTimes):
     """What requests at an instance may still wait."""
 
     def __init__(self, limits: InstanceLimits, estimate: Estimate | None) -> None:
@@ -73,25 +62,17 @@ class RemainingTime:
     def iteration_s(self) -> float:
         return max(self._last)
 
-    def look(self, requests: Iterable[DecodeRequest], now: float) -> None:
-        """Sees which have got a token. It must have seen a request before it says how much time that has."""
-        for request in requests:
-            mark = request.mark
-            if mark is None:
-                window_s = request.deadlines.job_due_s - now
-                step_s = 0.0 if math.isinf(window_s) else window_s / self._num_steps(request)
-                request.mark = Mark(request.num_output, now, step_s)
-            elif mark.num_output != request.num_output:
-                mark.num_output, mark.since_s = request.num_output, now
-
     def left_s(self, request: DecodeRequest, now: float) -> float:
-        """The seconds until its next token, or step of its job, is due."""
-        if not request.is_rt:
-            num_later = self._num_steps(request) - 1
-            return float(request.deadlines.job_due_s - num_later * request.mark.step_s - now)
-        if not request.num_output:
-            return request.deadlines.first_due_s - now
-        return float(request.mark.since_s + request.deadlines.tbt_s - now)
+        """Likewise of the next step of a job."""
+        if request.is_rt:
+            return super().left_s(request, now)
+        num_later = self._num_steps(request) - 1
+        return float(request.deadlines.job_due_s - num_later * request.mark.step_s - now)
+
+    def _mark(self, request: DecodeRequest, now: float) -> Mark:
+        window_s = request.deadlines.job_due_s - now
+        step_s = 0.0 if math.isinf(window_s) else window_s / self._num_steps(request)
+        return Mark(request.num_output, now, step_s)
 
     def of(self, request: DecodeRequest, now: float) -> float:
         if math.isinf(left_s := self.left_s(request, now)):

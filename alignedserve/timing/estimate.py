@@ -45,6 +45,10 @@ class Estimate:
         """The seconds of `CostModel.iteration`, corrected."""
         return self.corrected(self._model.iteration(chunks, lengths))
 
+    def fetch(self, num_tokens: int) -> float:
+        """The seconds in which the KV of so many tokens comes from the pool."""
+        return self._model.channels.fetch.seconds(num_tokens * self._model.kv_bytes_per_token)
+
     def chunks_together(self) -> ChunkCosts:
         """Costs by the cost model alone: see `corrected`."""
         return self._model.chunks_together()

@@ -2,84 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.decode_worker.plan import DecodePlan
-from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, scheduled_request
-from alignedserve.protocol.messages import InstanceLimits, Work
-from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import make_policy
+from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.policies.accelgen import ALIKE_S
 from alignedserve.scheduling.remaining_time import Pivot, RemainingTime
-from alignedserve.timing.cost import Line
-from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
-from tests.sim.islands import COST
-from tests.works import make_work
+from tests.scheduling.policies.instance import LIMITS, PLAIN, Instance, decoding, job, key, prompt
 
-# An iteration takes 10 ms, and 1 ms for each decode and each token of a chunk; KV costs nothing.
-PLAIN = replace(
-    COST,
-    prefill_fixed_s=0.01,
-    prefill_token_s=0.001,
-    prefill_attention_s=0.0,
-    decode_attention_s=0.0,
-    decode_lines=[Line(0.01, 0.001)],
-)
-LIMITS = InstanceLimits(
-    num_blocks=200, block_size=16, max_num_seqs=40, max_num_batched_tokens=512, max_model_len=640
-)
 # 80 tokens take 90 ms, which is 0.9 of the rate of 512 in 522 ms.
 PIVOT, PIVOT_S = 80, 0.09
-
-
-class Instance:
-    """A colocated instance, at times that the test says."""
-
-    def __init__(self, limits: InstanceLimits = LIMITS) -> None:
-        self._estimate = Estimate(PLAIN)
-        config = SchedulingConfig("accelgen", evict_ahead=1, admit_ahead=1)
-        self.schedule = DecodeSchedule(
-            limits, make_policy(config).colocated(limits, self._estimate), self._estimate
-        )
-
-    def runs(self, *works: Work, now: float = 0.0) -> None:
-        """They decode from here on."""
-        self.schedule.offer(works, is_batch=False)
-        for work in self.schedule.plan(now).pulls:
-            assert self.schedule.pulled(key(work))
-
-    def waits(self, *works: Work) -> None:
-        self.schedule.offer(works, is_batch=False)
-
-    def iterate(self, now: float = 0.0) -> DecodePlan:
-        plan = self.schedule.plan(now)
-        for chunk, count in plan.chunks:
-            self.schedule.computed(chunk, count)
-        self.schedule.sampled(plan.run)
-        return plan
-
-
-def key(work: Work) -> RequestKey:
-    return work.request.key
-
-
-def decoding(tbt_s: float) -> Work:
-    return make_work(20, deadlines=Deadlines(is_rt=True, first_due_s=0.0, tbt_s=tbt_s))
-
-
-def prompt(num_tokens: int, first_due_s: float = 100.0) -> Work:
-    deadlines = Deadlines(is_rt=True, first_due_s=first_due_s, tbt_s=100.0)
-    return make_work(num_tokens, output_len=0, num_cached=0, deadlines=deadlines)
-
-
-def job(due_s: float = math.inf, max_tokens: int | None = None) -> Work:
-    return make_work(20, max_tokens=max_tokens, deadlines=Deadlines(job_due_s=due_s))
 
 
 # ---- remaining time --------------------------------------------------------------------------------------------------
@@ -146,7 +81,7 @@ def test_who_has_no_objective_goes_last() -> None:
 def test_a_prompt_is_cut_where_the_tightest_objective_or_the_pivot_ends(
     tbt_s: float, num_tokens: int
 ) -> None:
-    instance = Instance()
+    instance = Instance("accelgen")
     instance.runs(first := decoding(tbt_s), decoding(2.0))
     instance.iterate()
     instance.schedule.abort(RequestKey(key(first) + 1))
@@ -156,14 +91,14 @@ def test_a_prompt_is_cut_where_the_tightest_objective_or_the_pivot_ends(
 
 
 def test_an_objective_that_is_lost_bounds_no_iteration() -> None:
-    instance = Instance()
+    instance = Instance("accelgen")
     instance.runs(decoding(0.05))
     instance.waits(long := prompt(200))
     assert instance.iterate(now=0.2).chunks == [(key(long), PIVOT - 1)]
 
 
 def test_another_long_prompt_begins_when_the_first_is_computed() -> None:
-    instance = Instance()
+    instance = Instance("accelgen")
     instance.waits(first := prompt(200), second := prompt(200))
     assert [instance.iterate().chunks for _ in range(2)] == [[(key(first), PIVOT)]] * 2
     plan = instance.iterate()
@@ -172,7 +107,7 @@ def test_another_long_prompt_begins_when_the_first_is_computed() -> None:
 
 def test_a_short_prompt_begins_beside_a_long_one_that_is_cut() -> None:
     """A chunk has 64 tokens at most, so that 16 are left of the pivot."""
-    instance = Instance(replace(LIMITS, max_prefill_chunk=64))
+    instance = Instance("accelgen", replace(LIMITS, max_prefill_chunk=64))
     instance.waits(first := prompt(200), second := prompt(200, 99.9), short := prompt(10))
     plan = instance.iterate()
     begun = [key(first), key(second)]
@@ -183,7 +118,7 @@ def test_a_short_prompt_begins_beside_a_long_one_that_is_cut() -> None:
 
 
 def test_who_has_slack_sits_out_and_keeps_its_kv() -> None:
-    instance = Instance()
+    instance = Instance("accelgen")
     instance.runs(tight := decoding(0.03), *(decoding(1.0) for _ in range(30)))
     num_free = instance.schedule.num_free_blocks
     # 10 ms and 20 decodes
@@ -193,7 +128,7 @@ def test_who_has_slack_sits_out_and_keeps_its_kv() -> None:
 
 
 def test_an_urgent_prompt_displaces_decodes_that_can_wait() -> None:
-    instance = Instance()
+    instance = Instance("accelgen")
     instance.runs(tight := decoding(0.03), *(job() for _ in range(30)))
     instance.waits(urgent := prompt(10, first_due_s=0.1))
     plan = instance.iterate()
@@ -201,7 +136,7 @@ def test_an_urgent_prompt_displaces_decodes_that_can_wait() -> None:
 
 
 def test_an_urgent_prompt_without_room_has_whoever_can_wait_longest_leave() -> None:
-    instance = Instance(replace(LIMITS, num_blocks=10, max_model_len=160))
+    instance = Instance("accelgen", replace(LIMITS, num_blocks=10, max_model_len=160))
     works = [job(due_s=100.0), job(), job(due_s=50.0), decoding(0.5)]
     instance.runs(*works)
     instance.waits(prompt(60, first_due_s=0.1))
@@ -209,7 +144,7 @@ def test_an_urgent_prompt_without_room_has_whoever_can_wait_longest_leave() -> N
 
 
 def test_a_prompt_that_can_wait_makes_nobody_leave() -> None:
-    instance = Instance(replace(LIMITS, num_blocks=10, max_model_len=160))
+    instance = Instance("accelgen", replace(LIMITS, num_blocks=10, max_model_len=160))
     instance.runs(job(), job(), job(), job())
     instance.waits(prompt(60))
     plan = instance.iterate()
@@ -217,12 +152,12 @@ def test_a_prompt_that_can_wait_makes_nobody_leave() -> None:
 
 
 def test_of_prompts_that_may_wait_alike_the_one_that_fits_best_begins() -> None:
-    instance = Instance()
+    instance = Instance("accelgen")
     instance.waits(small := prompt(40), large := prompt(70, 100.0 + ALIKE_S / 2))
     assert [key(work) for work in instance.iterate().new_prompts] == [key(large), key(small)]
 
 
 def test_of_prompts_that_may_not_wait_alike_the_first_begins() -> None:
-    instance = Instance()
+    instance = Instance("accelgen")
     instance.waits(large := prompt(70, 100.0 + 2 * ALIKE_S), small := prompt(40))
     assert [key(work) for work in instance.iterate().new_prompts] == [key(small), key(large)]

@@ -1,0 +1,266 @@
+"""BROS: real time (RT) by what is left until its next token is due, and as much best effort (BE) as that leaves time
+for.
+
+The rules of the paper, with its sections:
+
+- An iteration may take as long as the most urgent RT request has left, of those that can still be in time (4.1, 6). Its
+  time is that of computing or that of fetching KV, whichever is longer, since they overlap.
+- *Priority packing* (4.2, algorithm 1): RT in order of residual time, until the batch has its size, or the iteration
+  its time; then BE, those first whose KV is quickly fetched. Where there is no place for BE, it replaces the RT request
+  with the most residual time, if the iteration is in time then.
+- The size of a batch adapts (4.2): it doubles with each iteration that had time for all its RT, and falls back at once
+  to where it began after one that had not.
+- RT that finds no blocks makes BE leave; where there is none, RT with the most residual time (5.2).
+
+Where this departs from the paper, and why:
+
+- RT that can't be in time goes behind RT that can. Where none can, all runs, and BE as far as that takes no longer.
+- RT that finds no blocks keeps others from beginning, not from going on.
+- BE replaces neither the most urgent, nor RT that would not have the time for another such iteration.
+- Prompts that have more tokens than an iteration may are cut, and count as so many iterations.
+- Who leaves does so as a whole. That RT and BE share blocks from both ends, and that only what is overwritten is saved,
+  is no matter of who runs when, and is not there yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.scheduling import decoding
+from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
+from alignedserve.scheduling.policies.priority import PriorityPrefill, PriorityRouter
+from alignedserve.scheduling.token_times import TokenTimes
+from alignedserve.timing.estimate import Estimate
+
+# The size of a batch to begin with, and after one that did not have the time.
+BASE_SIZE = 128
+# The weight of the last iteration in the moving average of how long they take.
+WEIGHT = 0.1
+
+
+class Batch:
+    """What an iteration would have, and how long it would take."""
+
+    def __init__(self, at: DecodeBoundary, estimate: Estimate | None, admit_ahead: int) -> None:
+        self._at = at
+        self._estimate = estimate
+        self._admit_ahead = admit_ahead
+        self.requests: list[DecodeRequest] = []
+        self._num_blocks, self._num_slots = at.num_free_blocks, at.num_free_slots
+        self._num_tokens_left = at.limits.max_num_batched_tokens
+        # What is computed, as for the cost model, and the number of tokens whose KV is fetched.
+        self._lengths: list[int] = []
+        self._chunks: list[tuple[int, int]] = []
+        self._num_fetched = 0
+
+    def has_blocks(self, request: DecodeRequest) -> bool:
+        """Whether it runs already, or there is room for it."""
+        return request.num_blocks > 0 or (self._num_slots > 0 and self._needed(request) <= self._num_blocks)
+
+    def add(self, request: DecodeRequest) -> None:
+        self.requests.append(request)
+        self._take_room(request, 1)
+        if _is_fetched(request):
+            self._num_fetched += request.num_pooled
+        elif request.num_pending == 1:
+            self._lengths.append(request.num_tokens)
+            self._num_tokens_left -= 1
+        else:
+            count = max(min(request.num_pending, self._num_tokens_left), 0)
+            self._chunks.append((request.num_cached, count))
+            self._num_tokens_left -= count
+
+    def remove(self, request: DecodeRequest) -> None:
+        index = self.requests.index(request)
+        others, self.requests = self.requests[index + 1 :], self.requests[:index]
+        # What came after it may have more tokens now.
+        for each in (request, *others):
+            self._take_room(each, -1)
+        self._lengths = self._lengths[: sum(map(_is_decode, self.requests))]
+        num_chunks = len(self.requests) - len(self._lengths) - sum(map(_is_fetched, self.requests))
+        self._chunks = self._chunks[:num_chunks]
+        self._num_fetched = sum(each.num_pooled for each in self.requests if _is_fetched(each))
+        used = len(self._lengths) + sum(count for _, count in self._chunks)
+        self._num_tokens_left = self._at.limits.max_num_batched_tokens - used
+        for each in others:
+            self.add(each)
+
+    def seconds(self) -> float:
+        if self._estimate is None:
+            return 0.0
+        is_computing = self._chunks or self._lengths
+        computing_s = self._estimate.iteration(self._chunks, self._lengths) if is_computing else 0.0
+        return max(computing_s, self._estimate.fetch(self._num_fetched) if self._num_fetched else 0.0)
+
+    def _needed(self, request: DecodeRequest) -> int:
+        return self._at.growth_of(request, self._admit_ahead)
+
+    def _take_room(self, request: DecodeRequest, sign: int) -> None:
+        if not request.num_blocks:
+            self._num_blocks -= sign * self._needed(request)
+            self._num_slots -= sign
+
+
+def _is_fetched(request: DecodeRequest) -> bool:
+    return not request.num_blocks and request.num_pooled > 0
+
+
+def _is_decode(request: DecodeRequest) -> bool:
+    return not _is_fetched(request) and request.num_pending == 1
+
+
+class BrosDecode(DecodePart):
+    """Candidates are prompts as well, on a colocated instance."""
+
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
+        super().__init__(limits, config)
+        self._estimate = estimate
+        self._times = TokenTimes()
+        self._size = min(BASE_SIZE, limits.max_num_seqs)
+        self._average_s = 0.0
+
+    def took(self, seconds: float) -> None:
+        self._average_s += WEIGHT * (seconds - self._average_s) if self._average_s else seconds
+
+    def in_order(self, requests: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:
+        return decoding.real_time_first(requests)
+
+    def is_ahead(self, begun: DecodeRequest, request: DecodeRequest, now: float) -> bool:
+        return begun.is_rt or not request.is_rt
+
+    def plan(self, at: DecodeBoundary) -> None:
+        waiting = [
+            each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
+        ]
+        self._times.look([*at.running, *waiting], at.now)
+        rt = [each for each in (*at.running, *waiting) if each.is_rt]
+        rt.sort(key=lambda request: self._place(request, at.now))
+        be = [each for each in (*at.running, *waiting) if not each.is_rt]
+        be.sort(key=lambda request: 0 if request.num_blocks else request.num_pooled)
+        at.evict(self._victims(at, rt))
+        for request in self._pack(at, rt, be):
+            if not request.num_blocks:
+                at.admit(request)
+                if request.num_pooled:
+                    continue
+            decoding.compute(at, request, at.num_tokens_left)
+
+    def in_eviction_order(
+        self, requests: Sequence[DecodeRequest], at: DecodeBoundary
+    ) -> Sequence[DecodeRequest]:
+        """BE first, those with the least KV; then RT with the most residual time."""
+
+        def place(request: DecodeRequest) -> tuple[bool, bool, float]:
+            cost = -self._residual_s(request, at.now) if request.is_rt else request.num_blocks
+            return not at.was_evicted(request), request.is_rt, cost
+
+        return sorted(requests, key=place)
+
+    def _residual_s(self, request: DecodeRequest, now: float) -> float:
+        """The seconds that its next iteration may take: those after it, until the next token, take their average."""
+        num_iterations = -(-request.num_pending // self.limits.max_num_batched_tokens)
+        return self._times.left_s(request, now) - (num_iterations - 1) * self._average_s
+
+    def _place(self, request: DecodeRequest, now: float) -> tuple[bool, float]:
+        return not self._can_be_in_time(request, now), self._residual_s(request, now)
+
+    def _can_be_in_time(self, request: DecodeRequest, now: float) -> bool:
+        """If it runs alone."""
+        alone_s = 0.0
+        if self._estimate and request.num_pending == 1:
+            alone_s = self._estimate.iteration([], [request.num_tokens])
+        elif self._estimate:
+            count = min(request.num_pending, self.limits.max_num_batched_tokens)
+            alone_s = self._estimate.iteration([(request.num_cached, count)], [])
+        return alone_s <= self._residual_s(request, now)
+
+    def _pack(
+        self, at: DecodeBoundary, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]
+    ) -> list[DecodeRequest]:
+        """Algorithm 1."""
+        batch = Batch(at, self._estimate, self.config.admit_ahead)
+        bound_s, is_in_time, is_room = math.inf, True, True
+        ready: list[DecodeRequest] = []
+        for request in rt:
+            if len(ready) == self._size:
+                break
+            is_room &= batch.has_blocks(request)
+            if not (request.num_blocks or is_room):
+                continue
+            batch.add(request)
+            if not ready and self._can_be_in_time(request, at.now):
+                bound_s = self._residual_s(request, at.now)
+            if batch.seconds() > bound_s:
+                batch.remove(request)
+                is_in_time = False
+                break
+            ready.append(request)
+        if ready and math.isinf(bound_s) and not self._can_be_in_time(ready[0], at.now):
+            bound_s, is_in_time = batch.seconds(), False
+        self._size = self._next_size(is_in_time)
+        for request in be:
+            if not batch.has_blocks(request) or not self._add(batch, request, ready, bound_s, at.now):
+                break
+        return batch.requests
+
+    def _add(
+        self, batch: Batch, request: DecodeRequest, ready: list[DecodeRequest], bound_s: float, now: float
+    ) -> bool:
+        """Adds a BE request, or has it replace the RT request with the most residual time."""
+        batch.add(request)
+        if self._fits(batch, bound_s):
+            return True
+        if len(ready) > 1 and self._residual_s(ready[-1], now) >= 2 * bound_s:
+            last = ready.pop()
+            batch.remove(last)
+            if self._fits(batch, bound_s):
+                return True
+            batch.add(last)
+            ready.append(last)
+        batch.remove(request)
+        return False
+
+    def _fits(self, batch: Batch, bound_s: float) -> bool:
+        return len(batch.requests) <= self._size and batch.seconds() <= bound_s
+
+    def _next_size(self, is_in_time: bool) -> int:
+        most = self.limits.max_num_seqs
+        return min(2 * self._size if is_in_time else BASE_SIZE, most)
+
+    def _victims(self, at: DecodeBoundary, rt: Sequence[DecodeRequest]) -> list[DecodeRequest]:
+        """Who leaves so that the others can grow, and BE for RT that finds no room."""
+        chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
+        num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
+        num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
+        be = [each for each in self.in_eviction_order(at.running, at) if not (each.is_rt or each in chosen)]
+        for request in (each for each in rt if not each.num_blocks):
+            num_blocks -= at.growth_of(request, self.config.admit_ahead)
+            num_slots -= 1
+            while (num_blocks < 0 or num_slots < 0) and be:
+                chosen.append(be.pop(0))
+                num_blocks += chosen[-1].num_blocks
+                num_slots += 1
+        return chosen
+
+
+class Bros(Policy):
+    name = "bros"
+    summary = (
+        "real time by residual time, best effort as far as that leaves time, or in place of who can wait"
+    )
+
+    def router(self) -> RouterPart:
+        return PriorityRouter(self.config)
+
+    def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
+        return PriorityPrefill(limits, self.config)
+
+    def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return BrosDecode(limits, self.config, estimate)
+
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return BrosDecode(limits, self.config, estimate)

@@ -1,0 +1,98 @@
+"""The rules of BROS, each on an example with costs that can be reckoned in the head."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from alignedserve.scheduling.policies.bros import BASE_SIZE
+from tests.scheduling.policies.instance import LIMITS, Instance, decoding, document, job, key, keys, prompt
+
+
+def test_best_effort_has_the_time_that_the_most_urgent_has_left() -> None:
+    instance = Instance("bros")
+    instance.runs(*(job() for _ in range(30)), loose := decoding(0.05), tight := decoding(0.03))
+    # 10 ms and 20 decodes
+    plan = instance.iterate()
+    assert plan.run[:2] == keys(tight, loose) and len(plan.run) == 20
+
+
+def test_best_effort_replaces_who_has_most_time_left() -> None:
+    """There is time for ten decodes, and real time has as many."""
+    instance = Instance("bros")
+    loose = [decoding(0.5 + 0.1 * index) for index in range(9)]
+    instance.runs(tight := decoding(0.02), *loose, *(jobs := [job(), job()]))
+    assert instance.iterate().run == keys(tight, *loose[:7], *jobs)
+
+
+def test_best_effort_replaces_nobody_who_would_be_late_then() -> None:
+    """After another iteration of 20 ms those have less than it takes."""
+    instance = Instance("bros")
+    loose = [decoding(0.039) for _ in range(9)]
+    instance.runs(tight := decoding(0.02), *loose, job())
+    assert instance.iterate().run == keys(tight, *loose)
+
+
+def test_who_can_not_be_in_time_goes_behind_who_can() -> None:
+    instance = Instance("bros")
+    instance.runs(late := decoding(0.02), early := decoding(0.1))
+    assert instance.iterate(now=0.05).run == keys(early, late)
+
+
+def test_where_none_can_be_in_time_all_real_time_runs_and_nothing_that_slows_it() -> None:
+    instance = Instance("bros")
+    instance.runs(job(), *(late := [decoding(0.005), decoding(0.006)]))
+    assert instance.iterate(now=0.004).run == keys(*late)
+
+
+def test_who_finds_no_blocks_does_not_stop_others() -> None:
+    instance = Instance("bros", replace(LIMITS, num_blocks=10, max_model_len=160))
+    instance.runs(*(running := [decoding(0.5, 60), decoding(0.5, 60)]))
+    instance.waits(prompt(60, first_due_s=0.2))
+    plan = instance.iterate()
+    assert plan.run == keys(*running) and not plan.new_prompts
+
+
+def test_a_prompt_counts_as_the_iterations_that_it_needs() -> None:
+    """Of two that are due alike the longer goes first."""
+    instance = Instance("bros", replace(LIMITS, max_num_batched_tokens=64))
+    instance.schedule.took(0.05)
+    instance.waits(short := prompt(60, first_due_s=1.0), long := prompt(150, first_due_s=1.0))
+    plan = instance.iterate()
+    assert plan.chunks == [(key(long), 64)] and key(short) not in plan.run
+
+
+def test_best_effort_whose_kv_is_quickly_there_goes_first() -> None:
+    instance = Instance("bros")
+    instance.runs(decoding(0.1), here := job())
+    instance.waits(far := job(num_tokens=120), near := job(num_tokens=60))
+    plan = instance.iterate()
+    # fetching 60 tokens takes 60 ms, and 120 more would take too long
+    assert key(here) in plan.run and [key(work) for work in plan.pulls] == keys(near)
+    assert key(far) not in plan.run
+
+
+def test_a_batch_doubles_while_there_is_time_and_falls_back_when_there_is_not() -> None:
+    instance = Instance("bros", replace(LIMITS, num_blocks=2000, max_num_seqs=400))
+    instance.runs(*(job() for _ in range(300)), tight := decoding(0.03))
+    assert len(instance.iterate().run) == 20
+    # With these it would take 36 ms.
+    instance.waits(late := prompt(25))
+    assert key(late) not in instance.iterate().run
+    for each in (tight, late):
+        instance.schedule.abort(key(each))
+    assert [len(instance.iterate().run) for _ in range(2)] == [2 * BASE_SIZE, 300]
+
+
+def test_real_time_without_room_has_the_best_effort_with_least_kv_leave() -> None:
+    instance = Instance("bros", replace(LIMITS, num_blocks=11, max_model_len=160))
+    instance.runs(job(num_tokens=60), small := job(num_tokens=20), decoding(0.5))
+    instance.waits(prompt(60))
+    assert instance.iterate().wants_evicted == keys(small)
+
+
+def test_best_effort_without_room_has_nobody_leave() -> None:
+    instance = Instance("bros", replace(LIMITS, num_blocks=10, max_model_len=160))
+    instance.runs(job(num_tokens=60), job(num_tokens=60))
+    instance.waits(document(60))
+    plan = instance.iterate()
+    assert not plan.wants_evicted and not plan.new_prompts
