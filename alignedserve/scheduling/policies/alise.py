@@ -1,0 +1,199 @@
+"""ALISE: the shortest predicted remaining time first, preemptively, with KV swapped by estimated waiting time.
+
+The rules of the paper, with its sections:
+
+- What a request still takes is predicted (3.1): its prompt, and for each token that its answer is expected to have, a
+  time which is linear in the prompt's length.
+- There are several priority queues by that time (3.1), each for requests of twice the time of the one before. *Virtual
+  ageing*: who has not run for a while rises by a queue, and again after as long.
+- Whose answer exceeds its predicted length falls by a queue, and the prediction doubles.
+- Who has the highest priority is in memory, as many as fit (3.2, algorithm 2). When one comes that is not, whoever has
+  the highest *estimated waiting time* leaves with its KV: the time that all take which go before it, or the time until
+  it rises, whichever is less. Copies run beside iterations.
+
+Where this departs from the paper, and why:
+
+- Nobody leaves before its blocks are wanted: a copy that nobody waits for would only slow other copies.
+- KV in the pool is not compressed; that is no matter of who runs when.
+- The paper says neither how many queues there are, nor when one rises: see the constants.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.scheduling import decoding, routing
+from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.island import Island, RoutedRequest, Urgency
+from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
+from alignedserve.timing.estimate import Estimate
+
+# The first queue is for what takes up to so many seconds, and each of the next ones, but the last, for twice the time.
+FIRST_QUEUE_S = 0.5
+NUM_QUEUES = 8
+# Who has not run for so many seconds rises by a queue.
+AGE_S = 5.0
+_QUEUE_ENDS_S = [FIRST_QUEUE_S * 2**number for number in range(NUM_QUEUES - 1)]
+
+
+@dataclass(eq=False, slots=True)
+class Mark:
+    """What is kept of a request."""
+
+    # The seconds that each token of its answer takes.
+    token_s: float
+    # The length that its answer is expected to have, and how often it was longer than expected.
+    length: int
+    num_exceeded: int
+    # When it last ran, or came, and the number of that iteration.
+    ran_s: float
+    last_run: int
+
+
+class Predictor:
+    """Predicts how long requests still take."""
+
+    def __init__(self, estimate: Estimate | None) -> None:
+        self._estimate = estimate
+
+    def token_s(self, num_tokens: int) -> float:
+        """The seconds of each token after a prompt of so many."""
+        return self._estimate.iteration([], [num_tokens]) if self._estimate else 0.0
+
+    def remaining_s(self, request: DecodeRequest) -> float:
+        prompt_s = 0.0
+        if self._estimate and request.num_pending > 1 and not request.num_pooled:
+            prompt_s = self._estimate.iteration([(request.num_cached, request.num_pending)], [])
+        return prompt_s + request.num_left * float(request.mark.token_s)
+
+
+class AliseDecode(DecodePart):
+    """Candidates are prompts as well, on a colocated instance."""
+
+    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
+        super().__init__(limits, config)
+        self._predictor = Predictor(estimate)
+
+    def plan(self, at: DecodeBoundary) -> None:
+        waiting = [
+            each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
+        ]
+        in_order = self._in_order([*at.running, *waiting], at.now)
+        at.evict(self._victims(at, in_order))
+        ready = [each for each in in_order if each.num_blocks and each.num_pending == 1]
+        at.run_each(ready)
+        for request in in_order:
+            if request.num_blocks:
+                if request.num_pending > 1:
+                    decoding.compute(at, request, at.num_tokens_left)
+            elif at.num_tokens_left > 0:
+                if not decoding.has_room(at, request, self.config.admit_ahead):
+                    # What becomes free is for it.
+                    break
+                at.admit(request)
+                if not request.num_pooled:
+                    decoding.compute(at, request, at.num_tokens_left)
+
+    def queue_of(self, request: DecodeRequest, now: float) -> int:
+        """The number of the queue in which it is; 0 has the highest priority."""
+        mark = request.mark
+        number = bisect_left(_QUEUE_ENDS_S, self._predictor.remaining_s(request)) + mark.num_exceeded
+        return max(min(number, NUM_QUEUES - 1) - int((now - mark.ran_s) / AGE_S), 0)
+
+    def waiting_times(self, in_order: Iterable[DecodeRequest], now: float) -> list[float]:
+        """The estimated seconds until each runs: those before it, or the time until it rises."""
+        found, before_s = [], 0.0
+        for request in in_order:
+            rises_s = AGE_S - (now - request.mark.ran_s) % AGE_S
+            found.append(min(before_s, rises_s) if self.queue_of(request, now) else before_s)
+            before_s += self._predictor.remaining_s(request)
+        return found
+
+    def in_eviction_order(
+        self, requests: Sequence[DecodeRequest], at: DecodeBoundary
+    ) -> Sequence[DecodeRequest]:
+        """Those with the longest estimated waiting time first; of equal ones, that with the lowest priority."""
+        in_order = self._in_order(requests, at.now)
+        waits_s = self.waiting_times(in_order, at.now)
+        places = range(len(in_order))
+        last_first = sorted(
+            places, key=lambda place: (not at.was_evicted(in_order[place]), -waits_s[place], -place)
+        )
+        return [in_order[place] for place in last_first]
+
+    def _in_order(self, requests: Iterable[DecodeRequest], now: float) -> list[DecodeRequest]:
+        """The highest priority first, and within a queue what takes the least."""
+        found = []
+        for number, request in enumerate(requests):
+            self._look(request, now)
+            place = self.queue_of(request, now), self._predictor.remaining_s(request), number
+            found.append((place, request))
+        found.sort(key=lambda each: each[0])
+        return [request for _, request in found]
+
+    def _look(self, request: DecodeRequest, now: float) -> None:
+        length, mark = request.num_output + request.num_left, request.mark
+        if mark is None:
+            prompt_len = request.num_tokens - request.num_output
+            token_s = self._predictor.token_s(prompt_len)
+            request.mark = Mark(token_s, length, 0, now, request.last_run)
+            return
+        if length > mark.length:
+            mark.length, mark.num_exceeded = length, mark.num_exceeded + 1
+        if request.last_run != mark.last_run:
+            mark.last_run, mark.ran_s = request.last_run, now
+
+    def _victims(self, at: DecodeBoundary, in_order: Sequence[DecodeRequest]) -> list[DecodeRequest]:
+        """Who leaves so that others can grow, and so that those before them in the order can come."""
+        chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
+        num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
+        num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
+        places = {request.key: place for place, request in enumerate(in_order)}
+        last = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
+        for place, request in enumerate(in_order):
+            if request.num_blocks:
+                continue
+            num_blocks -= at.growth_of(request, self.config.admit_ahead)
+            num_slots -= 1
+            while (num_blocks < 0 or num_slots < 0) and last:
+                # One of its own queue stays: they would take turns.
+                if places[last[0].key] < place or not self._is_behind(last[0], request, at.now):
+                    return chosen
+                chosen.append(last.pop(0))
+                num_blocks += chosen[-1].num_blocks
+                num_slots += 1
+        return chosen
+
+    def _is_behind(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
+        return self.queue_of(request, now) > self.queue_of(other, now)
+
+
+class AliseRouter(RouterPart):
+    def urgency(self, request: RoutedRequest, island: Island) -> Urgency:
+        """The shortest first; who comes later by so much as it is shorter goes behind."""
+        needed_s = island.cluster.prefill_s(request.num_reusable, request.num_tokens)
+        num_left = max(island.expected_output(request) - request.num_output, 0)
+        needed_s += num_left * island.cluster.decode_s(request.num_tokens)
+        return Urgency(True, request.arrived_s + needed_s, False)
+
+    def start(self, island: Island) -> Iterator[RoutedRequest]:
+        """New ones do not wait for those that were evicted: instances know who goes first."""
+        yield from routing.start_line(island, 0, routing.room_left(island, self.config.prefill_window))
+
+
+class Alise(Policy):
+    name = "alise"
+    summary = "the shortest predicted remaining time first, preemptively"
+
+    def router(self) -> RouterPart:
+        return AliseRouter(self.config)
+
+    def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return AliseDecode(limits, self.config, estimate)
+
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return AliseDecode(limits, self.config, estimate)

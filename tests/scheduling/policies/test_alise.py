@@ -1,0 +1,98 @@
+"""The rules of ALISE, each on an example with costs that can be reckoned in the head."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.decode_worker.scheduled_request import ScheduledRequest, scheduled_request
+from alignedserve.protocol.messages import Work
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies.alise import AGE_S, FIRST_QUEUE_S, AliseDecode
+from alignedserve.timing.estimate import Estimate
+from tests.scheduling.policies.instance import LIMITS, PLAIN, Instance, key, keys
+from tests.works import make_work
+
+# A token takes 11 ms: 10 and 1 for the request.
+TOKEN_S = 0.011
+SMALL = replace(LIMITS, num_blocks=10, max_model_len=160)
+
+
+def part() -> AliseDecode:
+    return AliseDecode(LIMITS, SchedulingConfig("alise"), Estimate(PLAIN))
+
+
+def foretold(length: int, num_tokens: int = 20, num_output: int = 1, num_cached: int | None = None) -> Work:
+    return make_work(num_tokens, num_output, num_cached, predicted_len=length)
+
+
+def looked_at(policy: AliseDecode, *works: Work, now: float = 0.0) -> list[ScheduledRequest]:
+    """They run already."""
+    requests = [scheduled_request(work, None, 0, LIMITS.max_model_len) for work in works]
+    policy._in_order(requests, now)
+    return requests
+
+
+def test_what_a_request_takes_is_its_prompt_and_its_tokens() -> None:
+    policy = part()
+    decoding, prompt = looked_at(policy, foretold(101), foretold(100, num_output=0, num_cached=0))
+    assert policy._predictor.remaining_s(decoding) == pytest.approx(100 * TOKEN_S)
+    assert policy._predictor.remaining_s(prompt) == pytest.approx(0.03 + 100 * TOKEN_S)
+
+
+def test_each_queue_is_for_twice_the_time() -> None:
+    policy = part()
+    numbers = [round(FIRST_QUEUE_S * 2**queue / TOKEN_S) for queue in (0, 1, 2, 3)]
+    requests = looked_at(policy, *(foretold(number) for number in numbers))
+    assert [policy.queue_of(request, 0.0) for request in requests] == [0, 1, 2, 3]
+
+
+def test_who_has_not_run_for_long_rises() -> None:
+    policy = part()
+    (request,) = looked_at(policy, foretold(300))
+    queues = [policy.queue_of(request, seconds * AGE_S) for seconds in (0.0, 0.9, 1.0, 2.0, 99.0)]
+    assert queues == [3, 3, 2, 1, 0]
+    request.last_run = 7
+    policy._in_order([request], 2 * AGE_S)
+    assert policy.queue_of(request, 2 * AGE_S) == 3
+
+
+def test_who_exceeds_its_prediction_falls_and_is_expected_to_take_twice_as_long() -> None:
+    policy = part()
+    (request,) = looked_at(policy, foretold(40))
+    assert policy.queue_of(request, 0.0) == 0
+    request.num_tokens, request.num_cached = 60, 59
+    policy._in_order([request], 0.0)
+    # Of 80 tokens 40 are left, which is half a queue, and it fell by one.
+    assert request.num_left == 40 and policy.queue_of(request, 0.0) == 1
+
+
+def test_the_estimated_waiting_time_is_of_those_before_or_until_it_rises() -> None:
+    policy = part()
+    requests = looked_at(policy, foretold(21), foretold(201), foretold(401), foretold(500))
+    wanted = [0.0, 20 * TOKEN_S, 220 * TOKEN_S, AGE_S]
+    assert policy.waiting_times(requests, 0.0) == pytest.approx(wanted)
+
+
+def test_a_shorter_one_has_a_longer_one_leave_and_not_the_other_way() -> None:
+    for waits, leaves in ((foretold(10, 60), True), (foretold(500, 60), False)):
+        instance = Instance("alise", SMALL)
+        instance.runs(short := foretold(20, 60), long := foretold(100, 60))
+        instance.waits(waits)
+        plan = instance.iterate()
+        assert plan.wants_evicted == (keys(long) if leaves else [])
+        assert key(short) in plan.run
+
+
+def test_nobody_leaves_for_one_of_its_own_queue() -> None:
+    instance = Instance("alise", SMALL)
+    instance.runs(foretold(44, 60), foretold(43, 60))
+    instance.waits(foretold(20, 60))
+    assert not instance.iterate().wants_evicted
+
+
+def test_the_shortest_prompt_begins_first() -> None:
+    instance = Instance("alise", replace(LIMITS, max_num_batched_tokens=64))
+    prompts = [foretold(length, 60, num_output=0, num_cached=0) for length in (500, 100, 20)]
+    instance.waits(*prompts)
+    assert instance.iterate().new_prompts[0] is prompts[2]
