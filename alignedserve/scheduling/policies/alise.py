@@ -100,7 +100,7 @@ class AliseDecode(DecodePart):
 
     def queue_of(self, request: DecodeRequest, now: float) -> int:
         """The number of the queue in which it is; 0 has the highest priority."""
-        mark = request.mark
+        mark: Mark = request.mark
         number = bisect_left(_QUEUE_ENDS_S, self._predictor.remaining_s(request)) + mark.num_exceeded
         return max(min(number, NUM_QUEUES - 1) - int((now - mark.ran_s) / AGE_S), 0)
 
