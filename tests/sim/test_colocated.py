@@ -63,7 +63,7 @@ def test_every_request_gets_its_tokens(policy: str) -> None:
 @every_policy
 def test_who_is_preempted_comes_back_with_its_kv(policy: str) -> None:
     """Nothing is computed twice, however often somebody has to leave."""
-    island = island_of(policy, decode=SHORT, pool_blocks=400)
+    island = island_of(policy, decode=SHORT, pool_blocks=800)
     asked = both_classes(requests(40, every_s=0.0, prompt_len=60, output_len=240))
     run(island, asked)
     assert evictions(island) > 10
