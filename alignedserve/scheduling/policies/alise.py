@@ -86,17 +86,18 @@ class AliseDecode(DecodePart):
         at.evict(self._victims(at, in_order))
         ready = [each for each in in_order if each.num_blocks and each.num_pending == 1]
         at.run_each(ready)
+        is_room = True
         for request in in_order:
             if request.num_blocks:
                 if request.num_pending > 1:
                     decoding.compute(at, request, at.num_tokens_left)
-            elif at.num_tokens_left > 0:
-                if not decoding.has_room(at, request, self.config.admit_ahead):
-                    # What becomes free is for it.
-                    break
-                at.admit(request)
-                if not request.num_pooled:
-                    decoding.compute(at, request, at.num_tokens_left)
+            elif is_room and at.num_tokens_left > 0:
+                # What becomes free is for the first that finds no room.
+                is_room = decoding.has_room(at, request, self.config.admit_ahead)
+                if is_room:
+                    at.admit(request)
+                    if not request.num_pooled:
+                        decoding.compute(at, request, at.num_tokens_left)
 
     def queue_of(self, request: DecodeRequest, now: float) -> int:
         """The number of the queue in which it is; 0 has the highest priority."""

@@ -96,3 +96,11 @@ def test_the_shortest_prompt_begins_first() -> None:
     prompts = [foretold(length, 60, num_output=0, num_cached=0) for length in (500, 100, 20)]
     instance.waits(*prompts)
     assert instance.iterate().new_prompts[0] is prompts[2]
+
+
+def test_a_prompt_that_is_begun_goes_on_behind_one_that_finds_no_room() -> None:
+    instance = Instance("alise", replace(SMALL, max_num_batched_tokens=64))
+    instance.waits(begun := foretold(40, 100, num_output=0, num_cached=0))
+    assert instance.iterate().chunks == [(key(begun), 64)]
+    instance.waits(foretold(30, 100))
+    assert instance.iterate().run == keys(begun)
