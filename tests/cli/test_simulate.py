@@ -181,6 +181,10 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
         (["--block-size", "0"], "block_size=0"),
         (["--gpus-per-pcie-root", "0"], "gpus_per_pcie_root=0: must be from 1"),
         (["--host-memory-bandwidth", "0"], "host_memory_bandwidth=0.0: must be above 0"),
+        (["--slo-mix", "0.1"], "slo_mix='0.1': must be like 0.036:0.2,0.5:0.8"),
+        (["--slo-mix", "0.1:0.5,0.2:0.4"], "the shares add up to 0.9, and must to 1"),
+        (["--slo-mix", "0.1:0.5,0.1:0.5"], "names an objective twice"),
+        (["--slo-mix", "0:1"], "seconds must be above 0"),
         (["--find-rate", "--be-share", "1"], "needs real time"),
         (["--find-rate", "--num-prompts", "1", "--output-len", "1"], "num_prompts=1: max_rate="),
     ],
@@ -188,6 +192,15 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
 def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
     done = CliRunner().invoke(command, words)
     assert isinstance(done.exception, ValueError) and message in str(done.exception)
+
+
+def test_objectives_are_mixed_in_the_shares_that_are_said() -> None:
+    words = ["--num-prompts", "20", "--output-len", "30", "--slo-mix", "0.05:0.25,0.5:0.75"]
+    done = CliRunner().invoke(command, words)
+    rows = [
+        line.split() for line in done.stdout.partition("by TBT objective")[2].splitlines() if " ms |" in line
+    ]
+    assert [(row[7], row[10]) for row in rows] == [("50", "5"), ("500", "15")]
 
 
 def test_it_is_said_without_a_traceback() -> None:

@@ -106,6 +106,38 @@ def test_who_is_late_has_the_iteration_for_itself() -> None:
     assert iterate(schedule, 0.025).run == [key(first)]
 
 
+def test_real_time_with_slack_sits_out_for_real_time_without() -> None:
+    """In 30 ms there is time for 20."""
+    schedule = schedule_of()
+    admit(schedule, first := rt(tbt_s=0.03), *(rt(tbt_s=0.5) for _ in range(30)))
+    num_free = schedule.num_free_blocks
+    plan = iterate(schedule)
+    assert len(plan.run) == 20 and plan.run[0] == key(first)
+    assert not plan.wants_evicted and schedule.num_free_blocks == num_free, "nothing is moved"
+
+
+def test_real_time_with_like_objectives_runs_together() -> None:
+    schedule = schedule_of()
+    admit(schedule, rt(tbt_s=0.03), *(rt(tbt_s=0.035) for _ in range(30)))
+    assert len(iterate(schedule).run) == 31
+
+
+def test_real_time_sits_out_no_longer_than_it_can() -> None:
+    """Those that have waited longest are urgent in the end, and run in any case."""
+    schedule = schedule_of()
+    loose = [rt(tbt_s=0.2) for _ in range(30)]
+    admit(schedule, rt(tbt_s=0.03), *loose)
+    now, last = 0.0, dict.fromkeys(map(key, loose), 0.0)
+    for _ in range(40):
+        plan = iterate(schedule, now)
+        now += 0.01 + 0.001 * len(plan.run)
+        for each in plan.run:
+            if each in last:
+                assert now - last[each] <= 0.2
+                last[each] = now
+    assert all(now - since_s < 0.2 for since_s in last.values())
+
+
 def test_who_has_lost_its_objective_does_not_keep_others_out() -> None:
     schedule = schedule_of()
     admit(schedule, rt(tbt_s=0.03), *(be() for _ in range(10)), now=5.0)
