@@ -50,7 +50,9 @@ class Batch:
         self._estimate = estimate
         self._admit_ahead = admit_ahead
         self.requests: list[DecodeRequest] = []
-        self._num_blocks, self._num_slots = at.num_free_blocks, at.num_free_slots
+        # Those that run need blocks for their next tokens.
+        self._num_blocks = at.num_free_blocks - at.growth(admit_ahead)
+        self._num_slots = at.num_free_slots
         self._num_tokens_left = at.limits.max_num_batched_tokens
         # What is computed, as for the cost model, and the number of tokens whose KV is fetched.
         self._lengths: list[int] = []
