@@ -14,6 +14,7 @@ The rules of the paper, with its sections:
 
 Where this departs from the paper, and why:
 
+- The first is in the batch, even if fetching its KV takes too long for it: else nothing would happen.
 - RT that can't be in time goes behind RT that can. Where none can, all runs, and BE as far as that takes no longer.
 - RT that finds no blocks keeps others from beginning, not from going on.
 - BE replaces neither the most urgent, nor RT that would not have the time for another such iteration.
@@ -196,7 +197,7 @@ class BrosDecode(DecodePart):
             batch.add(request)
             if not ready and self._can_be_in_time(request, at.now):
                 bound_s = self._residual_s(request, at.now)
-            if batch.seconds() > bound_s:
+            if ready and batch.seconds() > bound_s:
                 batch.remove(request)
                 is_in_time = False
                 break

@@ -106,3 +106,10 @@ def test_what_running_requests_need_next_is_no_room_for_others() -> None:
     instance.waits(document(70))
     plan = instance.iterate()
     assert plan.run == keys(running) and not plan.new_prompts
+
+
+def test_who_is_first_is_fetched_even_if_that_takes_too_long() -> None:
+    """120 ms, of the 100 that it has."""
+    instance = Instance("bros")
+    instance.waits(late := decoding(0.1, 120))
+    assert [key(work) for work in instance.schedule.plan(0.0).pulls] == keys(late)
