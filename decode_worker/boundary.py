@@ -82,6 +82,10 @@ class Boundary:
     def batch(self) -> Sequence[ScheduledRequest]:
         return [*self._candidates.batch]
 
+    @property
+    def first_batch_to_stay(self) -> int:
+        return self._candidates.first_batch_to_stay
+
     def was_evicted(self, request: DecodeRequest) -> bool:
         return request.key in self._were_evicted
 

@@ -22,28 +22,22 @@ class Candidates:
         self._lookup = lookup or NoPrefixCache()
         self._requests: ScheduledRequests = {}
         self._batch: ScheduledRequests = {}
-        self._num_batches = 0
-        # The number of the batch that runs.
-        self._running_batch = 0
+        # The number of the running batch.
+        self.running_batch = 0
+        # Batches with smaller numbers are to leave.
+        self.first_batch_to_stay = 0
 
-    def begin_batch(self) -> None:
-        self._num_batches += 1
-
-    def add(self, work: Work, is_batch: bool, source: InstanceId | None) -> None:
+    def add(self, work: Work, is_batch: bool, batch: int, source: InstanceId | None) -> None:
         into = self._batch if is_batch else self._requests
         block_hashes = () if work.num_cached else self._lookup.block_hashes(work)
-        into[work.request.key] = scheduled_request(
-            work, source, self._num_batches, self._max_model_len, block_hashes
-        )
+        into[work.request.key] = scheduled_request(work, source, batch, self._max_model_len, block_hashes)
 
     def take(self, scheduled: ScheduledRequest) -> None:
-        """The request is admitted. One of the candidate batch makes that the running batch; a candidate request joins
-        the running batch."""
+        """The request is admitted. One of the candidate batch makes that the running batch."""
         if self._batch.pop(scheduled.key, None):
-            self._running_batch = scheduled.batch
+            self.running_batch = scheduled.batch
         else:
             del self._requests[scheduled.key]
-        scheduled.batch = self._running_batch
 
     def drop(self, key: RequestKey) -> bool:
         return any(requests.pop(key, None) for requests in (self._requests, self._batch))
@@ -51,6 +45,7 @@ class Candidates:
     def clear(self) -> None:
         self._requests.clear()
         self._batch.clear()
+        self.first_batch_to_stay = 0
 
     @property
     def requests(self) -> ValuesView[ScheduledRequest]:

@@ -8,6 +8,7 @@ which requests leave, join and run (`boundary.py`); what became of that is repor
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -57,16 +58,22 @@ class DecodeSchedule:
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
-    def offer(self, works: Iterable[Work], is_batch: bool, source: InstanceId | None = None) -> None:
-        """Makes the requests candidates. A batch stays apart from what is left of an earlier one. Raises if one is
-        here already."""
-        if is_batch:
-            self._candidates.begin_batch()
+    def offer(
+        self,
+        works: Iterable[Work],
+        is_batch: bool,
+        source: InstanceId | None = None,
+        batch: int = 0,
+        replaces: bool = False,
+    ) -> None:
+        """Makes the requests candidates. `batch` and `replaces`: see Offer. Raises if one is here already."""
+        if replaces:
+            self._candidates.first_batch_to_stay = batch
         for work in works:
             key = work.request.key
             if key in self._candidates or key in self._block_table:
                 raise RuntimeError(f"request {key}: offered, but it is here already")
-            self._candidates.add(work, is_batch, source)
+            self._candidates.add(work, is_batch, batch, source)
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
         """Real time will be offered in a moment: so many of its prompts are being computed, and so many are
@@ -143,6 +150,11 @@ class DecodeSchedule:
         return len(self._block_table.running)
 
     @property
+    def num_here(self) -> int:
+        """The number of requests that hold blocks, those under copies included."""
+        return len(self._block_table)
+
+    @property
     def num_candidates(self) -> int:
         return len(self._candidates)
 
@@ -151,9 +163,25 @@ class DecodeSchedule:
         blocks = [request.num_blocks for request in self._block_table.running.values() if not request.is_rt]
         return len(blocks), sum(blocks)
 
+    @property
+    def running_batch(self) -> int:
+        """The number of the running batch: see DecodeReport."""
+        return self._candidates.running_batch
+
     def lengths(self) -> list[int]:
         """The lengths of all running requests, in tokens."""
         return [request.num_tokens for request in self._block_table.running.values()]
+
+    def is_mixed(self, plan: DecodePlan) -> bool:
+        """Whether the plan runs requests of several batches, or some of a batch and some of none."""
+        running = self._block_table.running
+        keys = chain(plan.run, (key for key, _ in plan.chunks)) if self.running_batch else ()
+        return len({running[key].batch for key in keys}) > 1
+
+    def batch_lengths(self) -> list[int]:
+        """The lengths of those running requests that belong to the running batch, in tokens."""
+        number = self.running_batch
+        return [each.num_tokens for each in self._block_table.running.values() if each.batch == number]
 
     def work_of(self, key: RequestKey) -> Work | None:
         """The work of a request which is being pulled; None if it was aborted."""

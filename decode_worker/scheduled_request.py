@@ -17,7 +17,7 @@ class ScheduledRequest:
     work: Work
     # The prefill instance which has staged its KV; None if the pool has it.
     source: InstanceId | None
-    # The number of the batch with which it came; that of the running batch, once a candidate request is admitted.
+    # The number of the batch that it belongs to; 0: it belongs to none.
     batch: int
     # The number of tokens of its prompt and output.
     num_tokens: int

@@ -65,6 +65,9 @@ class DecodeStep:
     news: list[NewTokens]
     # The requests of whose prompts this iteration computes a part.
     prompts: list[RequestKey] = field(default_factory=list)
+    # See DecodeReport.
+    is_mixed: bool = False
+    scheduling_s: float | None = None
 
 
 class DecodeWorker(Worker[DecodeStep]):
@@ -130,19 +133,21 @@ class DecodeWorker(Worker[DecodeStep]):
 
     def _offered(self, order: Offer) -> None:
         begun = [work for work in order.works if work.num_cached]
-        self.schedule.offer(begun, order.is_batch, order.source)
+        self.schedule.offer(begun, order.is_batch, order.source, order.batch, order.replaces)
         if order.source is not None:
             self._addresses[order.source] = order.address
         for work in order.works:
             if not work.num_cached:
-                self._offered_prompt(work, order.is_batch)
+                self._offered_prompt(work, order)
 
-    def _offered_prompt(self, work: Work, is_batch: bool) -> None:
+    def _offered_prompt(self, work: Work, order: Offer) -> None:
         preparation = self._prompts.preparation
         if refusal := preparation.refusal(work):
             self._changes.refused.append(refusal)
         else:
-            preparation.when_ready(work, partial(self.schedule.offer, [work], is_batch))
+            preparation.when_ready(
+                work, partial(self.schedule.offer, [work], order.is_batch, None, order.batch)
+            )
 
     def _evict(self, order: Evict) -> None:
         request = self._requests.get(order.key)
@@ -294,8 +299,10 @@ class DecodeWorker(Worker[DecodeStep]):
             self.schedule.took(*self._stopwatch.lap())
         else:
             self._stopwatch.stop()
+        if not (self.schedule.num_here or self.schedule.num_candidates):
+            self._stopwatch.idle()
         self._check_blocks(self.schedule.num_free_blocks)
-        report = self._report(step.news, plan.wants_evicted, self._clock() - step.begun_s)
+        report = self._report(step, self._clock() - step.begun_s)
         return self._take_messages(report), plan.goes_on
 
     def _launch(self, step: DecodeStep) -> DecodeStep:
@@ -305,6 +312,7 @@ class DecodeWorker(Worker[DecodeStep]):
         if not work:
             return step
         self._stopwatch.engine_begins()
+        step.scheduling_s = self._stopwatch.scheduling_s
         if self._prompts.are_computed:
             step.prompts = [
                 key_of(request.request_id) for request, count in work if count > 1 or not request.output
@@ -312,6 +320,7 @@ class DecodeWorker(Worker[DecodeStep]):
         step.iteration = self.engine.launch(work)
         self._changes.num_computed += sum(count for _, count in work)
         # With a GPU this runs beside the iteration: nothing here needs its tokens.
+        step.is_mixed = self.schedule.is_mixed(plan)
         self.schedule.sampled(plan.run)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
@@ -340,16 +349,15 @@ class DecodeWorker(Worker[DecodeStep]):
 
     # ---- reports ----------------------------------------------------------------------------------------------------
 
-    def _report(
-        self, news: list[NewTokens], wants_evicted: list[RequestKey], duration_s: float
-    ) -> DecodeReport:
-        schedule, changes, lengths = self.schedule, self._changes, self.schedule.lengths()
+    def _report(self, step: DecodeStep, duration_s: float) -> DecodeReport:
+        schedule, changes = self.schedule, self._changes
+        lengths, own = schedule.lengths(), schedule.batch_lengths() if schedule.running_batch else []
         num_be_running, num_be_blocks = schedule.best_effort()
         changes.num_asked, changes.num_found = self._prompts.prefix_cache.take_counts()
         return DecodeReport(
-            news=news + changes.refused,
+            news=step.news + changes.refused,
             admitted=changes.admitted,
-            wants_evicted=wants_evicted,
+            wants_evicted=step.plan.wants_evicted,
             evicted=changes.evicted,
             num_free_blocks=schedule.num_free_blocks,
             num_running=schedule.num_running,
@@ -365,6 +373,11 @@ class DecodeWorker(Worker[DecodeStep]):
             progress=changes.progress,
             num_asked=changes.num_asked,
             num_found=changes.num_found,
+            batch=schedule.running_batch,
+            batch_min_length=min(own, default=0),
+            batch_max_length=max(own, default=0),
+            is_mixed=step.is_mixed,
+            scheduling_s=step.scheduling_s,
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:

@@ -140,13 +140,13 @@ class Pool:
             starved_before_s=now - ask.starvation_s,
         )
         self._tree.take_batch(keys, now)
-        return Candidates(ask.decode, keys, is_batch=True)
+        return Candidates(ask.decode, keys, is_batch=True, replaces=ask.replaces)
 
     def _find_near(self, ask: FindNear) -> Candidates:
         keys = find_near(self._tree, ask.low, ask.high, BatchLimits(ask.max_blocks, ask.max_requests))
         for key in keys:
             self._tree.remove(key)
-        return Candidates(ask.decode, keys, is_batch=False)
+        return Candidates(ask.decode, keys, is_batch=False, batch=ask.batch)
 
     def _no_candidate(self, key: RequestKey) -> None:
         if key in self._tree:

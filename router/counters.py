@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from alignedserve.protocol.messages import DecodeReport, Moved, PrefillReport
+from alignedserve.protocol.messages import SCHEDULING_S, DecodeReport, Moved, PrefillReport
 from alignedserve.types import InstanceId
 
 
@@ -18,6 +19,10 @@ class InstanceCounters:
     num_evictions: int = 0
     num_spills: int = 0
     num_batch_switches: int = 0
+    num_batch_iterations: int = 0
+    num_mixed_iterations: int = 0
+    scheduling: list[int] = field(default_factory=lambda: [0] * (len(SCHEDULING_S) + 1))
+    scheduling_s: float = 0.0
     num_computed_tokens: int = 0
     computing_s: float = 0.0
     num_asked_tokens: int = 0
@@ -31,6 +36,16 @@ class InstanceCounters:
             self.computing_s += report.duration_s
         self.num_asked_tokens += report.num_asked
         self.num_found_tokens += report.num_found
+        if isinstance(report, DecodeReport):
+            self._add_iteration(report)
+
+    def _add_iteration(self, report: DecodeReport) -> None:
+        if report.num_computed and report.batch:
+            self.num_batch_iterations += 1
+            self.num_mixed_iterations += report.is_mixed
+        if report.scheduling_s is not None:
+            self.scheduling[bisect_left(SCHEDULING_S, report.scheduling_s)] += 1
+            self.scheduling_s += report.scheduling_s
 
     def _add_moved(self, all_moved: Iterable[Moved]) -> None:
         for each in all_moved:

@@ -45,7 +45,9 @@ class DecodeDispatch:
         for state in states:
             self._pool.commit(state, is_candidate=False)
         self._counters.num_fast_path += order.is_urgent * len(states)
-        self._assign(order.decode, states, order.is_batch, order.is_urgent)
+        view = self._cluster.decode(order.decode)
+        number = view.begin_batch() if view and order.is_batch and states else 0
+        self._assign(order.decode, states, order.is_batch, number, order.is_urgent)
 
     def candidates(self, found: Candidates) -> None:
         """The pool has answered a search: the requests that it found are no candidates any more."""
@@ -57,16 +59,22 @@ class DecodeDispatch:
             return
         search = view.batch_search if found.is_batch else view.near_search
         search.answered(has_found=bool(found.keys))
-        self._assign(found.decode, states, found.is_batch)
+        if found.is_batch and states:
+            view.begin_batch(found.replaces)
+        self._assign(
+            found.decode, states, found.is_batch, view.batch_number if found.is_batch else found.batch
+        )
 
     def _assign(
-        self, decode: InstanceId, states: Sequence[RequestState], is_batch: bool, is_urgent: bool = False
+        self,
+        decode: InstanceId,
+        states: Sequence[RequestState],
+        is_batch: bool,
+        batch: int,
+        is_urgent: bool = False,
     ) -> None:
         """What can't be staged at once is fetched from the pool: a candidate that waited for room in a buffer might be
         what an idle decode instance waits for."""
-        view = self._cluster.decode(decode)
-        if states and view and is_batch and not view.batch:
-            view.is_batch_begun = False
-        staged = self._staging.stage(decode, states, is_batch, is_urgent)
+        staged = self._staging.stage(decode, states, is_batch, batch, is_urgent)
         if fetched := [state for state in states if state.key not in staged]:
-            self._offers.offer(decode, fetched, is_batch, source=None)
+            self._offers.offer(decode, fetched, is_batch, batch)

@@ -96,6 +96,10 @@ class DecodeView(Process):
     batch_since_s: float = 0.0
     # Whether it has admitted a request of the candidate batch.
     is_batch_begun: bool = False
+    # The number of the candidate batch, or of the last one.
+    batch_number: int = 0
+    # Whether it runs in place of those before it: see Offer.
+    is_batch_replacing: bool = False
 
     # ---- real time that it will be offered in a moment ----
     # Whether the first token of each request is out.
@@ -153,6 +157,14 @@ class DecodeView(Process):
             return None
         self.announced = coming
         return coming
+
+    def begin_batch(self, replaces: bool = False) -> int:
+        """A new candidate batch comes. Returns its number."""
+        if not self.batch:
+            self.is_batch_begun = False
+        self.batch_number += 1
+        self.is_batch_replacing = replaces
+        return self.batch_number
 
     def add_offered(self, key: RequestKey, num_blocks: int, is_batch: bool, is_rt: bool, now: float) -> None:
         if is_batch and not self.batch:

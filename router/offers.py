@@ -26,16 +26,19 @@ class Offers:
         decode: InstanceId,
         states: Sequence[RequestState],
         is_batch: bool,
+        batch: int,
         source: InstanceId | None = None,
     ) -> None:
-        """`source`: the prefill instance that has staged the requests' KV; None: it is fetched from the pool, or
-        computed."""
+        """`batch`: see Offer. `source`: the prefill instance that has staged the requests' KV; None: it is fetched from
+        the pool, or computed."""
         for state in states:
             self._transitions.enter(state, Phase.OFFERED, decode)
             self.promise(decode, state, is_batch)
-        stager = self._cluster.prefill(source)
+        stager, view = self._cluster.prefill(source), self._cluster.decode(decode)
         address = stager.hello.link if stager else ""
-        self._outbox.send(decode, Offer([state.work() for state in states], is_batch, source, address))
+        replaces = bool(is_batch and view and view.is_batch_replacing)
+        works = [state.work() for state in states]
+        self._outbox.send(decode, Offer(works, is_batch, source, address, batch, replaces))
 
     def promise(self, decode: InstanceId, state: RequestState, is_batch: bool) -> None:
         """Counts the blocks that the request will need at the decode instance."""

@@ -80,7 +80,7 @@ class PrefillDispatch:
         view, num_known = self._choose(state)
         num_pending = max(state.num_missing - num_known, int(LEAST_WORK * state.num_missing), 1)
         if isinstance(view, ColocatedView):
-            self._offers.offer(view.instance_id, [state], is_batch=False)
+            self._offers.offer(view.instance_id, [state], is_batch=False, batch=0)
         else:
             self._transitions.enter(state, Phase.PREFILLING, view.instance_id)
             self._outbox.send(view.instance_id, Prefill([state.work()]))

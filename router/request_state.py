@@ -68,8 +68,10 @@ class RequestState:
     # The prefill instance whose staging buffer holds a copy of its KV, and the decode instance which that copy is for.
     staged_at: InstanceId | None = None
     staged_for: InstanceId | None = None
-    # Whether that decode instance will be offered it as part of its candidate batch.
+    # Whether that decode instance will be offered it as part of its candidate batch, and the number of the batch that
+    # it belongs to; 0: to none.
     is_in_batch: bool = False
+    batch: int = 0
     # The decode instance that was told to expect it.
     expected_at: InstanceId | None = None
     # Whether its client has its answer, or is gone.

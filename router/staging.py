@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from alignedserve.protocol.messages import Stage, Unstage
+from alignedserve.protocol.messages import Stage, Unstage, Work
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.instance_views import PrefillView
 from alignedserve.router.offers import Offers
@@ -29,48 +30,53 @@ class Staging:
     _offers: Offers
 
     def stage(
-        self, decode: InstanceId, states: Sequence[RequestState], is_batch: bool, is_urgent: bool
+        self,
+        decode: InstanceId,
+        states: Sequence[RequestState],
+        is_batch: bool,
+        batch: int,
+        is_urgent: bool,
     ) -> set[RequestKey]:
-        """Stages the requests that the emptiest buffer has room for, in order, and returns their keys. Urgent requests
-        are not staged where they would wait for others, or where prompts have taken the room."""
-        stager = self._emptiest()
-        num_needed = sum(len(state.blocks) for state in states)
-        if stager is None or (is_urgent and not stager.has_room_at_once(num_needed)):
-            return set()
-        works, num_free = [], stager.num_free_staging_blocks
-        for state in states:
+        """Stages the requests that there is room for, in order, each in the buffer that is emptiest then: so what one
+        decode instance waits for comes over the links of several prefill instances. Returns their keys. Urgent requests
+        are staged together, and only where they wait for no others, and where prompts have not taken the room."""
+        stagers = self._stagers_for(states, is_urgent)
+        works: dict[InstanceId, list[Work]] = {}
+        staged: set[RequestKey] = set()
+        for state in states if stagers else ():
+            stager = max(stagers, key=partial(_preference, state))
             num_blocks = -(-state.num_cached // stager.hello.limits.block_size)
-            if num_blocks > num_free:
+            if num_blocks > stager.num_free_staging_blocks:
                 continue
-            num_free -= num_blocks
-            self._begin(state, stager, num_blocks, decode, is_batch)
-            works.append(state.work())
-        if works:
-            self._outbox.send(stager.instance_id, Stage(decode, works))
-        return {work.request.key for work in works}
+            self._transitions.stage(state, stager.instance_id, decode, is_batch, batch)
+            stager.staging[state.key] = num_blocks
+            self._offers.promise(decode, state, is_batch)
+            works.setdefault(stager.instance_id, []).append(state.work())
+            staged.add(state.key)
+        for instance_id, each in works.items():
+            self._outbox.send(instance_id, Stage(decode, each))
+        return staged
 
-    def _emptiest(self) -> PrefillView | None:
+    def _stagers_for(self, states: Sequence[RequestState], is_urgent: bool) -> list[PrefillView]:
         prefills = self._cluster.prefills if self._link != "host" else []
         stagers = [view for view in prefills if isinstance(view, PrefillView)]
-        return max(stagers, key=lambda view: view.num_free_staging_blocks, default=None)
-
-    def _begin(
-        self, state: RequestState, stager: PrefillView, num_blocks: int, decode: InstanceId, is_batch: bool
-    ) -> None:
-        self._transitions.stage(state, stager.instance_id, decode, is_batch)
-        stager.staging[state.key] = num_blocks
-        self._offers.promise(decode, state, is_batch)
+        if not (is_urgent and stagers):
+            return stagers
+        emptiest = max(stagers, key=lambda view: view.num_free_staging_blocks)
+        num_needed = sum(len(state.blocks) for state in states)
+        return [emptiest] if emptiest.has_room_at_once(num_needed) else []
 
     def staged(self, stager: InstanceId, keys: Sequence[RequestKey]) -> None:
         """The requests' KV is in a prefill instance's buffer: they are offered to the decode instances which they are
         staged for."""
-        groups: dict[tuple[InstanceId | None, bool], list[RequestState]] = {}
+        groups: dict[tuple[InstanceId | None, bool, int], list[RequestState]] = {}
         for key in keys:
             if state := self._requests.find(key, stager, Phase.STAGED):
-                groups.setdefault((state.staged_for, state.is_in_batch), []).append(state)
-        for (decode, is_batch), states in groups.items():
+                group = (state.staged_for, state.is_in_batch, state.batch)
+                groups.setdefault(group, []).append(state)
+        for (decode, is_batch, batch), states in groups.items():
             if decode and self._cluster.decode(decode):
-                self._offers.offer(decode, states, is_batch, source=stager)
+                self._offers.offer(decode, states, is_batch, batch, source=stager)
             else:
                 for state in states:
                     self._recaller.recall(state)
@@ -87,3 +93,8 @@ class Staging:
                 for key in keys:
                     view.staging.pop(key, None)
                 self._outbox.send(stager, Unstage(keys))
+
+
+def _preference(state: RequestState, stager: PrefillView) -> tuple[bool, int]:
+    """Real time is staged where nothing is computed: an instance that computes reports only after its iteration."""
+    return state.is_rt and not stager.pending.total, stager.num_free_staging_blocks

@@ -68,10 +68,13 @@ class PhaseTransitions:
             state.expected_at = view.instance_id
             view.coming[state.key] = bool(state.output)
 
-    def stage(self, state: RequestState, stager: InstanceId, decode: InstanceId, is_in_batch: bool) -> None:
+    def stage(
+        self, state: RequestState, stager: InstanceId, decode: InstanceId, is_in_batch: bool, batch: int
+    ) -> None:
         """A prefill instance stages the request's KV for a decode instance."""
         self.enter(state, Phase.STAGED, stager)
-        state.staged_at, state.staged_for, state.is_in_batch = stager, decode, is_in_batch
+        state.staged_at, state.staged_for = stager, decode
+        state.is_in_batch, state.batch = is_in_batch, batch
         self._counts.update(state)
 
     def unstage(self, state: RequestState) -> None:

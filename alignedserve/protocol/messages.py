@@ -254,6 +254,8 @@ class FormBatch(Message):
     max_requests: int
     # A range of lengths which has yielded no batch for so many seconds goes before denser ones.
     starvation_s: float = 2.0
+    # See Offer.
+    replaces: bool = False
 
 
 class FindNear(Message):
@@ -264,6 +266,8 @@ class FindNear(Message):
     high: int
     max_blocks: int
     max_requests: int
+    # The number of the running batch, which the answer has as well: they are looked for to join it.
+    batch: int = 0
 
 
 class Candidates(Message):
@@ -273,6 +277,10 @@ class Candidates(Message):
     keys: list[RequestKey]
     # True: they are a batch, to run next. False: they belong with the batch that runs now.
     is_batch: bool
+    # See FindNear.
+    batch: int = 0
+    # See Offer.
+    replaces: bool = False
 
 
 # ---- router to instances --------------------------------------------------------------------------------------------
@@ -322,6 +330,11 @@ class Offer(Message):
     source: InstanceId | None = None
     # The source's `Hello.link`.
     address: str = ""
+    # The number of the batch that they belong to, which may come in several parts; 0: they belong to none. The router
+    # numbers a decode instance's batches from 1 on.
+    batch: int = 0
+    # Whether this batch is to run in place of those with smaller numbers, not beside them.
+    replaces: bool = False
 
 
 class Coming(Message):
@@ -392,7 +405,7 @@ class DecodeReport(Message):
     evicted: list[tuple[RequestKey, int]]
     num_free_blocks: int
     num_running: int
-    # Of the running batch, in tokens.
+    # Of all running requests, in tokens.
     max_length: int
     sum_lengths: int
     duration_s: float = 0.0
@@ -410,6 +423,16 @@ class DecodeReport(Message):
     progress: list[tuple[RequestKey, int]] = []
     num_asked: int = 0
     num_found: int = 0
+    # The number of the running batch: of the latest from which a request was admitted; 0: there was none yet.
+    batch: int = 0
+    # Of those running requests that belong to it, in tokens; 0: there are none.
+    batch_min_length: int = 0
+    batch_max_length: int = 0
+    # Whether requests of several batches ran, or some of a batch beside some of none.
+    is_mixed: bool = False
+    # Seconds between the last iteration and this one, copies that it waited for included; None: there was nothing to
+    # compute.
+    scheduling_s: float | None = None
 
 
 class Gone(Message):
@@ -446,6 +469,10 @@ class AskCluster(Message):
     ticket: int
 
 
+# The upper ends, in seconds, of the ranges in which scheduling times are counted.
+SCHEDULING_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
 class InstanceStats(Message):
     """What an instance has counted. The counts go on when the instance is started again, and start at zero with the
     router."""
@@ -457,7 +484,15 @@ class InstanceStats(Message):
     num_spills: int = 0
     # The number of offered batches from which a request was admitted.
     num_batch_switches: int = 0
-    # Of the running batch, in tokens.
+    # The number of iterations since the first batch ran, and of those among them that had requests of several batches,
+    # or of a batch and of none.
+    num_batch_iterations: int = 0
+    num_mixed_iterations: int = 0
+    # The number of iterations with a scheduling time in each range of SCHEDULING_S, and of those above; and the sum of
+    # these times in seconds.
+    scheduling: list[int] = []
+    scheduling_s: float = 0.0
+    # Of all running requests, in tokens.
     min_length: int = 0
     max_length: int = 0
     # The bytes of KV in the staging buffer.

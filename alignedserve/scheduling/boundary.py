@@ -34,7 +34,7 @@ class DecodeRequest(Protocol):
 
     @property
     def batch(self) -> int:
-        """The number of the batch with which it came; for a candidate request, that of the batch it joined."""
+        """The number of the batch that it belongs to, a later one's being larger; 0: it belongs to none."""
 
     @property
     def num_tokens(self) -> int:
@@ -106,6 +106,10 @@ class DecodeBoundary(Protocol):
     @property
     def batch(self) -> Sequence[DecodeRequest]:
         """The candidate batch, which runs next, in the order in which its requests were offered."""
+
+    @property
+    def first_batch_to_stay(self) -> int:
+        """Batches with smaller numbers are to leave, for this one runs in their place; 0: none has to."""
 
     def had_better_wait(self, request: DecodeRequest) -> bool:
         """Whether another prompt computes the prefix of this prompt, which has not started: it shares the KV

@@ -52,6 +52,10 @@ class Iteration:
     num_tokens: int
     max_length: int
     mean_length: float
+    # The number of the running batch, and whether requests of others or of none ran beside it: see DecodeReport.
+    batch: int
+    is_mixed: bool
+    scheduling_s: float | None
 
 
 class Lifetimes:
@@ -113,5 +117,14 @@ class Lifetimes:
         if report.news and report.num_running:
             mean_length = report.sum_lengths / report.num_running
             self.iterations[sender].append(
-                Iteration(now, report.duration_s, len(report.news), report.max_length, mean_length)
+                Iteration(
+                    now,
+                    report.duration_s,
+                    len(report.news),
+                    report.max_length,
+                    mean_length,
+                    report.batch,
+                    report.is_mixed,
+                    report.scheduling_s,
+                )
             )

@@ -58,6 +58,8 @@ class Report:
     mean_iteration_s: float
     mean_batch: float
     max_over_mean_length: float
+    # The share of iterations that mix batches: see DecodeReport.
+    mixed: float
     num_evictions: int
 
     def as_dict(self) -> dict[str, object]:
@@ -118,6 +120,7 @@ def make_report(streams: Sequence[Stream], lifetimes: Lifetimes, slo: Slo) -> Re
         mean_iteration_s=mean_over_time([each.duration_s for each in iterations]),
         mean_batch=mean_over_time([each.num_tokens for each in iterations]),
         max_over_mean_length=mean_over_time([each.max_length / each.mean_length for each in iterations]),
+        mixed=sum(each.is_mixed for each in iterations) / max(len(iterations), 1),
         num_evictions=lifetimes.count("evicted"),
     )
 

@@ -12,7 +12,18 @@ _WHO = ("policy", "prefill", "decode")
 _REAL_TIME = ("requests/s", "requests", "in time", "TTFT p50", "TTFT p99", "gap p50", "gap p99", "tokens/s")
 _OBJECTIVES = ("gap, at most", "requests", "in time")
 _BEST_EFFORT = ("answered", "TTFT p50", "answer p50, s", "answer p99, s", "tokens/s", "jobs in time")
-_ISLAND = ("prefill busy", "decode busy", "batch", "pool, at most", "evicted", "evicted, GB", "interrupted")
+_ISLAND = (
+    "prefill busy",
+    "decode busy",
+    "batch",
+    "batches",
+    "mixed",
+    "scheduled in 5 ms",
+    "pool, at most",
+    "evicted",
+    "evicted, GB",
+    "interrupted",
+)
 
 _LINKS = ("link", "busy", "slows", "GB")
 
@@ -118,6 +129,9 @@ def _island(outcome: Outcome) -> list[str]:
         _percent(outcome.prefill_busy),
         _percent(found.busy),
         f"{outcome.mean_batch:.1f}",
+        str(outcome.num_batches) if outcome.num_batches else "-",
+        "-" if outcome.mixed is None else _percent(outcome.mixed),
+        _percent(outcome.scheduled_soon),
         _percent(outcome.pool_peak),
         str(found.num_evicted),
         f"{found.moved_bytes / 1e9:.1f}",

@@ -9,7 +9,7 @@ from functools import partial
 from alignedserve.sim.backlog import Backlog
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.host_links import LinkUse
-from alignedserve.sim.lifetime import Lifetimes
+from alignedserve.sim.lifetime import Iteration, Lifetimes
 from alignedserve.sim.load import Load
 from alignedserve.sim.mixture import Mixture, mixture
 from alignedserve.sim.pauses import Pauses
@@ -18,6 +18,8 @@ from alignedserve.sim.scenario import STUCK_S, Ran, Scenario
 from alignedserve.sim.trace import Arrival, Lengths
 
 _REFUSED = ("full", "too_long", "slo", "error")
+# AlignedServe's paper counts the iterations that are scheduled within so many seconds.
+SOON_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,12 @@ class Outcome:
     prefill_busy: float
     # Mean number of requests in an iteration of a decode instance, weighted by the iteration's duration.
     mean_batch: float
+    # The number of candidate batches that ran, and the share of iterations that mixed batches, or a batch and requests
+    # of none; None: no batch ran.
+    num_batches: int
+    mixed: float | None
+    # The share of iterations that were scheduled within SOON_S seconds of the one before, copies included.
+    scheduled_soon: float
     # The largest share of the pool that was in use.
     pool_peak: float
     window_s: float
@@ -108,6 +116,8 @@ class Trial:
         be = [each for each in ran.streams if each.request.tier == "be" and each.ended_s > self._begin_s]
         complete = [stream for stream in be if stream.is_complete]
         window_s = end_s - self._begin_s
+        all_of_all = self._iterations()
+        iterations = [each for of_one in all_of_all for each in of_one]
         return Outcome(
             mixture=mixture(ran, self._begin_s, end_s),
             be_answered_s=_quantiles([each.ended_s - each.request.arrival_s for each in complete]),
@@ -116,7 +126,10 @@ class Trial:
             num_refused=sum(stream.outcome in _REFUSED for stream in traffic),
             num_open=self._num_left,
             prefill_busy=self._load.computing_s["prefill"] / (window_s * max(self._scenario.num_prefill, 1)),
-            mean_batch=self._mean_batch(),
+            mean_batch=_mean_batch(iterations),
+            num_batches=sum(len({each.batch for each in of_one if each.batch}) for of_one in all_of_all),
+            mixed=_share_mixed(iterations),
+            scheduled_soon=_share_soon(iterations),
             pool_peak=self._load.most_pool_blocks / island.pool.core.num_blocks,
             window_s=window_s,
             links=links,
@@ -130,11 +143,25 @@ class Trial:
             return self._island.now
         return max(stream.ended_s for stream in rt or traffic)
 
-    def _mean_batch(self) -> float:
+    def _iterations(self) -> list[list[Iteration]]:
+        """Those of each decode instance, but for the warm-up."""
         all_of_all = self._lifetimes.iterations.values()
-        iterations = [each for all_of_one in all_of_all for each in all_of_one if each.end_s > self._begin_s]
-        busy_s = sum(each.duration_s for each in iterations)
-        return sum(each.num_tokens * each.duration_s for each in iterations) / busy_s if busy_s else 0.0
+        return [[each for each in of_one if each.end_s > self._begin_s] for of_one in all_of_all]
+
+
+def _mean_batch(iterations: Sequence[Iteration]) -> float:
+    busy_s = sum(each.duration_s for each in iterations)
+    return sum(each.num_tokens * each.duration_s for each in iterations) / busy_s if busy_s else 0.0
+
+
+def _share_soon(iterations: Sequence[Iteration]) -> float:
+    times_s = [each.scheduling_s for each in iterations if each.scheduling_s is not None]
+    return sum(time_s <= SOON_S for time_s in times_s) / len(times_s) if times_s else 1.0
+
+
+def _share_mixed(iterations: Sequence[Iteration]) -> float | None:
+    mixed = [each.is_mixed for each in iterations if each.batch]
+    return sum(mixed) / len(mixed) if mixed else None
 
 
 def _quantiles(values: Sequence[float]) -> Quantiles | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
@@ -17,7 +18,9 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.timing.deadlines import Deadlines
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
+from tests.sim.islands import COST
 from tests.works import make_work
 
 BLOCK = 4
@@ -132,8 +135,8 @@ def test_whoever_is_alone_fits() -> None:
 
 def full(policy: DecodePart, *works: Work, is_batch: bool = False) -> DecodeSchedule:
     schedule = DecodeSchedule(LIMITS, policy)
-    for work in works:
-        schedule.offer([work], is_batch)
+    for number, work in enumerate(works, start=1):
+        schedule.offer([work], is_batch, batch=number if is_batch else 0)
     admit_all(schedule)
     assert schedule.num_running == len(works)
     return schedule
@@ -185,7 +188,7 @@ def test_a_victim_takes_no_new_block() -> None:
 def test_the_older_batch_gives_way_first() -> None:
     old, new = make_work(15), make_work(47)
     schedule = full(NEXT_ONLY, old, new, is_batch=True)
-    schedule.offer([make_work(15)], is_batch=False)
+    schedule.offer([make_work(15)], is_batch=False, batch=2)
     admit_all(schedule)
     assert schedule.num_free_blocks == 0
     iterate(schedule)
@@ -460,3 +463,43 @@ def test_every_request_ends_and_every_plan_fits(
     while world.pulling or world.leaving:
         world.end_copies(1.0)
     schedule.check_idle()
+
+
+def test_earlier_batches_leave_for_one_that_runs_in_their_place() -> None:
+    """Best effort that is left of them: real time stays, and so does what belongs to no batch."""
+    limits = replace(LIMITS, num_blocks=100)
+    schedule = DecodeSchedule(limits, make_policy(SchedulingConfig()).decode(limits, Estimate(COST)))
+    first, second, person, stray = make_work(15), make_work(15), real_time(15), make_work(15)
+    schedule.offer([first, person], is_batch=True, batch=1)
+    schedule.offer([second], is_batch=False, batch=1)
+    schedule.offer([stray], is_batch=False)
+    admit_all(schedule)
+    assert not schedule.plan(0.0).wants_evicted
+    following = [make_work(40), make_work(41)]
+    schedule.offer(following, is_batch=True, batch=2, replaces=True)
+    assert sorted(schedule.plan(0.0).wants_evicted) == sorted(keys([first, second]))
+    for key in keys([first, second]):
+        assert schedule.evict(key) and schedule.evicted(key)
+    assert not schedule.plan(0.0).wants_evicted
+
+
+def test_an_iteration_with_requests_of_several_batches_is_mixed() -> None:
+    limits = replace(LIMITS, num_blocks=100)
+    schedule = DecodeSchedule(limits, NEXT_ONLY)
+    schedule.offer([make_work(15)], is_batch=False)
+    admit_all(schedule)
+    assert not schedule.is_mixed(schedule.plan(0.0)), "there is no batch"
+    schedule.offer([make_work(15), make_work(16)], is_batch=True, batch=1)
+    admit_all(schedule)
+    assert schedule.is_mixed(schedule.plan(0.0))
+    alone = DecodeSchedule(limits, NEXT_ONLY)
+    alone.offer([make_work(15)], is_batch=True, batch=1)
+    alone.offer([make_work(16)], is_batch=True, batch=1)
+    admit_all(alone)
+    assert not alone.is_mixed(alone.plan(0.0)), "parts of one batch"
+    alone.offer([make_work(30)], is_batch=False, batch=1)
+    admit_all(alone)
+    assert not alone.is_mixed(alone.plan(0.0)), "it joined the batch"
+    alone.offer([make_work(30)], is_batch=True, batch=2)
+    admit_all(alone)
+    assert alone.is_mixed(alone.plan(0.0))

@@ -138,8 +138,8 @@ class Script:
 
     # ---- a request's way, in steps ----
 
-    def submit(self, key: int = 1, **options: Any) -> None:
-        self.say(GATEWAY, Submit(request(key, **options)))
+    def submit(self, key: int = 1, tier: str = "rt", deadline_s: float | None = None, **options: Any) -> None:
+        self.say(GATEWAY, Submit(replace(request(key, **options), tier=tier, deadline_s=deadline_s)))
 
     def reserve(self, key: int = 1, blocks: list[int] | None = None) -> None:
         """The pool gives the request these blocks, and as many more as it was asked for."""
@@ -197,4 +197,5 @@ def prefill_report(**fields: Any) -> PrefillReport:
 def decode_report(**fields: Any) -> DecodeReport:
     empty: dict[str, Any] = {name: [] for name in ("news", "admitted", "wants_evicted", "evicted")}
     counts = {"num_free_blocks": 90, "num_running": 1, "max_length": 7, "sum_lengths": 7, "min_length": 7}
+    counts |= {"batch": 1, "batch_min_length": 7, "batch_max_length": 7}
     return DecodeReport(**empty | counts | fields)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Cluster, InstanceStats, Moved, Submit, Tokens
+from alignedserve.protocol.messages import (
+    SCHEDULING_S,
+    Cluster,
+    InstanceStats,
+    Moved,
+    Offer,
+    Submit,
+    Tokens,
+)
 from alignedserve.router.status import describe
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import (
@@ -69,6 +78,36 @@ def test_a_staged_batch_that_arrives_in_parts_is_one() -> None:
         script.say(PREFILL, prefill_report(staged=[key]))
         script.decode(admitted=[key])
     assert stats(script).num_batch_switches == 1
+
+
+def test_parts_of_a_batch_have_its_number_and_the_next_batch_another() -> None:
+    script = Script(link="gloo")
+    for key in (1, 2, 3):
+        script.pooled(key)
+    script.chosen(1, 2)
+    script.take()
+    for key in map(RequestKey, (1, 2)):
+        script.say(PREFILL, prefill_report(staged=[key]))
+        assert script.take_one(Offer, DECODE).batch == 1
+        script.decode(admitted=[key])
+    script.chosen(3)
+    script.take()
+    script.say(PREFILL, prefill_report(staged=[RequestKey(3)]))
+    assert script.take_one(Offer, DECODE).batch == 2
+
+
+def test_iterations_that_mix_batches_and_what_scheduling_took_are_counted() -> None:
+    script = Script()
+    script.running()
+    script.decode(num_computed=1, is_mixed=True, scheduling_s=0.003)
+    script.decode(num_computed=1, scheduling_s=0.0001)
+    script.decode(num_computed=1, batch=0, scheduling_s=7.0)
+    script.decode(is_mixed=True)
+    found = stats(script)
+    assert (found.num_batch_iterations, found.num_mixed_iterations) == (2, 1)
+    counted = dict(zip([*SCHEDULING_S, "more"], found.scheduling, strict=True))
+    assert {end_s: count for end_s, count in counted.items() if count} == {0.0001: 1, 0.005: 1, "more": 1}
+    assert found.scheduling_s == pytest.approx(7.0031)
 
 
 def test_a_staged_copy_that_is_given_up_is_a_spill() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 import pytest
 
@@ -276,6 +278,27 @@ def test_staging_on_the_way_to_a_link() -> None:
     assert (PREFILL, Unstage([ONE])) in script.take()
     script.token(finish_reason="stop")
     script.router.check_idle()
+
+
+def test_a_batch_is_staged_over_all_prefill_instances_that_have_room() -> None:
+    script = Script(link="gloo")
+    script.connect("prefill-1", num_staging_blocks=50)
+    script.connect("prefill-2", num_staging_blocks=0)
+    keys = (1, 2, 3, 4)
+    for key in keys:
+        script.pooled(key, num_prompt=12)
+    script.take()
+    script.chosen(*keys)
+    stages = {name: message for name, message in script.take() if isinstance(message, Stage)}
+    assert sorted(stages) == ["prefill-0", "prefill-1"]
+    staged = {name: [work.request.key for work in each.works] for name, each in stages.items()}
+    assert sorted(map(len, staged.values())) == [2, 2] and sorted(chain.from_iterable(staged.values())) == [
+        *keys
+    ]
+    for name, some in staged.items():
+        script.say(name, prefill_report(staged=some))
+        offer = script.take_one(Offer, DECODE)
+        assert (offer.source, offer.is_batch, offer.batch) == (name, True, 1)
 
 
 def test_what_does_not_fit_the_buffer_is_fetched_from_the_pool() -> None:

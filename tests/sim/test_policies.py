@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_arrival
 from random import Random
 
 from msgspec.structs import replace
@@ -52,6 +53,15 @@ def test_where_lengths_cost_nothing_alike_ones_decode_no_slower() -> None:
     workload = mixed(300, rate=100.0)
     fcfs, aligned = (run(policy, "balanced", workload) for policy in ("fcfs", "aligned"))
     assert aligned.decode_tokens_per_busy_s > 0.99 * fcfs.decode_tokens_per_busy_s
+
+
+def test_best_effort_alone_runs_one_batch_at_a_time() -> None:
+    """AlignedServe's paper: at most 12.4 % of iterations have requests of several batches."""
+    workload = [replace_arrival(each, tier="be") for each in mixed(300, rate=100.0)]
+    reports = {policy: run(policy, "padded", workload) for policy in ("fcfs", "aligned")}
+    assert reports["aligned"].mixed < 0.124
+    assert reports["aligned"].max_over_mean_length < 0.85 * reports["fcfs"].max_over_mean_length
+    assert reports["aligned"].decode_tokens_per_busy_s > 1.05 * reports["fcfs"].decode_tokens_per_busy_s
 
 
 def test_with_room_for_everybody_nobody_waits_for_a_batch() -> None:

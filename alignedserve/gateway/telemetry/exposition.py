@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Metric
@@ -20,7 +21,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.telemetry.health import AskClusters
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.lengths.prediction import SOURCES
-from alignedserve.protocol.messages import Cluster, ProcessStatus
+from alignedserve.protocol.messages import SCHEDULING_S, Cluster, ProcessStatus
 
 PREFIX = "alignedserve:"
 # The states of requests that an instance computes; all others wait, or are about to leave.
@@ -157,6 +158,7 @@ def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     instances = [(island, process) for island, process in processes if process.role in INSTANCE_ROLES]
     yield from _instances(instances)
     yield from _moves(instances)
+    yield _scheduling(instances)
 
 
 def _requests(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
@@ -224,6 +226,11 @@ INSTANCE_COUNTERS = {
     "num_evictions": ("Those of them whose KV was kept.", "num_evictions"),
     "num_spills": ("Staged copies that were given up before admission.", "num_spills"),
     "num_batch_switches": ("Candidate batches that became the running one.", "num_batch_switches"),
+    "num_batch_iterations": ("Iterations since the first candidate batch ran.", "num_batch_iterations"),
+    "num_mixed_iterations": (
+        "Those of them that had requests of several batches, or of a batch and of none.",
+        "num_mixed_iterations",
+    ),
     "computed_tokens": ("Tokens whose KV was computed.", "num_computed_tokens"),
     "computing_seconds": ("Time of the iterations that computed them.", "computing_s"),
     "prefix_cache_queries": ("Tokens whose KV was looked for when a prompt started.", "num_asked_tokens"),
@@ -248,6 +255,18 @@ def _instances(instances: list[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
         else:
             spread.add_metric(labels, process.stats.max_length - process.stats.min_length)
     yield from (staged, spread)
+
+
+def _scheduling(instances: Iterable[tuple[str, ProcessStatus]]) -> Metric:
+    text = "Time between two iterations, copies that the second waited for included."
+    family = HistogramMetricFamily(PREFIX + "scheduling_time_seconds", text, labels=INSTANCE_LABELS)
+    bounds = [*map(str, SCHEDULING_S), "+Inf"]
+    for island, process in instances:
+        if counts := process.stats.scheduling:
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            labels = [island, process.role, process.instance_id]
+            family.add_metric(labels, buckets, process.stats.scheduling_s)
+    return family
 
 
 def _moves(instances: Iterable[tuple[str, ProcessStatus]]) -> Iterator[Metric]:

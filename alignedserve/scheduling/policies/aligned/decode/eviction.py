@@ -21,14 +21,20 @@ class Eviction:
         self._mixing = mixing
 
     def choose(self, at: DecodeBoundary) -> list[DecodeRequest]:
-        """At least one request is left to run: whatever it needs, the instance holds."""
+        """At least one request is left to run, but for those that leave for the next batch: whatever it needs, the
+        instance holds."""
         ahead = self._config.evict_ahead
+        victims = _of_earlier_batches(at)
         missing = at.growth(ahead) - at.num_free_blocks - at.num_blocks_to_come
-        victims: list[DecodeRequest] = []
-        for scheduled in self._in_order(at, at.running)[:-1] if missing > 0 else ():
-            if missing > 0:
-                victims.append(scheduled)
-                missing -= scheduled.num_blocks + at.growth_of(scheduled, ahead)
+        missing -= sum(each.num_blocks + at.growth_of(each, ahead) for each in victims)
+        if missing > 0:
+            leaving = {each.key for each in victims}
+            for scheduled in self._in_order(at, [each for each in at.running if each.key not in leaving])[
+                :-1
+            ]:
+                if missing > 0:
+                    victims.append(scheduled)
+                    missing -= scheduled.num_blocks + at.growth_of(scheduled, ahead)
         return victims + self._choose_for_rt(at, victims, missing)
 
     def _choose_for_rt(
@@ -76,3 +82,10 @@ class Eviction:
 
     def _in_order(self, at: DecodeBoundary, requests: Iterable[DecodeRequest]) -> list[DecodeRequest]:
         return by_worth(requests, at, self._mixing.is_pressed)
+
+
+def _of_earlier_batches(at: DecodeBoundary) -> list[DecodeRequest]:
+    """Best effort that leaves because the next batch runs in place of its own."""
+    if not at.first_batch_to_stay:
+        return []
+    return [each for each in at.running if 0 < each.batch < at.first_batch_to_stay and not each.is_rt]

@@ -116,7 +116,7 @@ class AlignedRouter(RouterPart):
             # These were evicted. Prompts run beside decodes, so that like lengths would gain nothing.
             yield from routing.assign_in_order(_in_order_of_return(island), island.cluster)
         else:
-            yield from batches.decide(island, self.config)
+            yield from batches.decide(island, self.config, self._is_rt_known(island.now))
 
 
 def _in_order_of_return(island: Island) -> Iterable[RoutedRequest]:

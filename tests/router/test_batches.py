@@ -1,0 +1,84 @@
+"""When the next batch is formed, under `aligned`: a decode instance of 400 tokens and 8 slots."""
+
+from __future__ import annotations
+
+from alignedserve.protocol.messages import Candidates, FindNear, FormBatch, Offer
+from alignedserve.types import RequestKey
+from tests.router.script import DECODE, POOL, Script
+
+
+def script_with(*, num_running: int, length: int, tier: str = "be") -> Script:
+    """So many requests of this length run, as batch 1, and nothing waits."""
+    script = Script()
+    keys = [*range(1, num_running + 1)]
+    for key in keys:
+        script.pooled(key, tier=tier)
+    script.chosen(*keys)
+    script.decode(
+        admitted=[RequestKey(key) for key in keys],
+        num_running=num_running,
+        sum_lengths=num_running * length,
+        batch_min_length=length,
+        batch_max_length=length,
+    )
+    script.take()
+    return script
+
+
+def searches(script: Script) -> list[FormBatch | FindNear]:
+    return [message for _, message in script.take() if isinstance(message, FormBatch | FindNear)]
+
+
+def nothing_near(script: Script) -> None:
+    script.say(POOL, Candidates(DECODE, [], is_batch=False))
+
+
+def test_best_effort_is_held_back_while_as_much_runs_as_waits() -> None:
+    script = script_with(num_running=4, length=40)
+    script.pooled(11, tier="be", num_prompt=100)
+    (near,) = searches(script)
+    assert isinstance(near, FindNear) and near.batch == 1
+    assert (near.low, near.high) == (32, 47), "the quad-tree's range with the batch's lengths"
+    nothing_near(script)
+    assert searches(script) == [], "160 tokens run, 107 wait"
+
+
+def test_the_next_batch_takes_the_place_of_one_that_has_shrunk() -> None:
+    script = script_with(num_running=1, length=40)
+    script.pooled(11, tier="be", num_prompt=100)
+    assert [type(each) for each in searches(script)] == [FindNear]
+    nothing_near(script)
+    (form,) = searches(script)
+    assert isinstance(form, FormBatch) and form.replaces, "40 tokens run, 107 wait"
+    script.say(POOL, Candidates(DECODE, [RequestKey(11)], is_batch=True, replaces=True))
+    offer = script.take_one(Offer, DECODE)
+    assert (offer.is_batch, offer.batch, offer.replaces) == (True, 2, True)
+
+
+def test_whoever_is_held_back_for_long_is_held_back_no_longer() -> None:
+    script = script_with(num_running=4, length=40)
+    script.pooled(11, tier="be", num_prompt=100)
+    nothing_near(script)
+    searches(script)
+    script.tick(39.0)
+    assert searches(script) == []
+    script.tick(30.0)
+    assert [type(each) for each in searches(script)] == [FormBatch], "20 times as long as 2 s, and a little"
+
+
+def test_a_window_that_presses_is_not_held_back() -> None:
+    script = script_with(num_running=4, length=40)
+    script.pooled(11, tier="be", num_prompt=100, deadline_s=5.0)
+    nothing_near(script)
+    searches(script)
+    script.tick(4.0)
+    assert searches(script) == []
+    script.tick(2.0)
+    assert [type(each) for each in searches(script)] == [FormBatch]
+
+
+def test_real_time_is_not_held_back_nor_does_anything_leave_for_it() -> None:
+    script = script_with(num_running=4, length=40, tier="rt")
+    script.pooled(11, tier="rt", num_prompt=20)
+    (form,) = searches(script)
+    assert isinstance(form, FormBatch) and not form.replaces
