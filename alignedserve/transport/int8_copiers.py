@@ -21,8 +21,9 @@ from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
 from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch, stored_bytes
 from alignedserve.transport import cuda
-from alignedserve.transport.copiers import Copier, Direction, HostCopier, PinningCopier
-from alignedserve.transport.runs import Run, Tail
+from alignedserve.transport.copiers import DIRECTIONS, Copier, Direction, HostCopier, PinningCopier
+from alignedserve.transport.runs import Pairs, Run, Tail
+from alignedserve.types import BlockId, PoolBlockId
 
 logger = logging.getLogger(__name__)
 
@@ -58,23 +59,45 @@ class Int8HostCopier(HostCopier):
         self._dequantise(self._stored[there : there + num], self._blocks[here : here + num])
 
 
-class Int8CudaCopier(PinningCopier):
-    """Not only the copies, but the kernels too are queued: the calling thread waits for a group at a time."""
+class Int8Buffer:
+    """Blocks as the pool has them, in the memory of the device that has the cache; `pairs` begin at the buffer's
+    first block. It only queues work. `num_bytes`: of the buffer, BUFFER_BYTES if None."""
 
-    def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
-        super().__init__(blocks, pool)
+    def __init__(self, blocks: torch.Tensor, num_bytes: int | None = None) -> None:
         # Triton is there where there is a GPU.
         from alignedserve.kernels.triton.kv_int8 import dequantise, quantise
 
         self._quantise, self._dequantise = quantise, dequantise
         self._blocks = blocks
+        block_bytes = stored_bytes(blocks)
+        shape = (max(1, (num_bytes or BUFFER_BYTES) // block_bytes), block_bytes)
+        self.stored = torch.empty(shape, dtype=torch.uint8, device=blocks.device)
+
+    def quantise(self, pairs: Pairs, tail: Tail | None) -> None:
+        # A save ends with its tail, so that is the last of a group.
+        ends_here = tail is not None and pairs[-1][1] == tail.block
+        number = len(pairs) - 1 if ends_here else -1
+        num_slots = tail.num_slots if tail is not None else self._blocks.shape[4]
+        self._quantise(self._blocks, self._here(pairs), self.stored[: len(pairs)], number, num_slots)
+
+    def dequantise(self, pairs: Pairs) -> None:
+        self._dequantise(self.stored[: len(pairs)], self._blocks, self._here(pairs))
+
+    def _here(self, pairs: Pairs) -> torch.Tensor:
+        numbers = torch.tensor([here for here, _ in pairs], dtype=torch.int64)
+        if self._blocks.is_cuda:
+            # From other memory, the copy would wait for all that is queued.
+            numbers = numbers.pin_memory()
+        return numbers.to(self._blocks.device, non_blocking=True)
+
+
+class Int8CudaCopier(PinningCopier):
+    """As for plain copies, two groups at most are under way."""
+
+    def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
+        super().__init__(blocks, pool)
         self._block_bytes = pool.shape[1]
-        num_blocks = max(1, BUFFER_BYTES // self._block_bytes)
-        shape = (num_blocks, self._block_bytes)
-        self._buffers = {
-            direction: torch.empty(shape, dtype=torch.uint8, device=blocks.device)
-            for direction in self._streams
-        }
+        self._buffers = {direction: Int8Buffer(blocks) for direction in DIRECTIONS}
 
     def _copy_groups(
         self,
@@ -86,40 +109,35 @@ class Int8CudaCopier(PinningCopier):
     ) -> None:
         before: torch.cuda.Event | None = None
         buffer = self._buffers[direction]
-        pairs = [(run.here + i, run.there + i) for run in runs for i in range(run.num_blocks)]
-        for first in range(0, len(pairs), len(buffer)):
+        pairs = pairs_of(runs)
+        for first in range(0, len(pairs), len(buffer.stored)):
             if is_stopped():
                 return
-            group = pairs[first : first + len(buffer)]
+            group = pairs[first : first + len(buffer.stored)]
             with torch.cuda.stream(stream):
-                self._queue_group(direction, group, buffer[: len(group)], stream, tail)
+                if direction == "save":
+                    buffer.quantise(group, tail)
+                self._copy_group(direction, group, stream)
+                if direction == "load":
+                    buffer.dequantise(group)
             queued = cuda.record(stream)
             if before is not None:
                 before.synchronize()
             before = queued
 
-    def _queue_group(
-        self,
-        direction: Direction,
-        pairs: Sequence[tuple[int, int]],
-        buffer: torch.Tensor,
-        stream: torch.cuda.Stream,
-        tail: Tail | None,
-    ) -> None:
-        numbers = torch.tensor([here for here, _ in pairs], dtype=torch.int64).pin_memory()
-        here = numbers.to(self._blocks.device, non_blocking=True)
-        if direction == "save":
-            is_tail = [tail is not None and there == tail.block for _, there in pairs]
-            position = is_tail.index(True) if True in is_tail else -1
-            num_slots = tail.num_slots if tail is not None else self._blocks.shape[4]
-            self._quantise(self._blocks, here, buffer, position, num_slots)
+    def _copy_group(self, direction: Direction, pairs: Pairs, stream: torch.cuda.Stream) -> None:
         block_bytes = np.uint64(self._block_bytes)
-        in_buffer = np.arange(len(pairs), dtype=np.uint64) * block_bytes + np.uint64(buffer.data_ptr())
+        begin = np.uint64(self._buffers[direction].stored.data_ptr())
+        in_buffer = np.arange(len(pairs), dtype=np.uint64) * block_bytes + begin
         in_pool = np.array([there for _, there in pairs], np.uint64) * block_bytes + np.uint64(self._address)
         targets, sources = (in_pool, in_buffer) if direction == "save" else (in_buffer, in_pool)
         self._copies.queue(targets, sources, np.full(len(pairs), block_bytes), stream)
-        if direction == "load":
-            self._dequantise(buffer, self._blocks, here)
+
+
+def pairs_of(runs: Sequence[Run]) -> Pairs:
+    return [
+        (BlockId(run.here + i), PoolBlockId(run.there + i)) for run in runs for i in range(run.num_blocks)
+    ]
 
 
 def num_slots_of_last(run: Run, tail: Tail | None, num_slots: int) -> int:

@@ -10,8 +10,9 @@ from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import ALONE_BYTES
+from alignedserve.transport.int8_copiers import Int8Buffer, pairs_of
 from alignedserve.transport.mover import Mover
-from alignedserve.transport.runs import Tail, tail_of
+from alignedserve.transport.runs import Run, Tail, tail_of
 from alignedserve.types import Epoch
 from tests.transport.helpers import KEY, Outcomes, pairs
 
@@ -125,6 +126,46 @@ def test_a_pool_of_another_format_is_an_error_with_both_numbers() -> None:
         RuntimeError, match=rf"{STORED.block_bytes} bytes when stored as int8, .*{FORM.block_bytes}"
     ):
         Mover(new_cache(), new_pool(FORM), Epoch(1), Completions(), pool_format=STORED)
+
+
+@pytest.mark.parametrize("num_last_slots", [1, FORM.block_size])
+def test_a_buffer_on_the_device_holds_groups_of_blocks(num_last_slots: int) -> None:
+    """What a GPU does between the copies, in Triton's interpreter: five blocks by way of a buffer for two."""
+    form = BlockFormat(num_layers=2, block_size=8, num_kv_heads=2, head_dim=24, dtype="float32")
+    cache, target = new_cache(form), torch.full((NUM_BLOCKS, *form.shape), torch.nan)
+    places = pairs((0, 7), (1, 8), (5, 2), (3, 3), (4, 0))
+    cache[4, ..., num_last_slots:, :] = torch.nan
+    tail = tail_of(places, 4 * form.block_size + num_last_slots, form.block_size)
+    expected, pool = torch.from_numpy(new_pool(form.in_pool("int8"))), new_pool(form.in_pool("int8"))
+    for here, there in places:
+        num_slots = num_last_slots if here == 4 else form.block_size
+        quantise_torch(cache[here : here + 1], expected[there : there + 1], num_slots)
+
+    buffer = Int8Buffer(cache, num_bytes=3 * pool.shape[1] - 1)
+    assert len(buffer.stored) == 2
+    back = Int8Buffer(target, num_bytes=2 * pool.shape[1])
+    for first in range(0, len(places), 2):
+        group = places[first : first + 2]
+        buffer.quantise(group, tail)
+        pool[[there for _, there in group]] = buffer.stored[: len(group)].numpy()
+    apart = np.abs(pool.astype(int) - expected.numpy().astype(int))
+    # where a value is as far from one code as from the next
+    assert apart.max() <= 1 and (apart > 0).mean() < 0.01
+
+    for first in range(0, len(places), 2):
+        group = places[first : first + 2]
+        back.stored[: len(group)] = torch.from_numpy(pool[[there for _, there in group]])
+        back.dequantise(group)
+    restored = torch.zeros_like(target)
+    for here, there in places:
+        dequantise_torch(torch.from_numpy(pool[there : there + 1]), restored[here : here + 1])
+    here = [here for here, _ in places]
+    torch.testing.assert_close(target[here], restored[here])
+    assert target[2].isnan().all()
+
+
+def test_runs_are_taken_apart_in_order() -> None:
+    assert pairs_of([Run(3, 7, 2), Run(0, 1, 1)]) == pairs((3, 7), (4, 8), (0, 1))
 
 
 def test_the_tail_is_the_last_block_unless_it_is_full() -> None:
