@@ -63,7 +63,7 @@ class _Job:
 
 
 class LLM:
-    def __init__(self, model: str, pool_kv_dtype: str = "auto", **options: Any) -> None:
+    def __init__(self, model: str, *, pool_kv_dtype: str = "auto", **options: Any) -> None:
         """`options` are EngineConfig's fields: dtype, device, max_model_len, max_num_seqs, ... `pool_kv_dtype`: how
         KV of preempted requests is kept, as of `alignedserve serve`."""
         if pool_kv_dtype not in POOL_KV_DTYPES:

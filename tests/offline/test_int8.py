@@ -18,7 +18,7 @@ NUM_PER_TASK = 3
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_answers_are_right_however_often_their_kv_was_away(dtype: str) -> None:
-    llm = LLM(str(demo.MODEL_DIR), "int8", dtype=dtype, use_tqdm=False, max_model_len=512)
+    llm = LLM(str(demo.MODEL_DIR), pool_kv_dtype="int8", dtype=dtype, use_tqdm=False, max_model_len=512)
     llm.instance.close()
     policy = EvictEveryStep(SchedulingConfig())
     llm.instance = LocalInstance(llm.engine, policy, pool_kv_dtype="int8")
@@ -48,7 +48,13 @@ def test_nothing_is_changed_that_does_not_leave() -> None:
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     answers = []
     for pool_kv_dtype in ("auto", "int8"):
-        llm = LLM(str(demo.MODEL_DIR), pool_kv_dtype, dtype="float32", use_tqdm=False, max_model_len=256)
+        llm = LLM(
+            str(demo.MODEL_DIR),
+            pool_kv_dtype=pool_kv_dtype,
+            dtype="float32",
+            use_tqdm=False,
+            max_model_len=256,
+        )
         answers.append(llm.generate("Count from 8 to 30.", params, use_tqdm=False)[0].outputs[0].token_ids)
         llm.instance.close()
     assert torch.equal(*(torch.tensor(each) for each in answers))
