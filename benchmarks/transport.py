@@ -1,13 +1,14 @@
 """Times how KV blocks move on a CPU, against what memcpy of this machine does in the same run.
 
     python -m benchmarks.transport [--block-kib N] [--blocks N] [--rounds N] [--threads N] [--busy] [--no-links]
+                                   [--pool-kv-dtype int8]
 
 save, load: `Mover`, between a KV cache and memory shared as the pool's is, blocks in no order, so that each is a copy
 of its own; the time is from the call to the outcome. memcpy: libc's, as many bytes of private memory in one call, and
 in one call per core at the same time. They take turns, A B A B; printed are medians, and medians of the ratios of
 neighbours. numpy, ctypes, torch: the same copies on the calling thread (torch takes more), for the choice that
 `copiers.py` made. --busy: while another thread computes with torch. gloo, ipc: pulls from another process, blocks in
-order.
+order. --pool-kv-dtype int8: save and load, to a pool of that format and back; GiB/s are of the cache's bytes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -32,6 +34,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from alignedserve.protocol.kv_format import POOL_KV_DTYPES, BlockFormat
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Outcome
 from alignedserve.transport.copiers import as_bytes
@@ -155,20 +158,31 @@ def compare(name: str, ways: Ways, num_bytes: int, rounds: int) -> float:
     return to_all
 
 
+def format_of(block_bytes: int) -> BlockFormat:
+    """As a model's in bfloat16 with 8 KV heads of 128, of as many layers as make blocks of this size."""
+    layer = BlockFormat(1, 16, 8, 128, "bfloat16")
+    if block_bytes % layer.block_bytes:
+        raise ValueError(f"block_kib: must be a multiple of {layer.block_bytes >> 10} for int8")
+    return replace(layer, num_layers=block_bytes // layer.block_bytes)
+
+
 def measure_host(args: argparse.Namespace) -> bool:
     block_bytes = args.block_kib << 10
     num_bytes = args.blocks * block_bytes
     cache = written_blocks(args.blocks, block_bytes)
+    names = ["save", "load", "numpy", "ctypes", "torch"]
+    pool_block_bytes, form = block_bytes, None
+    if args.pool_kv_dtype != "auto":
+        form = format_of(block_bytes).in_pool(args.pool_kv_dtype)
+        pool_block_bytes, names = form.block_bytes, names[:2]
+        cache = cache.view(args.blocks, *form.shape).normal_()
     private = np.ones(num_bytes, np.uint8)
     completions = Completions()
-    with shared_memory(args.blocks, block_bytes) as pool, computing(args.busy):
-        mover = Mover(cache, pool, Epoch(1), completions, num_threads=args.threads)
+    with shared_memory(args.blocks, pool_block_bytes) as pool, computing(args.busy):
+        mover = Mover(cache, pool, Epoch(1), completions, num_threads=args.threads, pool_format=form)
         ways = Ways(cache, pool, private, mover, completions)
         print(f"  {'GiB/s':<8}{'':>14}{'memcpy':>14}{'ratio':>8}{'all cores':>14}{'ratio':>8}")
-        ratios = {
-            name: compare(name, ways, num_bytes, args.rounds)
-            for name in ("save", "load", "numpy", "ctypes", "torch")
-        }
+        ratios = {name: compare(name, ways, num_bytes, args.rounds) for name in names}
         mover.close()
     reached = min(ratios["save"], ratios["load"]) >= AIM
     print(
@@ -230,6 +244,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--no-links", action="store_true")
+    parser.add_argument("--pool-kv-dtype", choices=tuple(POOL_KV_DTYPES), default="auto")
     args = parser.parse_args()
     torch.manual_seed(0)
     print(f"{args.blocks} blocks of {args.block_kib} KiB, {torch.get_num_threads()} threads of torch's")

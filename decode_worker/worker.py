@@ -162,9 +162,12 @@ class DecodeWorker(Worker[DecodeStep]):
             self._save_changed(order, request, needed)
 
     def _save_changed(self, order: Evict, request: Request, num_blocks: int) -> None:
-        changed = slice(order.num_saved // self.engine.format.block_size, num_blocks)
+        """Saves the blocks with KV that the pool lacks: whole blocks, also the one that it has in part."""
+        block_size = self.engine.format.block_size
+        first = order.num_saved // block_size
+        changed = slice(first, num_blocks)
         pairs = zip(self.engine.blocks_of(request)[changed], order.blocks[changed], strict=True)
-        self._save(order.key, list(pairs), self._evicted)
+        self._save(order.key, list(pairs), request.num_computed - first * block_size, self._evicted)
 
     def _abort(self, key: RequestKey, last_message: Gone | None) -> None:
         if key not in self._requests:

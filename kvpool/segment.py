@@ -33,7 +33,7 @@ DIRECTORY = Path("/dev/shm")
 # The names of all segments begin with this.
 NAME_PREFIX = "alignedserve-"
 MAGIC = b"ALNDPOOL"
-VERSION = 1
+VERSION = 2
 # The magic, the version, and the length of the description.
 PREFIX = struct.Struct("<8sII")
 TABLE_OFFSET = 4096

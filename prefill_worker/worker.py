@@ -288,10 +288,12 @@ class PrefillWorker(Worker[PrefillStep]):
 
     def _save_blocks(self, prompt: Prompt, end: int) -> None:
         """Saves the blocks before block `end` which are not in the pool."""
-        pairs = self._pairs(prompt, prompt.num_saved_blocks, end)
+        first, block_size = prompt.num_saved_blocks, self.engine.format.block_size
+        pairs = self._pairs(prompt, first, end)
         if pairs:
             prompt.num_saved_blocks = end
-            self._save(prompt.key, pairs, self._saved, prompt.work.deadlines.is_rt)
+            num_tokens = min(end * block_size, prompt.request.num_computed) - first * block_size
+            self._save(prompt.key, pairs, num_tokens, self._saved, prompt.work.deadlines.is_rt)
 
     def _saved(self, outcome: Outcome) -> None:
         prompt = self._prompts[outcome.keys[0]]

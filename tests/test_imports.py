@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "alignedserve/instance": BASE
     | {"alignedserve", "alignedserve.engine", "alignedserve.text.grammar", "alignedserve.transport"}
     | {"alignedserve.models.config"},
-    "alignedserve/transport": BASE,
+    "alignedserve/transport": BASE | {"alignedserve.kernels"},
     "alignedserve/gateway": BASE
     | {"alignedserve"}
     | {f"alignedserve.engine.{module}" for module in ("choices", "config", "validate")}

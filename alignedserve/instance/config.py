@@ -26,6 +26,8 @@ class TransferConfig:
     # The thread that computes makes copies of fewer bytes itself, at once. On a CPU whose cores are all computing,
     # another thread would wait for a core longer than such a copy takes.
     quick_bytes: int = 0
+    # A key of POOL_KV_DTYPES: how KV is kept in the pool.
+    pool_kv_dtype: str = "auto"
 
     @property
     def is_staged(self) -> bool:

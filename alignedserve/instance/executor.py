@@ -137,8 +137,11 @@ class Transfers(Protocol):
     def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
         """Copies blocks from the pool."""
 
-    def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        """Copies blocks to the pool, after all that was computed before this call."""
+    def save(
+        self, key: RequestKey, pairs: Pairs, num_tokens: int, done: Done, is_urgent: bool = False
+    ) -> None:
+        """Copies blocks to the pool, after all that was computed before this call. They hold the KV of `num_tokens`
+        tokens: all are full but the last, whose other slots hold nothing that counts."""
 
     def abandon(self, key: RequestKey) -> None:
         """Stops the request's copies from and to the pool; each still ends with an outcome. Safe to repeat."""

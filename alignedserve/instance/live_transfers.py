@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from alignedserve.instance.config import TransferConfig
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.channel import Identity
 from alignedserve.transport.completions import Completions, Done
 from alignedserve.transport.kv_receiver import KVReceiver
@@ -26,11 +27,14 @@ class LiveTransfers:
         epoch: Epoch,
         wake: Callable[[], object] = lambda: None,
         config: TransferConfig | None = None,
+        pool_format: BlockFormat | None = None,
     ) -> None:
-        """`wake` is called, on another thread, when `completions` has something to run."""
+        """`wake` is called, on another thread, when `completions` has something to run. `pool_format`: of the pool's
+        blocks; None if they are as these."""
         self._blocks = blocks
         self._epoch = epoch
         self._config = config or TransferConfig()
+        self._pool_format = pool_format
         self.completions = Completions(wake)
         self.pool_mover: Mover | None = None
         self._staging_buffer = StagingBuffer(epoch, self.completions)
@@ -83,8 +87,14 @@ class LiveTransfers:
 
     def use_pool(self, pool: NDArray[np.uint8]) -> None:
         self.leave_pool()
-        quick_bytes = self._config.quick_bytes
-        self.pool_mover = Mover(self._blocks, pool, self._epoch, self.completions, quick_bytes=quick_bytes)
+        self.pool_mover = Mover(
+            self._blocks,
+            pool,
+            self._epoch,
+            self.completions,
+            quick_bytes=self._config.quick_bytes,
+            pool_format=self._pool_format,
+        )
 
     def leave_pool(self) -> None:
         if self.pool_mover is not None:
@@ -94,8 +104,10 @@ class LiveTransfers:
     def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
         self._mover.load(key, pairs, done, self._config.timeout_s, is_urgent)
 
-    def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        self._mover.save(key, pairs, done, self._config.timeout_s, is_urgent)
+    def save(
+        self, key: RequestKey, pairs: Pairs, num_tokens: int, done: Done, is_urgent: bool = False
+    ) -> None:
+        self._mover.save(key, pairs, done, self._config.timeout_s, is_urgent, num_tokens)
 
     def abandon(self, key: RequestKey) -> None:
         if self.pool_mover is not None:

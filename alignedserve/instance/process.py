@@ -74,8 +74,11 @@ class InstanceProcess(ABC):
         built = build_engine(self._config.engine, allocate=self._allocate)
         built.engine.grammars.prepare()
         self._format = built.engine.format
+        self._pool_format = self._format.in_pool(self._config.transfers.pool_kv_dtype)
         cost = self._cost(built)
-        transfers = LiveTransfers(built.engine.cache.blocks, epoch, wake, self._config.transfers)
+        transfers = LiveTransfers(
+            built.engine.cache.blocks, epoch, wake, self._config.transfers, self._pool_format
+        )
         worker = self._make_worker(built.engine, transfers, None if cost is None else Estimate(cost))
         address = self._open(transfers, self._identity(epoch))
         return worker, self._hello(worker, epoch, address, cost)
@@ -90,14 +93,15 @@ class InstanceProcess(ABC):
         if not self._config.needs_profile:
             return None
         facts, name = facts_of(built, self._config.engine), self._config.cost_profile
-        return find_or_make(built.engine, facts, Path(name) if name else default_path(facts)).cost
+        cost = find_or_make(built.engine, facts, Path(name) if name else default_path(facts)).cost
+        return cost.with_pool(self._pool_format.block_bytes / self._pool_format.block_size)
 
     async def _serve(self, worker: Worker[Any], hello: Hello, wake: threading.Event) -> None:
         messenger = _Messenger()
         loop = WorkerLoop(
             worker,
             wake,
-            lambda name: self._attach(name, self._format),
+            lambda name: self._attach(name, self._pool_format),
             messenger.say,
             messenger.stop_soon,
             self._be_nice,
@@ -112,11 +116,13 @@ class InstanceProcess(ABC):
         if loop.error is not None:
             raise loop.error
 
-    def _fingerprint(self) -> dict[str, str]:
-        return self._format.describe() | {"model": self._config.engine.model}
+    def _fingerprint(self, form: BlockFormat) -> dict[str, str]:
+        return form.describe() | {"model": self._config.engine.model}
 
     def _identity(self, epoch: Epoch) -> Identity:
-        return Identity(self._config.instance_id, epoch, self._fingerprint(), self._config.router.token)
+        """Of the ends of a link: what goes from instance to instance is as they have it."""
+        fingerprint = self._fingerprint(self._format)
+        return Identity(self._config.instance_id, epoch, fingerprint, self._config.router.token)
 
     def _hello(self, worker: Worker[Any], epoch: Epoch, address: str, cost: CostModel | None) -> Hello:
         return Hello(
@@ -124,7 +130,7 @@ class InstanceProcess(ABC):
             instance_id=self._config.instance_id,
             epoch=epoch,
             pid=os.getpid(),
-            fingerprint=self._fingerprint() | {"link": self._config.transfers.transport},
+            fingerprint=self._fingerprint(self._pool_format) | {"link": self._config.transfers.transport},
             limits=worker.limits,
             link=address,
             cost=cost,

@@ -133,8 +133,10 @@ class Worker(ABC, Generic[AnyStep]):
         """`done` is called in one half of an iteration or the other, or while orders are dropped."""
         self.transfers.load(key, pairs, self._counted([key], done), is_urgent)
 
-    def _save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        self.transfers.save(key, pairs, self._counted([key], done), is_urgent)
+    def _save(
+        self, key: RequestKey, pairs: Pairs, num_tokens: int, done: Done, is_urgent: bool = False
+    ) -> None:
+        self.transfers.save(key, pairs, num_tokens, self._counted([key], done), is_urgent)
 
     def _counted(self, keys: Sequence[RequestKey], done: Done) -> Done:
         self._num_copies.update(keys)

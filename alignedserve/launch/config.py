@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from alignedserve.protocol.kv_format import POOL_KV_DTYPES
+
 
 @dataclass(frozen=True)
 class LaunchConfig:
@@ -19,6 +21,9 @@ class LaunchConfig:
     pool_memory_bytes: Annotated[
         int | None, "shared memory of each island for KV [default: 1 GiB at most]"
     ] = None
+    pool_kv_dtype: Annotated[
+        str, "of KV in that memory: auto (as instances have it), or int8: a byte a value, not quite exact"
+    ] = "auto"
     address: Annotated[
         str | None, "of a Ray cluster to join: its nodes become islands [default: Ray on this machine]"
     ] = None
@@ -41,6 +46,10 @@ class LaunchConfig:
         for name in (*apart, "colocated_instances", "num_islands"):
             _in_range(name, getattr(self, name), 1, 1024)
         _in_range("pool_memory_bytes", self.pool_memory_bytes, 1, 2**63 - 1)
+        if self.pool_kv_dtype not in POOL_KV_DTYPES:
+            raise ValueError(
+                f"pool_kv_dtype={self.pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}"
+            )
         for name in apart:
             if self.colocated_instances is not None and getattr(self, name) is not None:
                 raise ValueError(

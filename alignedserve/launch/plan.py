@@ -60,6 +60,7 @@ class IslandPlan:
     node: Node
     processes: tuple[ProcessSpec, ...]
     num_pool_blocks: int
+    # The format of the pool's blocks.
     form: BlockFormat
 
     @property
@@ -95,7 +96,8 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
             f"link='nccl': instances would have to share GPUs on {node.name}; host and ipc can do that"
         )
     dtype = choose_dtype(settings.engine, model.config, is_cpu)
-    form = block_format(settings.engine, model.config, dtype)
+    pool_kv_dtype = settings.launch.pool_kv_dtype
+    form = block_format(settings.engine, model.config, dtype).in_pool(pool_kv_dtype)
     num_pool_blocks = _num_pool_blocks(settings, model, form, node)
     engine = replace(
         _local(settings, model),
@@ -116,7 +118,9 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
                 name,
                 node.router,
                 engine,
-                TransferConfig(transport, quick_bytes=QUICK_BYTES if is_cpu else 0),
+                TransferConfig(
+                    transport, quick_bytes=QUICK_BYTES if is_cpu else 0, pool_kv_dtype=pool_kv_dtype
+                ),
                 log,
                 settings.scheduling,
                 settings.launch.cost_profile,

@@ -20,6 +20,7 @@ from alignedserve.offline.collect import SequenceCollector
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
+from alignedserve.protocol.kv_format import POOL_KV_DTYPES
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
 from alignedserve.text.tokenizer import Tokenizer
@@ -62,8 +63,11 @@ class _Job:
 
 
 class LLM:
-    def __init__(self, model: str, **options: Any) -> None:
-        """`options` are EngineConfig's fields: dtype, device, max_model_len, max_num_seqs, ..."""
+    def __init__(self, model: str, *, pool_kv_dtype: str = "auto", **options: Any) -> None:
+        """`options` are EngineConfig's fields: dtype, device, max_model_len, max_num_seqs, ... `pool_kv_dtype`: how
+        KV of preempted requests is kept, as of `alignedserve serve`."""
+        if pool_kv_dtype not in POOL_KV_DTYPES:
+            raise ValueError(f"pool_kv_dtype={pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}")
         options = without_vllm_options(options)
         known = {f.name for f in fields(EngineConfig)}
         for name in options:
@@ -72,7 +76,11 @@ class LLM:
         self.config = EngineConfig(model=model, **options)
         built = build_engine(self.config)
         self.engine = built.engine
-        self.instance = LocalInstance(built.engine, enable_prefix_caching=self.config.enable_prefix_caching)
+        self.instance = LocalInstance(
+            built.engine,
+            enable_prefix_caching=self.config.enable_prefix_caching,
+            pool_kv_dtype=pool_kv_dtype,
+        )
         self.model_config = built.model_config
         self._tokenizer: Tokenizer | None = None
         # A preset has no files, and so no tokenizer.

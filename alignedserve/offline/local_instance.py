@@ -60,9 +60,15 @@ class _Worker(ColocatedWorker):
 
 class LocalInstance:
     def __init__(
-        self, engine: Engine, policy: Policy | None = None, enable_prefix_caching: bool = False
+        self,
+        engine: Engine,
+        policy: Policy | None = None,
+        enable_prefix_caching: bool = False,
+        pool_kv_dtype: str = "auto",
     ) -> None:
+        """`pool_kv_dtype`: one of POOL_KV_DTYPES, of KV in host memory."""
         self.engine = engine
+        self._pool_format = engine.format.in_pool(pool_kv_dtype)
         self._policy = policy or make_policy(SchedulingConfig("fcfs"))
         self._enable_prefix_caching = enable_prefix_caching
         self._keys = count(1)
@@ -73,7 +79,11 @@ class LocalInstance:
 
     def _begin(self) -> None:
         self._transfers = LiveTransfers(
-            self.engine.cache.blocks, Epoch(1), self._wake.set, TransferConfig(quick_bytes=QUICK_BYTES)
+            self.engine.cache.blocks,
+            Epoch(1),
+            self._wake.set,
+            TransferConfig(quick_bytes=QUICK_BYTES),
+            self._pool_format,
         )
         self._worker = _Worker(
             self.engine, self._transfers, self._policy, enable_prefix_caching=self._enable_prefix_caching
@@ -246,7 +256,7 @@ class LocalInstance:
         """Makes memory for all requests that can have begun and not ended."""
         form, limits = self.engine.format, self.engine.limits
         num_blocks = limits.max_num_seqs * form.num_blocks(self.engine.max_model_len)
-        return HostMemory(OFFERED * num_blocks, form.block_bytes)
+        return HostMemory(OFFERED * num_blocks, self._pool_format.block_bytes)
 
     def _free(self, request: LocalRequest) -> None:
         """Frees the request's host memory. Safe to repeat."""

@@ -2,13 +2,22 @@
 
 A block is contiguous over all layers, [layer, k|v, kv_head, slot, head_dim], so that it moves as one copy; a head's
 slots lie together, so that attention reads them in one piece.
+
+In the pool a block may be `kv-int8`: a byte for each value, and for each channel (a layer's k or v, a head, one of
+head_dim) the least and the greatest of its values in this block, between which the 256 codes lie evenly. So scale and
+zero point follow from the block alone:
+
+    [layer, k|v, kv_head, low|high, head_dim] in the dtype, then [layer, k|v, kv_head, slot, head_dim] codes
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# The encodings of the pool's blocks, by what `pool_kv_dtype` says.
+POOL_KV_DTYPES = {"auto": "kv", "int8": "kv-int8"}
 
 
 @dataclass(frozen=True)
@@ -17,20 +26,32 @@ class BlockFormat:
     block_size: int
     num_kv_heads: int
     head_dim: int
-    # A key of DTYPE_BYTES.
+    # A key of DTYPE_BYTES: that of the values which attention reads.
     dtype: str
+    # A value of POOL_KV_DTYPES; instances hold `kv`.
+    encoding: str = "kv"
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
+    def num_channels(self) -> int:
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
+
+    @property
     def block_bytes(self) -> int:
-        values = self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim
-        return values * DTYPE_BYTES[self.dtype]
+        dtype_bytes = DTYPE_BYTES[self.dtype]
+        if self.encoding == "kv-int8":
+            return self.num_channels * (self.block_size + 2 * dtype_bytes)
+        return self.num_channels * self.block_size * dtype_bytes
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def in_pool(self, pool_kv_dtype: str) -> BlockFormat:
+        """Returns the format that these blocks have in the pool."""
+        return replace(self, encoding=POOL_KV_DTYPES[pool_kv_dtype])
 
     def describe(self) -> dict[str, str]:
         """Returns the fields as text for handshakes, in which a difference is named."""

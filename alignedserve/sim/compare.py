@@ -8,6 +8,7 @@ from itertools import product
 from typing import Protocol
 
 from alignedserve.engine.config import EngineConfig
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
@@ -75,7 +76,9 @@ class Comparison:
     ) -> None:
         """Raises ValueError for what can't be simulated."""
         self._config = config
-        self._cost = cost.with_attention(config.attention) if config.attention else cost  # type: ignore[arg-type]
+        if config.attention:
+            cost = cost.with_attention(config.attention)  # type: ignore[arg-type]
+        self._cost = with_pool(cost, config.pool_kv_dtype, engine.block_size)
         self._engine = engine
         self._router = router
         self._scheduling = scheduling
@@ -148,10 +151,10 @@ class Comparison:
         pool_bytes = config.pool_memory_bytes or 2 * (setting.num_colocated or setting.num_decode) * kv_bytes
         if max_model_len > most_tokens:
             raise ValueError(f"max_model_len={max_model_len}: an instance holds {most_tokens} tokens")
-        if pool_bytes < -(-max_model_len // block_size) * block_size * self._cost.kv_bytes_per_token:
+        if pool_bytes < -(-max_model_len // block_size) * block_size * self._cost.pool_bytes_per_token:
             raise ValueError(
                 f"pool_memory_bytes={pool_bytes}: does not hold one request of max_model_len={max_model_len}, "
-                f"of {self._cost.kv_bytes_per_token} bytes a token"
+                f"of {self._cost.pool_bytes_per_token:g} bytes a token"
             )
         return Scenario(
             self._cost,
@@ -169,6 +172,13 @@ class Comparison:
             sharing=Sharing(config.shared_links, config.gpus_per_pcie_root, config.host_memory_bandwidth),
             foresee=_foresight(config.length_predictor, max_model_len),
         )
+
+
+def with_pool(cost: CostModel, pool_kv_dtype: str, block_size: int) -> CostModel:
+    """A cost model says how many bytes a token has, not of which shape: here one channel stands for all of them."""
+    channel = BlockFormat(1, block_size, 1, 1, "bfloat16")
+    in_pool = channel.in_pool(pool_kv_dtype)
+    return cost.with_pool(cost.kv_bytes_per_token * in_pool.block_bytes / channel.block_bytes)
 
 
 def _seconds(objective_ms: float) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, get_args
 
+from alignedserve.protocol.kv_format import POOL_KV_DTYPES
 from alignedserve.sim.foresight import DEMO_ERROR
 from alignedserve.timing.cost import Attention
 
@@ -52,6 +53,9 @@ class SimConfig:
     pool_memory_bytes: Annotated[
         int | None, "host memory for KV [default: twice what the decode instances hold]"
     ] = None
+    pool_kv_dtype: Annotated[
+        str, "of KV in that memory: auto (as instances have it), or int8, for a model of two bytes a value"
+    ] = "auto"
     max_model_len: Annotated[
         int | None, "prompt and output tokens of a request [default: 16384, or what an instance holds]"
     ] = None
@@ -97,6 +101,7 @@ class SimConfig:
         if self.attention is not None:
             _one_of("attention", self.attention, get_args(Attention))
         _one_of("link", self.link, LINKS)
+        _one_of("pool_kv_dtype", self.pool_kv_dtype, tuple(POOL_KV_DTYPES))
         _one_of("length_predictor", self.length_predictor, LENGTH_PREDICTORS)
         _in_range("num_prompts", self.num_prompts, 1, 10_000_000)
         _in_range("be_backlog", self.be_backlog, 0, 100_000)

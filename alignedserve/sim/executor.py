@@ -34,6 +34,8 @@ _VOCABULARY = Vocabulary(model.VOCABULARY, frozenset())
 class SimFormat:
     block_size: int
     block_bytes: int
+    # In the pool.
+    pool_block_bytes: int
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -61,7 +63,11 @@ class SimEngine:
         self.num_blocks = limits.num_blocks
         self.max_model_len = limits.max_model_len
         self.vocabulary = _VOCABULARY
-        self.format = SimFormat(limits.block_size, limits.block_size * cost.kv_bytes_per_token)
+        self.format = SimFormat(
+            limits.block_size,
+            limits.block_size * cost.kv_bytes_per_token,
+            int(limits.block_size * cost.pool_bytes_per_token),
+        )
         self.grammars = SimGrammars()
         # A block that is not a key here holds no KV.
         self.contents: dict[BlockId, Content] = {}

@@ -70,7 +70,7 @@ def mixture(ran: Ran, begin_s: float, end_s: float) -> Mixture:
         num_evicted=len(pauses.evicted),
         num_sat_out=len(pauses.sat_out),
         num_interrupted=len(pauses.interrupted),
-        moved_bytes=num_moved_tokens * ran.scenario.cost.kv_bytes_per_token,
+        moved_bytes=int(num_moved_tokens * ran.scenario.cost.pool_bytes_per_token),
         num_computed=sum(ran.computed[stream.request.key] for stream in complete),
         num_needed=sum(num_needed(stream) for stream in complete),
         busy=_busy(ran, begin_s, end_s),

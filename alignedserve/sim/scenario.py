@@ -59,7 +59,7 @@ class Scenario:
             cost=self.cost,
             prefill=limits,
             decode=limits,
-            pool_blocks=int(self.pool_bytes / (self.block_size * self.cost.kv_bytes_per_token)),
+            pool_blocks=int(self.pool_bytes / (self.block_size * self.cost.pool_bytes_per_token)),
             num_prefill=self.num_prefill,
             num_decode=self.num_decode,
             num_colocated=self.num_colocated,

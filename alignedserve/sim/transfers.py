@@ -206,10 +206,16 @@ class SimTransfers:
         copy = self._copy("load", [key], len(pairs), channel, crossings, begin, end, done)
         self._loads.start(copy, is_urgent)
 
-    def save(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
+    def save(
+        self, key: RequestKey, pairs: Pairs, num_tokens: int, done: Done, is_urgent: bool = False
+    ) -> None:
         segment = self._pool(key)
         # The blocks are copied as they were when the copy was started, whatever is computed meanwhile.
         places = [(there, self._own(key, here)) for here, there in pairs]
+        if (num_held := sum(held.num_tokens for _, held in places)) != num_tokens:
+            raise RuntimeError(
+                f"request {key}: {num_tokens} tokens are to be saved, its blocks hold {num_held}"
+            )
         write = segment.write(places)
 
         def end(error: str | None) -> str | None:
@@ -326,7 +332,8 @@ class SimTransfers:
         end: Callable[[str | None], str | None],
         done: Done,
     ) -> Copy:
-        num_bytes = num_blocks * self.engine.format.block_bytes
+        form = self.engine.format
+        num_bytes = num_blocks * (form.block_bytes if what == "pull" else form.pool_block_bytes)
         share = self._world.faults.copy_share(what, keys[0])
         return Copy(
             self._ids.next(), what, tuple(keys), num_bytes, channel, crossings, begin, end, done, share

@@ -82,7 +82,8 @@ class Host(Record, frozen=True):
     memory_bytes_per_s: float | None = None
 
 
-class CostModel(Record, frozen=True):
+# Fields that are as their default are in no file: an earlier version, which does not know them, reads it too.
+class CostModel(Record, frozen=True, omit_defaults=True):
     # Where the numbers come from.
     source: str
     kv_bytes_per_token: int
@@ -105,6 +106,17 @@ class CostModel(Record, frozen=True):
     # Additional seconds per token of KV beyond so many: a CPU's caches hold no more.
     decode_far_s: float = 0.0
     num_near_tokens: int = 0
+    # In the pool, where that is not as much as in an instance; 0: it is.
+    pool_kv_bytes_per_token: float = 0.0
+
+    @property
+    def pool_bytes_per_token(self) -> float:
+        return self.pool_kv_bytes_per_token or self.kv_bytes_per_token
+
+    def with_pool(self, bytes_per_token: float) -> CostModel:
+        if bytes_per_token == self.kv_bytes_per_token:
+            return self
+        return msgspec.structs.replace(self, pool_kv_bytes_per_token=bytes_per_token)
 
     def iteration(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> float:
         """The seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with

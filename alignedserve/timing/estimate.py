@@ -47,7 +47,7 @@ class Estimate:
 
     def fetch(self, num_tokens: int) -> float:
         """The seconds in which the KV of so many tokens comes from the pool."""
-        return self._model.channels.fetch.seconds(num_tokens * self._model.kv_bytes_per_token)
+        return self._model.channels.fetch.seconds(int(num_tokens * self._model.pool_bytes_per_token))
 
     def chunks_together(self) -> ChunkCosts:
         """Costs by the cost model alone: see `corrected`."""

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport import cuda
-from alignedserve.transport.runs import Run
+from alignedserve.transport.runs import Run, Tail
 
 Direction = Literal["save", "load"]
 DIRECTIONS: tuple[Direction, Direction] = ("save", "load")
@@ -45,8 +46,10 @@ class Copier(Protocol):
         runs: Sequence[Run],
         mark: torch.cuda.Event | None,
         is_stopped: Callable[[], bool],
+        tail: Tail | None = None,
     ) -> None:
-        """Copies from the cache to the pool, or back; `run.here` counts the cache's blocks.
+        """Copies from the cache to the pool, or back; `run.here` counts the cache's blocks. `tail`: the block of a save
+        which is filled in part.
 
         `is_stopped` is asked before each piece, and may raise. Returns, or raises, when no copy is under way any more.
         """
@@ -54,7 +57,18 @@ class Copier(Protocol):
     def close(self) -> None: ...
 
 
-def make_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int = 1) -> Copier:
+def make_copier(
+    blocks: torch.Tensor,
+    pool: NDArray[np.uint8],
+    num_threads: int = 1,
+    pool_format: BlockFormat | None = None,
+) -> Copier:
+    """`pool_format`: of the pool's blocks; None if they are as the cache's."""
+    if pool_format is not None and pool_format.encoding == "kv-int8":
+        # It is imported where it is needed: few need a kernel to copy blocks.
+        from alignedserve.transport.int8_copiers import make_int8_copier
+
+        return make_int8_copier(blocks, pool, num_threads)
     block_bytes = blocks[0].numel() * blocks.element_size()
     if pool.shape[1:] != (block_bytes,):
         raise RuntimeError(
@@ -86,25 +100,32 @@ class HostCopier:
         runs: Sequence[Run],
         mark: torch.cuda.Event | None,
         is_stopped: Callable[[], bool],
+        tail: Tail | None = None,
     ) -> None:
         if sum(run.num_blocks for run in runs) * self._pool.shape[1] <= ALONE_BYTES:
-            self._copy(direction, runs, is_stopped)
+            self._copy(direction, runs, is_stopped, tail)
             return
         shares = [runs[first :: self._num_threads] for first in range(self._num_threads)]
-        copies = [self._helpers.submit(self._copy, direction, share, is_stopped) for share in shares if share]
+        copies = [
+            self._helpers.submit(self._copy, direction, share, is_stopped, tail) for share in shares if share
+        ]
         wait(copies)
         # The futures are removed one by one: an error that leaves this call must not refer to what refers to it.
         while copies:
             copies.pop().result()
 
-    def _copy(self, direction: Direction, runs: Sequence[Run], is_stopped: Callable[[], bool]) -> None:
-        copy = self.save if direction == "save" else self.load
+    def _copy(
+        self, direction: Direction, runs: Sequence[Run], is_stopped: Callable[[], bool], tail: Tail | None
+    ) -> None:
         for run in runs:
             if is_stopped():
                 return
-            copy(run)
+            if direction == "save":
+                self.save(run, tail)
+            else:
+                self.load(run)
 
-    def save(self, run: Run) -> None:
+    def save(self, run: Run, tail: Tail | None = None) -> None:
         here, there, num = run
         np.copyto(self._pool[there : there + num], self._cache[here : here + num])
 
@@ -136,13 +157,14 @@ class CudaCopier:
         runs: Sequence[Run],
         mark: torch.cuda.Event | None,
         is_stopped: Callable[[], bool],
+        tail: Tail | None = None,
     ) -> None:
         stream = self._streams[direction]
         with torch.cuda.device(self._cache.device):
             if mark is not None:
                 stream.wait_event(mark)
             try:
-                self._copy_groups(direction, runs, stream, is_stopped)
+                self._copy_groups(direction, runs, stream, is_stopped, tail)
             finally:
                 cuda.record(stream).synchronize()
 
@@ -152,18 +174,21 @@ class CudaCopier:
         runs: Sequence[Run],
         stream: torch.cuda.Stream,
         is_stopped: Callable[[], bool],
+        tail: Tail | None,
     ) -> None:
         before: torch.cuda.Event | None = None
         for group in groups(runs, self._cache.shape[1]):
             if is_stopped():
                 return
-            self._queue(direction, group, stream)
+            self._queue(direction, group, stream, tail)
             queued = cuda.record(stream)
             if before is not None:
                 before.synchronize()
             before = queued
 
-    def _queue(self, direction: Direction, runs: Sequence[Run], stream: torch.cuda.Stream) -> None:
+    def _queue(
+        self, direction: Direction, runs: Sequence[Run], stream: torch.cuda.Stream, tail: Tail | None
+    ) -> None:
         block_bytes = self._cache.shape[1]
         here, there, num_bytes = np.array(runs, np.uint64).T * np.uint64(block_bytes)
         here += np.uint64(self._cache.data_ptr())

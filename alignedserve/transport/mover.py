@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.copiers import DIRECTIONS, Direction, make_copier
-from alignedserve.transport.runs import Pairs, Run, check_blocks, merge
+from alignedserve.transport.runs import Pairs, Run, Tail, check_blocks, merge, tail_of
 from alignedserve.types import Epoch, RequestKey
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -34,6 +35,7 @@ class _Job:
     what: Direction
     key: RequestKey
     runs: list[Run]
+    tail: Tail | None
     # The copy is made after what was computed before this mark.
     mark: torch.cuda.Event | None
     deadline_s: float
@@ -51,10 +53,14 @@ class Mover:
         clock: Callable[[], float] = time.monotonic,
         num_threads: int = 2,
         quick_bytes: int = 0,
+        pool_format: BlockFormat | None = None,
     ) -> None:
-        """Transfers of less than `quick_bytes` are done by the thread that starts them."""
-        self._copier = make_copier(blocks, pool, num_threads)
+        """Transfers of less than `quick_bytes` of the cache are done by the thread that starts them. `pool_format`: of
+        the pool's blocks; None if they are as the cache's."""
+        self._copier = make_copier(blocks, pool, num_threads, pool_format)
+        self._pool_format = pool_format
         self._num_blocks, self._num_pool_blocks, self._block_bytes = len(blocks), len(pool), pool.shape[1]
+        self._cache_block_bytes = blocks[0].nbytes
         self._ids = TransferIds(epoch)
         self._completions = completions
         self._clock = clock
@@ -71,9 +77,14 @@ class Mover:
         done: Done,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         is_urgent: bool = False,
+        num_tokens: int | None = None,
     ) -> TransferId:
-        """Copies cache blocks to pool blocks, after all that was computed before this call."""
-        return self._start("save", key, pairs, done, timeout_s, is_urgent)
+        """Copies cache blocks to pool blocks, after all that was computed before this call. `num_tokens`: the tokens
+        whose KV these blocks hold, the last of them perhaps in part; None if all are full."""
+        tail = None
+        if num_tokens is not None and self._pool_format is not None:
+            tail = tail_of(pairs, num_tokens, self._pool_format.block_size)
+        return self._start("save", key, pairs, done, timeout_s, is_urgent, tail)
 
     def load(
         self,
@@ -113,6 +124,7 @@ class Mover:
         done: Done,
         timeout_s: float,
         is_urgent: bool,
+        tail: Tail | None = None,
     ) -> TransferId:
         check_blocks((here for here, _ in pairs), self._num_blocks, "the KV cache")
         check_blocks((there for _, there in pairs), self._num_pool_blocks, "the pool")
@@ -120,7 +132,8 @@ class Mover:
             transfer=self._ids.next(),
             what=what,
             key=key,
-            runs=merge(pairs, self._block_bytes),
+            runs=merge(pairs, self._cache_block_bytes),
+            tail=tail,
             mark=self._copier.mark(),
             deadline_s=self._clock() + timeout_s,
             done=done,
@@ -129,7 +142,7 @@ class Mover:
             if self._is_closed:
                 raise RuntimeError(f"{what} of request {key}: the mover is closed")
             self._pending[job.transfer] = job
-        if len(pairs) * self._block_bytes < self._quick_bytes:
+        if len(pairs) * self._cache_block_bytes < self._quick_bytes:
             self._carry_out(job)
             return job.transfer
         self._lanes[DIRECTIONS.index(what) % len(self._lanes)].put(job, is_urgent)
@@ -143,7 +156,9 @@ class Mover:
     def _carry_out(self, job: _Job) -> None:
         begun_s = time.perf_counter()
         try:
-            self._copier.copy(job.what, job.runs, job.mark, lambda: self._reason_to_stop(job) is not None)
+            self._copier.copy(
+                job.what, job.runs, job.mark, lambda: self._reason_to_stop(job) is not None, job.tail
+            )
             error = self._reason_to_stop(job)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"

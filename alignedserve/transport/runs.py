@@ -16,6 +16,13 @@ TransferSpec = tuple[RequestKey, Sequence[BlockId]]
 MAX_PIECE_BYTES = 16 << 20
 
 
+class Tail(NamedTuple):
+    """The pool's block that a save ends with, where only its first slots hold KV."""
+
+    block: PoolBlockId
+    num_slots: int
+
+
 class Run(NamedTuple):
     """`num_blocks` consecutive blocks, which start at `here` on the side that counts the runs and at `there` on the
     other side."""
@@ -38,6 +45,14 @@ def merge(pairs: Iterable[tuple[int, int]], block_bytes: int) -> list[Run]:
 
 def _follows(run: Run, here: int, there: int) -> bool:
     return here == run.here + run.num_blocks and there == run.there + run.num_blocks
+
+
+def tail_of(pairs: Pairs, num_tokens: int, block_size: int) -> Tail | None:
+    """Returns the last of the blocks unless it is full. All others are full: they hold `num_tokens` together."""
+    num_slots = num_tokens - (len(pairs) - 1) * block_size
+    if (pairs and not 0 < num_slots <= block_size) or (not pairs and num_tokens):
+        raise RuntimeError(f"{len(pairs)} blocks of {block_size} slots for the KV of {num_tokens} tokens")
+    return Tail(pairs[-1][1], num_slots) if pairs and num_slots < block_size else None
 
 
 def check_blocks(blocks: Iterable[int], num_blocks: int, where: str) -> None:

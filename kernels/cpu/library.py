@@ -12,7 +12,12 @@ from alignedserve.kernels.cpu import build, structs
 def library() -> ctypes.CDLL:
     loaded = _load()
     structs.declare(loaded)
-    for struct, size in ((structs.Op, loaded.size_of_op()), (structs.Step, loaded.size_of_step())):
+    sizes = {
+        structs.Op: loaded.size_of_op(),
+        structs.Step: loaded.size_of_step(),
+        structs.KvBlocks: loaded.size_of_kv_blocks(),
+    }
+    for struct, size in sizes.items():
         if ctypes.sizeof(struct) != size:
             raise RuntimeError(
                 f"{struct.__name__} has {ctypes.sizeof(struct)} bytes in Python, {size} in C++"

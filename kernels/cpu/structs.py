@@ -1,4 +1,4 @@
-"""The structs of csrc/ops.h, for ctypes. Their sizes are compared when the library is loaded."""
+"""The structs of csrc/ops.h and csrc/kv_int8.h, for ctypes. Their sizes are compared when the library is loaded."""
 
 from __future__ import annotations
 
@@ -104,10 +104,25 @@ class Step(Structure):
     ]
 
 
+class KvBlocks(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("values", "stored")),
+        *(
+            (name, c_int64)
+            for name in ("num_blocks", "num_groups", "num_slots", "head_dim", "num_last_slots")
+        ),
+        ("dtype", c_int32),
+    ]
+
+
 def declare(library: ctypes.CDLL) -> None:
     """Gives the library's functions their types."""
     library.size_of_op.restype = c_int64
     library.size_of_step.restype = c_int64
+    library.size_of_kv_blocks.restype = c_int64
+    for function in (library.quantise_kv, library.dequantise_kv):
+        function.argtypes = [c_void_p]
+        function.restype = c_int32
     library.run_program.argtypes = [c_void_p, c_int32, c_void_p]
     library.run_program.restype = c_int32
     library.pack_weight.argtypes = [c_void_p, *[c_int64] * 6, c_void_p, c_int32]

@@ -178,6 +178,7 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
         (["--policy", "lifo"], "policy='lifo': must be one of aligned, priority, fcfs"),
         (["--input-len", "20000"], "max_model_len=16384: every request is longer"),
         (["--pool-memory-bytes", "1000"], "does not hold one request of max_model_len=16384"),
+        (["--pool-kv-dtype", "fp8"], "pool_kv_dtype='fp8': must be one of auto, int8"),
         (["--block-size", "0"], "block_size=0"),
         (["--gpus-per-pcie-root", "0"], "gpus_per_pcie_root=0: must be from 1"),
         (["--host-memory-bandwidth", "0"], "host_memory_bandwidth=0.0: must be above 0"),

@@ -50,6 +50,7 @@ class Setup:
     num_kv_heads: int = 2
     policy: str = "aligned"
     link: str = "host"
+    pool_kv_dtype: str = "auto"
     # room for one of the longest, or a few others
     num_decode_blocks: int = MAX_BLOCKS + 8
     num_pool_blocks: int = 3 * MAX_BLOCKS
@@ -155,7 +156,7 @@ class Processes:
             POOL,
             self.router,
             self.segment_prefix,
-            self.setup.form,
+            self.setup.form.in_pool(self.setup.pool_kv_dtype),
             self.setup.num_pool_blocks,
             self.setup.log,
         )
@@ -170,7 +171,9 @@ class Processes:
             max_num_seqs=16,
             use_tqdm=False,
         )
-        transfers = TransferConfig(self.setup.link, timeout_s=self.setup.timeout_s)
+        transfers = TransferConfig(
+            self.setup.link, timeout_s=self.setup.timeout_s, pool_kv_dtype=self.setup.pool_kv_dtype
+        )
         return InstanceConfig(name, self.router, engine, transfers, self.setup.log, self._scheduling)
 
 

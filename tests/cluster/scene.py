@@ -38,6 +38,10 @@ class Scene:
     def expected(self) -> list[Result]:
         return self._expected
 
+    def check(self, streams: Sequence[Stream]) -> None:
+        """Of streams that have ended."""
+        assert results(streams) == self._expected
+
     def play(self, act: Callable[[Client, list[Stream]], object]) -> None:
         """`act` is awaited when all have been submitted."""
 
@@ -46,7 +50,7 @@ class Scene:
                 streams = [client.submit(request) for request in self.requests()]
                 await act(client, streams)  # type: ignore[misc]
                 await client.until(partial(all_ended, streams))
-                assert results(streams) == self._expected
+                self.check(streams)
 
         asyncio.run(scenario())
 

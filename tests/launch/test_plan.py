@@ -159,6 +159,18 @@ def test_the_pool_takes_no_more_than_half_of_what_is_free_unasked() -> None:
     assert plan.num_pool_blocks == GIB // 2 // BLOCK_BYTES
 
 
+def test_a_pool_of_bytes_holds_more_blocks_and_all_parts_know() -> None:
+    # for each of 4 x 2 x 2 x 64 channels a byte a slot, and two bounds of two bytes
+    block_bytes = 4 * 2 * 2 * 64 * (16 + 2 * 2)
+    plan = island(told(pool_kv_dtype="int8"))
+    assert (
+        plan.num_pool_blocks == DEFAULT_POOL_BYTES // block_bytes > 1.59 * (DEFAULT_POOL_BYTES // BLOCK_BYTES)
+    )
+    _, pool, *instances = plan.processes
+    assert pool.config.form == plan.form and plan.form.block_bytes == block_bytes
+    assert [each.config.transfers.pool_kv_dtype for each in instances] == ["int8", "int8"]
+
+
 def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_path: Path) -> None:
     by_name = told(EngineConfig("org/name"))
     assert island(by_name).processes[2].config.engine.model == MODEL
@@ -173,6 +185,7 @@ def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_pa
         ("prefill_instances", 0, "prefill_instances=0: must be from 1"),
         ("decode_instances", -1, "decode_instances=-1: must be from 1"),
         ("pool_memory_bytes", 0, "pool_memory_bytes=0: must be from 1"),
+        ("pool_kv_dtype", "fp8", "pool_kv_dtype='fp8': must be one of auto, int8"),
         ("num_islands", 0, "num_islands=0: must be from 1"),
         ("num_islands", 2, "num_islands=2: this machine is one island; give the --address"),
         ("served_model_name", "", "served_model_name='': must not be empty"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from alignedserve.timing.cost import Attention, Channel, CostModel, Host, plain_cost
 from alignedserve.timing.cost_presets import cost_presets, load_cost_model
+from alignedserve.timing.estimate import Estimate
 
 OPT_13B = load_cost_model("opt-13b/a100-80gb")
 KINDS: tuple[Attention, ...] = get_args(Attention)
@@ -154,3 +155,21 @@ def test_presets_are_whole() -> None:
     for name, model in cost_presets().items():
         assert isinstance(model, CostModel)
         assert model.source and model.num_kv_tokens > 10_000, name
+
+
+def test_kv_takes_as_much_in_the_pool_unless_it_is_said() -> None:
+    cost = cost_presets()["opt-13b/a100-80gb"]
+    assert cost.pool_bytes_per_token == cost.kv_bytes_per_token
+    assert cost.with_pool(cost.kv_bytes_per_token) is cost
+    half = cost.with_pool(cost.kv_bytes_per_token / 2)
+    assert half.pool_bytes_per_token == cost.kv_bytes_per_token / 2
+    # those who know nothing of pools read it as well
+    assert b"pool" not in msgspec.json.encode(cost)
+    assert msgspec.json.decode(msgspec.json.encode(half), type=CostModel) == half
+
+
+def test_a_fetch_is_of_the_pool_s_bytes() -> None:
+    cost = cost_presets()["opt-13b/a100-80gb"]
+    fetch = cost.channels.fetch
+    half = Estimate(cost.with_pool(cost.kv_bytes_per_token / 2))
+    assert half.fetch(1000) == fetch.seconds(500 * cost.kv_bytes_per_token)

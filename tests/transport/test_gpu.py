@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport import cuda
 from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import GROUP_BYTES
@@ -70,6 +72,38 @@ def test_both_directions_at_once_in_one_call_or_many(
     assert np.array_equal(pool[order[half:]], noise[order[half:]])
     assert np.array_equal(after[half:], noise[order[half:]])
     assert np.array_equal(after[:half], before[:half])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_blocks_are_quantised_on_the_way_to_the_pool_and_restored_on_the_way_back(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = BlockFormat(num_layers=4, block_size=16, num_kv_heads=4, head_dim=64, dtype=dtype)
+    stored = form.in_pool("int8")
+    # five groups
+    monkeypatch.setattr("alignedserve.transport.int8_copiers.BUFFER_BYTES", 4 * stored.block_bytes)
+    cache = torch.randn((18, *form.shape), device="cuda", dtype=getattr(torch, dtype))
+    expected = torch.zeros((18, stored.block_bytes), dtype=torch.uint8)
+    quantise_torch(cache.cpu(), expected, num_last_slots=5)
+    cache[-1, ..., 5:, :] = torch.nan
+    pool = np.frombuffer(mmap.mmap(-1, 20 * stored.block_bytes), np.uint8).reshape(20, stored.block_bytes)
+    order = np.random.default_rng(1).permutation(20)[:18].tolist()
+    completions, outcomes = Completions(), Outcomes()
+    mover = Mover(cache, pool, Epoch(1), completions, pool_format=stored)
+    mover.save(KEY, pairs(*enumerate(order)), outcomes.append, num_tokens=17 * 16 + 5)
+    assert completions.run(timeout_s=60) == 1
+    apart = np.abs(pool[order].astype(int) - expected.numpy().astype(int))
+    # where a value is as far from one code as from the next
+    assert apart.max() <= 1 and (apart > 0).mean() < 0.01
+
+    wanted = torch.empty_like(cache, device="cpu")
+    dequantise_torch(torch.from_numpy(pool[order]), wanted)
+    cache.zero_()
+    mover.load(KEY, pairs(*enumerate(order)), outcomes.append)
+    assert completions.run(timeout_s=60) == 1
+    mover.close()
+    assert outcomes.errors == [None, None]
+    torch.testing.assert_close(cache.cpu(), wanted)
 
 
 def send_on_gpu(pipe: Connection, staged: Staged) -> None:

@@ -32,8 +32,14 @@ def check_plan(case: Case) -> Iterator[Finding]:
     num_bytes = case.island.num_pool_blocks * case.island.form.block_bytes
     yield ok(
         f"{case.num_instances} instances, link {case.instance.transfers.transport}; "
-        f"a pool of {in_bytes(num_bytes)}, {in_bytes(free_shm_bytes())} are free in /dev/shm"
+        f"a pool of {in_bytes(num_bytes)}{_pool_tokens(case)}, {in_bytes(free_shm_bytes())} are free in /dev/shm"
     )
+
+
+def _pool_tokens(case: Case) -> str:
+    form = case.island.form
+    encoding = ", as int8" if form.encoding == "kv-int8" else ""
+    return f" for {case.island.num_pool_blocks * form.block_size} tokens{encoding}"
 
 
 def check_memory(case: Case) -> Iterator[Finding]:
@@ -42,7 +48,7 @@ def check_memory(case: Case) -> Iterator[Finding]:
     try:
         num_weights = num_weight_bytes(case)
         num_kv = _num_kv_blocks(case) * case.form.block_bytes
-        num_pool = case.island.num_pool_blocks * case.form.block_bytes
+        num_pool = case.island.num_pool_blocks * case.island.form.block_bytes
     except ValueError:
         # Another check reports the error; the bytes that are known may already be too many.
         if not num_weights:

@@ -86,7 +86,11 @@ static ALWAYS_INLINE void store(float* p, f32x16 v) { std::memcpy(p, &v, sizeof 
 static ALWAYS_INLINE f32x16 load(const bf16* p) {
   u16x16 bits;
   std::memcpy(&bits, p, sizeof bits);
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
+#else
   return (f32x16)(__builtin_convertvector(bits, u32x16) << 16);
+#endif
 }
 
 // To nearest, ties to even.

@@ -1,0 +1,163 @@
+"""Copies between a KV cache and a pool whose blocks are `kv-int8` (`protocol/kv_format.py`): quantised on the way out,
+restored on the way in.
+
+On a CPU the kernel reads from one memory and writes to the other, on the threads that would copy. On a GPU a kernel
+stands between the cache and a buffer in the GPU's memory, in the stream of the copies, and what crosses PCIe is the
+buffer. One buffer for each direction is enough: within a stream, a kernel and the copies after it take turns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from alignedserve.kernels.cpu import kv_int8 as native
+from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
+from alignedserve.kernels.cpu.library import library
+from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch, stored_bytes
+from alignedserve.transport import cuda
+from alignedserve.transport.copiers import DIRECTIONS, Copier, Direction, HostCopier, PinningCopier
+from alignedserve.transport.runs import Pairs, Run, Tail
+from alignedserve.types import BlockId, PoolBlockId
+
+logger = logging.getLogger(__name__)
+
+Quantise = Callable[[torch.Tensor, torch.Tensor, int], None]
+Dequantise = Callable[[torch.Tensor, torch.Tensor], None]
+
+# The bytes of the pool's blocks that a GPU makes at once; they fill the buffer.
+BUFFER_BYTES = 16 << 20
+
+
+def make_int8_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int) -> Copier:
+    block_bytes = stored_bytes(blocks)
+    if pool.shape[1:] != (block_bytes,):
+        raise RuntimeError(
+            f"blocks of {block_bytes} bytes when stored as int8, of shape {pool.shape[1:]} in the pool"
+        )
+    return Int8CudaCopier(blocks, pool) if blocks.is_cuda else Int8HostCopier(blocks, pool, num_threads)
+
+
+class Int8HostCopier(HostCopier):
+    def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int = 1) -> None:
+        super().__init__(blocks, pool, num_threads)
+        self._blocks, self._stored = blocks, torch.from_numpy(pool)
+        self._quantise, self._dequantise = functions_for(blocks.dtype)
+
+    def save(self, run: Run, tail: Tail | None = None) -> None:
+        here, there, num = run
+        num_last_slots = num_slots_of_last(run, tail, self._blocks.shape[4])
+        self._quantise(self._blocks[here : here + num], self._stored[there : there + num], num_last_slots)
+
+    def load(self, run: Run) -> None:
+        here, there, num = run
+        self._dequantise(self._stored[there : there + num], self._blocks[here : here + num])
+
+
+class Int8Buffer:
+    """Blocks as the pool has them, in the memory of the device that has the cache; `pairs` begin at the buffer's
+    first block. It only queues work. `num_bytes`: of the buffer, BUFFER_BYTES if None."""
+
+    def __init__(self, blocks: torch.Tensor, num_bytes: int | None = None) -> None:
+        # Triton is there where there is a GPU.
+        from alignedserve.kernels.triton.kv_int8 import dequantise, quantise
+
+        self._quantise, self._dequantise = quantise, dequantise
+        self._blocks = blocks
+        block_bytes = stored_bytes(blocks)
+        shape = (max(1, (num_bytes or BUFFER_BYTES) // block_bytes), block_bytes)
+        self.stored = torch.empty(shape, dtype=torch.uint8, device=blocks.device)
+
+    def quantise(self, pairs: Pairs, tail: Tail | None) -> None:
+        # A save ends with its tail, so that is the last of a group.
+        ends_here = tail is not None and pairs[-1][1] == tail.block
+        number = len(pairs) - 1 if ends_here else -1
+        num_slots = tail.num_slots if tail is not None else self._blocks.shape[4]
+        self._quantise(self._blocks, self._here(pairs), self.stored[: len(pairs)], number, num_slots)
+
+    def dequantise(self, pairs: Pairs) -> None:
+        self._dequantise(self.stored[: len(pairs)], self._blocks, self._here(pairs))
+
+    def _here(self, pairs: Pairs) -> torch.Tensor:
+        numbers = torch.tensor([here for here, _ in pairs], dtype=torch.int64)
+        if self._blocks.is_cuda:
+            # From other memory, the copy would wait for all that is queued.
+            numbers = numbers.pin_memory()
+        return numbers.to(self._blocks.device, non_blocking=True)
+
+
+class Int8CudaCopier(PinningCopier):
+    """As for plain copies, two groups at most are under way."""
+
+    def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
+        super().__init__(blocks, pool)
+        self._block_bytes = pool.shape[1]
+        self._buffers = {direction: Int8Buffer(blocks) for direction in DIRECTIONS}
+
+    def _copy_groups(
+        self,
+        direction: Direction,
+        runs: Sequence[Run],
+        stream: torch.cuda.Stream,
+        is_stopped: Callable[[], bool],
+        tail: Tail | None,
+    ) -> None:
+        before: torch.cuda.Event | None = None
+        buffer = self._buffers[direction]
+        pairs = pairs_of(runs)
+        for first in range(0, len(pairs), len(buffer.stored)):
+            if is_stopped():
+                return
+            group = pairs[first : first + len(buffer.stored)]
+            with torch.cuda.stream(stream):
+                if direction == "save":
+                    buffer.quantise(group, tail)
+                self._copy_group(direction, group, stream)
+                if direction == "load":
+                    buffer.dequantise(group)
+            queued = cuda.record(stream)
+            if before is not None:
+                before.synchronize()
+            before = queued
+
+    def _copy_group(self, direction: Direction, pairs: Pairs, stream: torch.cuda.Stream) -> None:
+        block_bytes = np.uint64(self._block_bytes)
+        begin = np.uint64(self._buffers[direction].stored.data_ptr())
+        in_buffer = np.arange(len(pairs), dtype=np.uint64) * block_bytes + begin
+        in_pool = np.array([there for _, there in pairs], np.uint64) * block_bytes + np.uint64(self._address)
+        targets, sources = (in_pool, in_buffer) if direction == "save" else (in_buffer, in_pool)
+        self._copies.queue(targets, sources, np.full(len(pairs), block_bytes), stream)
+
+
+def pairs_of(runs: Sequence[Run]) -> Pairs:
+    return [
+        (BlockId(run.here + i), PoolBlockId(run.there + i)) for run in runs for i in range(run.num_blocks)
+    ]
+
+
+def num_slots_of_last(run: Run, tail: Tail | None, num_slots: int) -> int:
+    """Returns how many slots of the run's last block are filled. A save's tail is the last of one run."""
+    ends_with_tail = tail is not None and tail.block == run.there + run.num_blocks - 1
+    return tail.num_slots if ends_with_tail and tail is not None else num_slots
+
+
+def functions_for(dtype: torch.dtype) -> tuple[Quantise, Dequantise]:
+    """Returns the kernel's functions where there is a kernel, else those of its reference, which are slow."""
+    if native.is_native(dtype) and _can_build():
+        return native.quantise, native.dequantise
+    return quantise_torch, dequantise_torch
+
+
+@cache
+def _can_build() -> bool:
+    try:
+        library()
+    except (NoCompiler, BuildFailed) as error:
+        logger.warning("KV goes to the pool by plain torch, which is slower: %s", error)
+        return False
+    return True

@@ -1,0 +1,310 @@
+"""What int8 KV in the pool costs in answers, and what it saves in bytes, with the demo model on CPU.
+
+    python -m benchmarks.int8_kv [--num-per-task 200] [--num-forced 40] [--dtype bfloat16] [--out FILE]
+
+Answers: `alignedserve serve` with one prefill and one decode instance, link host, so that all of a prompt's KV goes
+through the pool; held-out prompts of all demo tasks, greedy, once with each `--pool-kv-dtype`. Perplexity: of the right
+answers, token by token given those before (teacher-forced), over KV of the prompt that was saved to memory in the
+pool's format and loaded from there. What is printed is written to FILE.md and FILE.json as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import openai
+
+from alignedserve import demo
+from alignedserve.demo.evaluate import Answered, held_out
+from alignedserve.demo.tasks import TASKS, Example
+from alignedserve.engine.build import build_engine
+from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.request import Request
+from alignedserve.launch.ports import free_port
+from alignedserve.protocol.kv_format import POOL_KV_DTYPES, BlockFormat
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.transport.completions import Completions, Outcome
+from alignedserve.transport.mover import Mover
+from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
+from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.progress import progress, say
+from benchmarks.rt_with_be.served import running
+
+HOST, START_S, AT_ONCE = "127.0.0.1", 300.0, 24
+# the aim, in points of exact answers
+MOST_LOST = 0.3
+MAX_MODEL_LEN = 2048
+# blocks of 16 and more, of models whose KV has two bytes a value and four
+BLOCK_SIZES = (16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Share:
+    num_right: int
+    num_asked: int
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.num_right / self.num_asked
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of answers with int8 with those without."""
+
+    num_same_answers: int
+    num_answers: int
+    num_same_tokens: int
+    num_tokens: int
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def served_answers(pool_kv_dtype: str, dtype: str, examples: Sequence[Example]) -> list[Answered]:
+    port = free_port(HOST)
+    with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
+        command = [sys.executable, "-m", "alignedserve", "serve", "--pool-kv-dtype", pool_kv_dtype]
+        command += ["--host", HOST, "--port", str(port), "--state-dir", state, "--device", "cpu"]
+        command += ["--link", "host", "--dtype", dtype, "--prefill-instances", "1", "--decode-instances", "1"]
+        with running(command, Path(state) / "log", "ready after", START_S):
+            return asyncio.run(_ask_all(f"http://{HOST}:{port}/v1", examples, pool_kv_dtype))
+
+
+async def _ask_all(url: str, examples: Sequence[Example], name: str) -> list[Answered]:
+    turn = asyncio.Semaphore(AT_ONCE)
+    with progress(len(examples), "answers") as bar:
+        bar.set_description(name)
+        async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
+
+            async def ask(example: Example) -> Answered:
+                async with turn:
+                    answer = await client.chat.completions.create(
+                        model="demo",
+                        messages=[{"role": "user", "content": example.prompt}],
+                        temperature=0,
+                        max_tokens=256,
+                        timeout=600,
+                    )
+                bar.update()
+                assert answer.usage
+                return Answered(
+                    example, answer.choices[0].message.content or "", answer.usage.completion_tokens
+                )
+
+            return await asyncio.gather(*map(ask, examples))
+
+
+def share(answers: Sequence[Answered]) -> Share:
+    return Share(sum(each.is_right for each in answers), len(answers))
+
+
+def agreement(tokenizer: Tokenizer, ours: Sequence[Answered], theirs: Sequence[Answered]) -> Agreement:
+    pairs = [
+        (tokenizer.encode(a.text, False), tokenizer.encode(b.text, False))
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return Agreement(
+        num_same_answers=sum(a == b for a, b in pairs),
+        num_answers=len(pairs),
+        num_same_tokens=sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False)),
+        num_tokens=sum(max(len(a), len(b)) for a, b in pairs),
+    )
+
+
+# ---- perplexity ------------------------------------------------------------------------------------------------------
+
+
+class Forced:
+    """One request at a time: its prompt is computed, leaves for the pool, comes back, and the answer is scored."""
+
+    def __init__(self, engine: Engine, pool_kv_dtype: str) -> None:
+        form = engine.format.in_pool(pool_kv_dtype)
+        self._engine = engine
+        self._completions = Completions()
+        self._pool = np.zeros((form.num_blocks(MAX_MODEL_LEN), form.block_bytes), np.uint8)
+        self._mover = Mover(engine.cache.blocks, self._pool, Epoch(1), self._completions, pool_format=form)
+
+    def nll(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        """Returns the sum of the answer's negative log-probabilities."""
+        # the prompt's last token is computed after the load: the answer's first is predicted then
+        num_away = len(prompt) - 1
+        self._compute_and_save(prompt, num_away)
+        request = self._adopt([*prompt, *answer], num_away)
+        self._copy(request, num_away, is_save=False)
+        self._engine.join(request)
+        (output,) = self._engine.execute([(request, request.num_pending)])
+        self._engine.part(request)
+        self._engine.release(request)
+        assert output.prompt_logprobs and len(output.prompt_logprobs) == len(answer)
+        return -sum(each.logprobs[0] for each in output.prompt_logprobs)
+
+    def close(self) -> None:
+        self._mover.close()
+
+    def _compute_and_save(self, prompt: Sequence[int], num_tokens: int) -> None:
+        request = self._adopt(prompt, 0)
+        self._engine.join(request)
+        self._engine.execute([(request, num_tokens)])
+        self._engine.part(request)
+        self._copy(request, num_tokens, is_save=True)
+        # what came back must not be what is still there
+        self._engine.cache.blocks[self._engine.blocks_of(request)] = 0
+        self._engine.release(request)
+
+    def _adopt(self, tokens: Sequence[int], num_computed: int) -> Request:
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        request = self._engine.adopt(RequestId("1"), tokens, params, 0, num_computed=num_computed)
+        assert request is not None
+        return request
+
+    def _copy(self, request: Request, num_tokens: int, is_save: bool) -> None:
+        blocks = self._engine.blocks_of(request)[: self._engine.format.num_blocks(num_tokens)]
+        pairs = [(block, PoolBlockId(number)) for number, block in enumerate(blocks)]
+        if is_save:
+            self._mover.save(RequestKey(1), pairs, _check, num_tokens=num_tokens)
+        else:
+            self._mover.load(RequestKey(1), pairs, _check)
+        assert self._completions.run(timeout_s=60) == 1
+
+
+def _check(outcome: Outcome) -> None:
+    if outcome.error is not None:
+        raise RuntimeError(outcome.error)
+
+
+def perplexity(
+    engine: Engine, tokenizer: Tokenizer, pool_kv_dtype: str, examples: Sequence[Example]
+) -> float:
+    forced, nll, num_tokens = Forced(engine, pool_kv_dtype), 0.0, 0
+    end = tokenizer.eos_token_id
+    assert end is not None
+    with progress(len(examples), "answers") as bar:
+        bar.set_description(f"perplexity, {pool_kv_dtype}")
+        for example in examples:
+            prompt = tokenizer.chat_ids([{"role": "user", "content": example.prompt}])
+            answer = [*tokenizer.encode(example.answer, False), end]
+            nll += forced.nll(prompt, answer)
+            num_tokens += len(answer)
+            bar.update()
+    forced.close()
+    engine.check_idle()
+    return math.exp(nll / num_tokens)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def page(
+    found: dict[str, object], answers: dict[str, dict[str, Share]], agreed: Agreement, lost: float
+) -> str:
+    """Markdown."""
+    perplexities: dict[str, float] = found["perplexity"]  # type: ignore[assignment]
+    plain, stored = (perplexities[each] for each in POOL_KV_DTYPES)
+    lines = [
+        f"`{found['command']}`, {found['time']}, {found['machine']}, KV in {found['dtype']}",
+        "",
+        f"Exact answers to held-out prompts, all KV through the pool; **{0.0 - lost:+.2f} points** with int8 "
+        f"(aim: no more than {MOST_LOST} fewer):",
+        "",
+        "| task | prompts | as instances have it | int8 |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for task in ("all", *TASKS):
+        shares = [answers[each][task] for each in POOL_KV_DTYPES]
+        percents = " | ".join(f"{each.percent:.2f} %" for each in shares)
+        lines.append(f"| {task} | {shares[0].num_asked} | {percents} |")
+    lines += [
+        "",
+        f"The same answer, token for token: {agreed.num_same_answers} of {agreed.num_answers} "
+        f"({100 * agreed.num_same_answers / agreed.num_answers:.2f} %); the same token at the same place: "
+        f"{agreed.num_same_tokens} of {agreed.num_tokens} "
+        f"({100 * agreed.num_same_tokens / agreed.num_tokens:.2f} %).",
+        "",
+        f"Perplexity of {found['num_forced']} right answers, each token given those before, over the prompt's KV from "
+        f"the pool: {plain:.6f}, and {stored:.6f} with int8 ({100 * (stored / plain - 1):+.4f} %).",
+        "",
+        "Bytes of a block of the demo model (4 layers, 2 KV heads of 64):",
+        "",
+        "| KV in | slots | as instances have it | int8 | share | blocks in the same memory |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for dtype in ("bfloat16", "float32"):
+        for block_size in BLOCK_SIZES:
+            form = BlockFormat(4, block_size, 2, 64, dtype)
+            whole, part = form.block_bytes, form.in_pool("int8").block_bytes
+            lines.append(
+                f"| {dtype} | {block_size} | {whole:,} | {part:,} | {part / whole:.3f} | {whole / part:.2f} x |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-per-task", type=int, default=200)
+    parser.add_argument("--num-forced", type=int, default=40, help="of each task, for perplexity")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    options = parser.parse_args()
+    by_task = held_out(options.num_per_task, options.seed)
+    examples = [example for each in by_task.values() for example in each]
+    tokenizer = Tokenizer.from_directory(demo.MODEL_DIR)
+
+    forced = [example for each in by_task.values() for example in each[: options.num_forced]]
+    config = EngineConfig(
+        str(demo.MODEL_DIR),
+        dtype=options.dtype,
+        max_model_len=MAX_MODEL_LEN,
+        use_tqdm=False,
+        max_num_batched_tokens=MAX_MODEL_LEN,
+    )
+    engine = build_engine(config).engine
+    perplexities = {each: perplexity(engine, tokenizer, each, forced) for each in POOL_KV_DTYPES}
+
+    said = {each: served_answers(each, options.dtype, examples) for each in POOL_KV_DTYPES}
+    answers = {
+        name: {task: share([a for a in each if a.example.task == task]) for task in TASKS}
+        | {"all": share(each)}
+        for name, each in said.items()
+    }
+    agreed = agreement(tokenizer, said["auto"], said["int8"])
+    lost = answers["auto"]["all"].percent - answers["int8"]["all"].percent
+    found = {
+        "command": shlex.join(["python", "-m", "benchmarks.int8_kv", *sys.argv[1:]]),
+        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": cpu_name(),
+        "dtype": options.dtype,
+        "num_forced": len(forced),
+        "perplexity": perplexities,
+        "answers": {
+            name: {task: asdict(each) for task, each in tasks.items()} for name, tasks in answers.items()
+        },
+        "agreement": asdict(agreed),
+        "points_lost": lost,
+    }
+    text = page(found, answers, agreed, lost)
+    say(text)
+    if options.out:
+        options.out.with_suffix(".md").write_text(text)
+        options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if lost <= MOST_LOST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
