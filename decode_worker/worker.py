@@ -365,6 +365,7 @@ class DecodeWorker(Worker[DecodeStep]):
             progress=changes.progress,
             num_asked=changes.num_asked,
             num_found=changes.num_found,
+            outside_s=schedule.outside_s,
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:

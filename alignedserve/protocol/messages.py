@@ -410,6 +410,8 @@ class DecodeReport(Message):
     progress: list[tuple[RequestKey, int]] = []
     num_asked: int = 0
     num_found: int = 0
+    # The recent seconds of an iteration in which the engine computes nothing.
+    outside_s: float = 0.0
 
 
 class Gone(Message):
