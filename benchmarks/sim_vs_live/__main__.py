@@ -27,7 +27,7 @@ from benchmarks.sim_vs_live.requests import Asked, fixed_list
 from benchmarks.sim_vs_live.simulated import simulate
 
 # As many requests come before those that count.
-NUM_WARMING = 40
+NUM_WARMING = 60
 
 
 @dataclass(frozen=True)

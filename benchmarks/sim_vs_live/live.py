@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from alignedserve.bench.client import Client, Outcome
@@ -30,7 +31,7 @@ class Live:
     figures: Figures
     client: Figures
     profile: Profile
-    # By what the instance corrected its predictions when the requests that count began to come.
+    # By what the instance corrected its predictions before the requests that count began to come.
     overhead: Overhead
     iterations: dict[str, float]
 
@@ -74,7 +75,7 @@ def measure(
         door.figures(keys),
         seen(outcomes, asked),
         profile,
-        overhead_at(door, begin_s),
+        overhead_before(door, begin_s),
         door.iterations(begin_s),
     )
 
@@ -95,10 +96,12 @@ def read(events: Path) -> Door:
     return door
 
 
-def overhead_at(door: Door, begin_s: float) -> Overhead:
-    """By the last report before that."""
-    last = [report for now, report in door.reports if now < begin_s][-1]
-    return Overhead(last.pace, last.outside_s)
+def overhead_before(door: Door, begin_s: float) -> Overhead:
+    """Medians of what the instance reported until then. It had to learn it first, so half of the reports are left
+    out."""
+    reports = [report for now, report in door.reports if now < begin_s]
+    late = reports[len(reports) // 2 :]
+    return Overhead(median(each.pace for each in late), median(each.outside_s for each in late))
 
 
 def seen(outcomes: Sequence[Outcome], asked: Sequence[Asked]) -> Figures:

@@ -48,6 +48,8 @@ def _about(record: dict[str, Any], rows: Sequence[Row]) -> Iterator[str]:
     yield f"{record['num_cpus']} cores, {processors}; {record['date']}; {record['num_requests']} requests a case,"
     yield "half of them real time, of which the latencies are. Milliseconds at the router's door; a ratio is"
     yield f"simulated to live. **Bold** is off by more than {MOST_OFF:.0%}: {num_off} of {len(ratios)} figures."
+    busy = [row["load_average"] for row in rows]
+    yield f"What others did on these cores: a load average of {min(busy):.1f} to {max(busy):.1f} before a case."
 
 
 def _table(load: str, rows: Sequence[Row]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from alignedserve.types import GATEWAY, InstanceId, RequestKey
 from benchmarks.gpu.record import Row
 from benchmarks.sim_vs_live.__main__ import main
 from benchmarks.sim_vs_live.figures import NAMES, Door, Figures, figures_of
-from benchmarks.sim_vs_live.live import overhead_at
+from benchmarks.sim_vs_live.live import overhead_before
 from benchmarks.sim_vs_live.page import line, page
 from benchmarks.sim_vs_live.requests import BE_OUTPUT, RT_OUTPUT, TBT_S, Asked, arrivals, fixed_list
 from benchmarks.sim_vs_live.simulated import simulate
@@ -79,7 +79,7 @@ def test_figures_are_of_real_time_and_tokens_of_all() -> None:
     assert found == figures_of([2.0, 1.0], [[3.0, 3.5, 4.0], [3.0]], num_tokens=12, span_s=3.0)
     assert found.tbt_p50_s == 0.5 and found.tokens_per_s == 4.0 and found.ttft_p99_s == 2.0
     assert door.last_to_come(2) == [2, 3]
-    assert overhead_at(door, begin_s=3.7) == Overhead(1.6, 0.002)
+    assert overhead_before(door, begin_s=3.7) == Overhead(1.6, 0.002)
     assert door.iterations(3.2)["num_iterations"] == 1 and door.iterations(0.0)["iteration_s"] == 0.5
 
 
@@ -112,6 +112,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
     row: Row = {"policy": "fcfs", "load": "high", "rate": 20.0, "kv_bytes": 64 << 20, "round": 0}
     measured = row | {
         "processor": "a CPU",
+        "load_average": 2.34,
         "live": side(LIVE),
         "client": side(LIVE)["figures"],
         "overhead": {"pace": 1.25, "outside_s": 0.0005},
@@ -128,7 +129,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
         "rows": [measured, failed],
     }
     text = "\n".join(page(json.loads(json.dumps(record))))
-    assert "2 of 5 figures" in text and "Not measured: apt, high: it died" in text
+    assert "2 of 5 figures" in text and "2.3 to 2.3" in text and "Not measured: apt, high: it died" in text
     (table_row,) = [each for each in text.splitlines() if each.startswith("| `fcfs` | 10.00")]
     assert (
         "| 11.50 | 1.15 | 20.00 | 10.00 | **0.50** |" in table_row and "| 1,000 | 900 | 0.90 |" in table_row
