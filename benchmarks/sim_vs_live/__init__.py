@@ -4,8 +4,9 @@
 
 For each policy and load: `alignedserve serve` with the demo model on this machine's CPU, profiled just before; a fixed
 list of requests, of both classes, with objectives and arrival times, sent by an HTTP client through the gateway; then
-the same list in `alignedserve.sim`, with that profile. Loads: moderate, high, and high with so few blocks that
-requests are preempted.
+the same list in `alignedserve.sim`, with that profile. Loads: moderate; high; high with so few blocks that requests are
+preempted (short); and all at once with as few (burst). How a burst is cut into iterations hardly depends on how fast
+the processor is, or on what else it does: with policies that don't go by time both sides have about as many.
 
 - *Where it is measured.* The simulator has the router, the pool and the instance; it has no HTTP, no tokeniser, and no
   client that shares the processor. So both sides are compared at the router's door, by the same observer of the

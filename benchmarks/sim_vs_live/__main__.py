@@ -33,8 +33,8 @@ NUM_WARMING = 60
 @dataclass(frozen=True)
 class Load:
     name: str
-    # Requests per second.
-    rate: float
+    # Requests per second; None: all at once.
+    rate: float | None
     kv_bytes: int
 
 
@@ -44,13 +44,14 @@ def loads_of(args: argparse.Namespace) -> dict[str, Load]:
         Load("moderate", moderate, 64 << 20),
         Load("high", high, 64 << 20),
         Load("short", high, args.short_kv_bytes),
+        Load("burst", None, args.short_kv_bytes),
     )
     return {each.name: each for each in found}
 
 
 def case(policy: str, load: Load, args: argparse.Namespace, tokenizer: Tokenizer) -> Row:
     head: Row = {"policy": policy, "load": load.name, "rate": load.rate, "kv_bytes": load.kv_bytes}
-    warming = fixed_list(tokenizer, load.rate, NUM_WARMING, seed=1)
+    warming = fixed_list(tokenizer, load.rate or args.rates[1], NUM_WARMING, seed=1)
     asked = fixed_list(tokenizer, load.rate, args.requests, seed=0)
     begun = os.getloadavg()[0]
     try:
@@ -115,11 +116,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.sim_vs_live",
         description="The same requests to a live colocated instance, and in simulation, by policy.",
     )
-    loads = ["moderate", "high", "short"]
+    loads = ["moderate", "high", "short", "burst"]
     parser.add_argument("--policies", nargs="+", choices=[*POLICIES], default=[*POLICIES], metavar="NAME")
     parser.add_argument("--loads", nargs="+", choices=loads, default=loads, metavar="NAME")
     parser.add_argument("--rates", type=float, nargs=2, default=(8.0, 20.0), metavar=("MODERATE", "HIGH"))
-    parser.add_argument("--short-kv-bytes", type=int, default=5 << 19, help="of load short")
+    parser.add_argument("--short-kv-bytes", type=int, default=5 << 19, help="of short and burst")
     parser.add_argument("--requests", type=int, default=400, help="of each case")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--profile-s", type=float, default=10.0, help="to measure the cost profile for")

@@ -19,9 +19,8 @@ from alignedserve.sim.world import Overhead
 from benchmarks.rt_with_be.served import NUM_SLOTS, serving
 from benchmarks.rt_with_be.traffic import ask
 from benchmarks.sim_vs_live.figures import Door, Figures, figures_of
-from benchmarks.sim_vs_live.requests import TTFT_S, Asked
+from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S, Asked
 
-MAX_MODEL_LEN = 1024
 POOL_BYTES = 256 << 20
 
 
@@ -51,7 +50,7 @@ def measure(
     policy: str, kv_bytes: int, profile_s: float, warming: Sequence[Asked], asked: Sequence[Asked]
 ) -> Live:
     """Raises RuntimeError if the server does not start, or a request is not answered."""
-    sizes = ("--max-model-len", str(MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(kv_bytes))
+    sizes = ("--max-model-len", str(MAX_TOKENS), "--kv-cache-memory-bytes", str(kv_bytes))
     with tempfile.TemporaryDirectory(prefix="sim-vs-live-", dir="/tmp") as folder:
         path, events = Path(folder) / "profile.json", Path(folder) / "events"
         make_profile(path, profile_s, *sizes)

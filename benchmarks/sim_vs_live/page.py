@@ -32,10 +32,11 @@ def page(record: dict[str, Any]) -> Iterator[str]:
     rows = [row for row in record["rows"] if "error" not in row]
     yield "# The simulator beside live runs (`sim_vs_live.json`)"
     yield f"\n```sh\n{record['command']}\n```\n"
-    yield from _about(record, rows)
-    for load in dict.fromkeys(row["load"] for row in rows):
-        yield from _table(load, [row for row in rows if row["load"] == load])
-    yield from _overheads(rows)
+    if rows:
+        yield from _about(record, rows)
+        for load in dict.fromkeys(row["load"] for row in rows):
+            yield from _table(load, [row for row in rows if row["load"] == load])
+        yield from _overheads(rows)
     for row in record["rows"]:
         if "error" in row:
             yield f"\nNot measured: {row['policy']}, {row['load']}: {row['error'].strip().splitlines()[-1]}"
@@ -54,9 +55,10 @@ def _about(record: dict[str, Any], rows: Sequence[Row]) -> Iterator[str]:
 
 def _table(load: str, rows: Sequence[Row]) -> Iterator[str]:
     first = rows[0]
-    yield f"\n## {load}: {first['rate']:g} requests/s, KV of {first['kv_bytes'] / 2**20:g} MiB\n"
-    yield f"| policy | {COLUMNS} | evictions, live | simulated |"
-    yield "| --- |" + " ---: |" * (3 * len(NAMES) + 2)
+    rate = "all at once" if first["rate"] is None else f"{first['rate']:g} requests/s"
+    yield f"\n## {load}: {rate}, KV of {first['kv_bytes'] / 2**20:g} MiB\n"
+    yield f"| policy | {COLUMNS} | iterations, live | simulated | evictions, live | simulated |"
+    yield "| --- |" + " ---: |" * (3 * len(NAMES) + 4)
     for policy in dict.fromkeys(row["policy"] for row in rows):
         yield _row(policy, [row for row in rows if row["policy"] == policy])
 
@@ -74,8 +76,8 @@ def _row(policy: str, rounds: Sequence[Row]) -> str:
             _figure(name, simulated),
             f"**{ratio:.2f}**" if is_off(ratio) else f"{ratio:.2f}",
         ]
-    for side in ("live", "simulated"):
-        cells.append(f"{median(row[side]['num_evicted'] for row in rounds):g}")
+    for name in ("num_iterations", "num_evicted"):
+        cells += [f"{median(row[side][name] for row in rounds):,g}" for side in ("live", "simulated")]
     return f"| {' | '.join(cells)} |"
 
 

@@ -13,8 +13,8 @@ from alignedserve.sim.world import Overhead
 from alignedserve.timing.cost import CostModel
 from benchmarks.rt_with_be.served import NUM_SLOTS
 from benchmarks.sim_vs_live.figures import Door, Figures
-from benchmarks.sim_vs_live.live import MAX_MODEL_LEN, POOL_BYTES
-from benchmarks.sim_vs_live.requests import TTFT_S, Asked, arrivals
+from benchmarks.sim_vs_live.live import POOL_BYTES
+from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S, Asked, arrivals
 
 
 def simulate(
@@ -24,7 +24,7 @@ def simulate(
         replace(cost, num_kv_tokens=kv_bytes // cost.kv_bytes_per_token),
         num_colocated=1,
         max_num_seqs=NUM_SLOTS,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=MAX_TOKENS,
         pool_bytes=POOL_BYTES,
         slo=Slo(TTFT_S),
         scheduling=SchedulingConfig(policy),
