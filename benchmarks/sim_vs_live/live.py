@@ -22,6 +22,11 @@ from benchmarks.sim_vs_live.figures import Door, Figures, figures_of
 from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S, Asked
 
 POOL_BYTES = 256 << 20
+OPTIONS = (
+    *("--colocated-instances", "1", "--pool-memory-bytes", str(POOL_BYTES)),
+    # Each request says how long its answer will be.
+    *("--length-predictor", "none"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,16 +59,8 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="sim-vs-live-", dir="/tmp") as folder:
         path, events = Path(folder) / "profile.json", Path(folder) / "events"
         make_profile(path, profile_s, *sizes)
-        options = (
-            "--colocated-instances",
-            "1",
-            "--pool-memory-bytes",
-            str(POOL_BYTES),
-            "--length-predictor",
-            "none",
-        )
         kept = ("--cost-profile", str(path), "--event-log", str(events))
-        with serving(policy, *sizes, *options, *kept) as served:
+        with serving(policy, *sizes, *OPTIONS, *kept) as served:
             ask(served.url, warming, {}, Asking)
             outcomes, _ = ask(served.url, asked, {}, Asking)
         door = read(events)

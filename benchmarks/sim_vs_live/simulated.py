@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from alignedserve.protocol.messages import Request
+from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.report import Slo
 from alignedserve.sim.scenario import STUCK_S, Scenario
@@ -32,7 +34,10 @@ def simulate(
     )
     island, door = scenario.island(), Door()
     island.router.observers.append(door)
-    requests = scenario.requests(arrivals(asked))
+    requests = [
+        _limited(request, each)
+        for request, each in zip(scenario.requests(arrivals(asked)), asked, strict=True)
+    ]
     island.submit(requests)
     island.start()
     if not island.run_until_done(len(requests), STUCK_S):
@@ -41,3 +46,8 @@ def simulate(
         reasons = ", ".join(sorted({*refused}))
         raise RuntimeError(f"{len(refused)} of {len(requests)} requests were refused: {reasons}")
     return door.figures(door.last_to_come(len(requests))), door.iterations(0.0)
+
+
+def _limited(request: Request, asked: Asked) -> Request:
+    """Live each request says how many tokens it may get, which is as many as it gets."""
+    return replace(request, params=SamplingParams(max_tokens=asked.max_tokens))
