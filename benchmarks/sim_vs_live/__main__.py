@@ -23,7 +23,7 @@ from benchmarks.gpu.record import ROOT, Record, Row
 from benchmarks.progress import progress, say
 from benchmarks.sim_vs_live.live import Live, measure
 from benchmarks.sim_vs_live.page import line, write
-from benchmarks.sim_vs_live.requests import Asked, fixed_list
+from benchmarks.sim_vs_live.requests import fixed_list
 from benchmarks.sim_vs_live.simulated import simulate
 
 # As many requests come before those that count.
@@ -58,13 +58,13 @@ def case(policy: str, load: Load, args: argparse.Namespace, tokenizer: Tokenizer
         live = measure(policy, load.kv_bytes, args.profile_s, warming, asked)
     except RuntimeError as error:
         return head | {"error": str(error)}
-    return head | {"load_average": begun} | compared(policy, load, live, asked)
+    return head | {"load_average": begun} | compared(policy, load, live)
 
 
-def compared(policy: str, load: Load, live: Live, asked: Sequence[Asked]) -> Row:
+def compared(policy: str, load: Load, live: Live) -> Row:
     cost, found = live.profile.cost, {}
     for name, overhead in (("simulated", live.overhead), ("by_profile_alone", NO_OVERHEAD)):
-        figures, iterations = simulate(policy, cost, load.kv_bytes, overhead, asked)
+        figures, iterations = simulate(policy, cost, load.kv_bytes, overhead, live.arrivals)
         found[name] = {"figures": asdict(figures), "ratios": live.figures.ratios(figures), **iterations}
     return {
         "processor": live.profile.facts["device"],

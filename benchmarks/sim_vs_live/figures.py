@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 
-from alignedserve.protocol.messages import DecodeReport, Submit, Tokens
+from alignedserve.protocol.messages import DecodeReport, Request, Submit, Tokens
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.sim.report import quantiles
+from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.types import RequestKey
 
 # What is further off is marked.
@@ -52,7 +53,7 @@ class Door:
 
     def __init__(self) -> None:
         self.arrived_s: dict[RequestKey, float] = {}
-        self.is_rt: dict[RequestKey, bool] = {}
+        self.requests: dict[RequestKey, Request] = {}
         self.times_s: defaultdict[RequestKey, list[float]] = defaultdict(list)
         # Each report of an instance, with when it came.
         self.reports: list[tuple[float, DecodeReport]] = []
@@ -61,7 +62,7 @@ class Door:
         match event:
             case Received(_, Submit(request=request)):
                 self.arrived_s.setdefault(request.key, now)
-                self.is_rt[request.key] = request.tier == "rt"
+                self.requests[request.key] = request
             case Received(_, DecodeReport() as report):
                 self.reports.append((now, report))
             case _:
@@ -74,8 +75,18 @@ class Door:
     def last_to_come(self, count: int) -> list[RequestKey]:
         return sorted(self.arrived_s, key=self.arrived_s.__getitem__)[-count:]
 
+    def arrivals(self, keys: Sequence[RequestKey]) -> list[Arrival]:
+        """These requests as they came, the first one at 0."""
+        begin_s = min(self.arrived_s[key] for key in keys)
+        return [self._arrival(self.requests[key], self.arrived_s[key] - begin_s) for key in keys]
+
+    @staticmethod
+    def _arrival(request: Request, time_s: float) -> Arrival:
+        lengths = Lengths(len(request.prompt), request.params.max_tokens or 1)
+        return Arrival(time_s, lengths, request.tier, tbt_s=request.tbt_s)
+
     def figures(self, keys: Sequence[RequestKey]) -> Figures:
-        rt = [key for key in keys if self.is_rt[key]]
+        rt = [key for key in keys if self.requests[key].tier == "rt"]
         num_tokens = sum(len(self.times_s[key]) for key in keys)
         span_s = max(self.times_s[key][-1] for key in keys) - min(self.arrived_s[key] for key in keys)
         waits_s = [self.times_s[key][0] - self.arrived_s[key] for key in rt]

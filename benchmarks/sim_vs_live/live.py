@@ -15,6 +15,7 @@ from alignedserve.bench.client import Client, Outcome
 from alignedserve.bench.workload import Item
 from alignedserve.instance.profile.saved import Profile, decode
 from alignedserve.router.eventlog import LogReader
+from alignedserve.sim.trace import Arrival
 from alignedserve.sim.world import Overhead
 from benchmarks.rt_with_be.served import NUM_SLOTS, serving
 from benchmarks.rt_with_be.traffic import ask
@@ -34,6 +35,8 @@ class Live:
     # At the router's door, and where the client is.
     figures: Figures
     client: Figures
+    # The requests as they came to the router.
+    arrivals: list[Arrival]
     profile: Profile
     # By what the instance corrected its predictions before the requests that count began to come.
     overhead: Overhead
@@ -70,6 +73,7 @@ def measure(
     return Live(
         door.figures(keys),
         seen(outcomes, asked),
+        door.arrivals(keys),
         profile,
         overhead_before(door, begin_s),
         door.iterations(begin_s),

@@ -1,14 +1,12 @@
-"""The fixed list of requests: for the client, and for the simulator. Decided by a seed."""
+"""The fixed list of requests that the client sends. Decided by a seed."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.bench.workload import Item
 from alignedserve.demo.words import any_word
-from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.text.tokenizer import Tokenizer
 
 # Of all requests; the others are best effort, without a window.
@@ -59,10 +57,3 @@ def _question(dice: random.Random) -> str:
     words = [any_word(dice) for _ in range(dice.randint(*BE_WORDS))]
     listed = ", ".join(f"{place} {word}" for place, word in enumerate(words, start=1))
     return f"Here is a list: {listed}. Which word is number {dice.randint(1, len(words))}?"
-
-
-def arrivals(asked: Sequence[Asked]) -> list[Arrival]:
-    return [
-        Arrival(each.due_s, Lengths(each.prompt_len, each.max_tokens or 1), each.tier, tbt_s=each.tbt_s)
-        for each in asked
-    ]

@@ -11,16 +11,17 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.report import Slo
 from alignedserve.sim.scenario import STUCK_S, Scenario
+from alignedserve.sim.trace import Arrival
 from alignedserve.sim.world import Overhead
 from alignedserve.timing.cost import CostModel
 from benchmarks.rt_with_be.served import NUM_SLOTS
 from benchmarks.sim_vs_live.figures import Door, Figures
 from benchmarks.sim_vs_live.live import POOL_BYTES
-from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S, Asked, arrivals
+from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S
 
 
 def simulate(
-    policy: str, cost: CostModel, kv_bytes: int, overhead: Overhead, asked: Sequence[Asked]
+    policy: str, cost: CostModel, kv_bytes: int, overhead: Overhead, arrivals: Sequence[Arrival]
 ) -> tuple[Figures, dict[str, float]]:
     scenario = Scenario(
         replace(cost, num_kv_tokens=kv_bytes // cost.kv_bytes_per_token),
@@ -34,10 +35,7 @@ def simulate(
     )
     island, door = scenario.island(), Door()
     island.router.observers.append(door)
-    requests = [
-        _limited(request, each)
-        for request, each in zip(scenario.requests(arrivals(asked)), asked, strict=True)
-    ]
+    requests = [_limited(*each) for each in zip(scenario.requests(arrivals), arrivals, strict=True)]
     island.submit(requests)
     island.start()
     if not island.run_until_done(len(requests), STUCK_S):
@@ -48,6 +46,6 @@ def simulate(
     return door.figures(door.last_to_come(len(requests))), door.iterations(0.0)
 
 
-def _limited(request: Request, asked: Asked) -> Request:
+def _limited(request: Request, arrival: Arrival) -> Request:
     """Live each request says how many tokens it may get, which is as many as it gets."""
-    return replace(request, params=SamplingParams(max_tokens=asked.max_tokens))
+    return replace(request, params=SamplingParams(max_tokens=arrival.lengths.output))
