@@ -142,6 +142,11 @@ class DecodeSchedule:
         return self._estimate.pace if self._estimate else 1.0
 
     @property
+    def outside_s(self) -> float:
+        """The recent seconds of an iteration in which the engine computes nothing."""
+        return self._estimate.outside_s if self._estimate else 0.0
+
+    @property
     def num_free_blocks(self) -> int:
         return self._block_table.num_free
 

@@ -381,6 +381,7 @@ class DecodeWorker(Worker[DecodeStep]):
             batch_max_length=max(own, default=0),
             is_mixed=step.is_mixed,
             scheduling_s=step.scheduling_s,
+            outside_s=schedule.outside_s,
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:

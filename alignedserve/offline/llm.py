@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import count
+from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
@@ -16,14 +17,19 @@ from tqdm import tqdm
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import check_request
+from alignedserve.instance.profile.facts import facts_of
+from alignedserve.instance.profile.make import find_or_make
 from alignedserve.offline.collect import SequenceCollector
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
 from alignedserve.seeds import child_seed
 from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import InvalidRequest, RequestId
 
 logger = logging.getLogger(__name__)
@@ -63,23 +69,38 @@ class _Job:
 
 
 class LLM:
-    def __init__(self, model: str, *, pool_kv_dtype: str = "auto", **options: Any) -> None:
-        """`options` are EngineConfig's fields: dtype, device, max_model_len, max_num_seqs, ... `pool_kv_dtype`: how
-        KV of preempted requests is kept, as of `alignedserve serve`."""
+    def __init__(
+        self,
+        model: str,
+        *,
+        policy: str = "fcfs",
+        cost_profile: str | None = None,
+        pool_kv_dtype: str = "auto",
+        **options: Any,
+    ) -> None:
+        """`options` are EngineConfig's fields: dtype, device, max_model_len, max_num_seqs, ...
+
+        `policy` says which prompts run when: a name in docs/policies.md, or package.module:Class. Some policies ask how
+        long iterations take: `cost_profile` is a file that says so, made if there is none; without it they do without.
+        `pool_kv_dtype`: how KV of preempted requests is kept, as of `alignedserve serve`.
+        """
         if pool_kv_dtype not in POOL_KV_DTYPES:
             raise ValueError(f"pool_kv_dtype={pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}")
+        made = make_policy(SchedulingConfig(policy))
         options = without_vllm_options(options)
-        known = {f.name for f in fields(EngineConfig)}
+        known = {f.name for f in fields(EngineConfig)} | {"policy", "cost_profile", "pool_kv_dtype"}
         for name in options:
             if name not in known:
                 raise ValueError(f"{name}: unknown option; known: {', '.join(sorted(known))}")
         self.config = EngineConfig(model=model, **options)
         built = build_engine(self.config)
         self.engine = built.engine
+        estimate = None
+        if cost_profile is not None:
+            profile = find_or_make(built.engine, facts_of(built, self.config), Path(cost_profile))
+            estimate = Estimate(profile.cost)
         self.instance = LocalInstance(
-            built.engine,
-            enable_prefix_caching=self.config.enable_prefix_caching,
-            pool_kv_dtype=pool_kv_dtype,
+            built.engine, made, self.config.enable_prefix_caching, estimate, pool_kv_dtype
         )
         self.model_config = built.model_config
         self._tokenizer: Tokenizer | None = None

@@ -26,6 +26,7 @@ from alignedserve.protocol.messages import Request as Asked
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
+from alignedserve.timing.estimate import Estimate
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
 
 # The thread that computes makes copies of fewer bytes at once.
@@ -64,6 +65,7 @@ class LocalInstance:
         engine: Engine,
         policy: Policy | None = None,
         enable_prefix_caching: bool = False,
+        estimate: Estimate | None = None,
         pool_kv_dtype: str = "auto",
     ) -> None:
         """`pool_kv_dtype`: one of POOL_KV_DTYPES, of KV in host memory."""
@@ -71,6 +73,7 @@ class LocalInstance:
         self._pool_format = engine.format.in_pool(pool_kv_dtype)
         self._policy = policy or make_policy(SchedulingConfig("fcfs"))
         self._enable_prefix_caching = enable_prefix_caching
+        self._estimate = estimate
         self._keys = count(1)
         self._wake = threading.Event()
         self._memory: HostMemory | None = None
@@ -86,7 +89,11 @@ class LocalInstance:
             self._pool_format,
         )
         self._worker = _Worker(
-            self.engine, self._transfers, self._policy, enable_prefix_caching=self._enable_prefix_caching
+            self.engine,
+            self._transfers,
+            self._policy,
+            self._estimate,
+            enable_prefix_caching=self._enable_prefix_caching,
         )
         self._worker.outputs = []
         self._requests: dict[RequestKey, LocalRequest] = {}
@@ -172,7 +179,7 @@ class LocalInstance:
 
     def _offer(self) -> None:
         most = OFFERED * self.engine.limits.max_num_seqs
-        while self._waiting and len(self._offered) < most:
+        while self._waiting and len(self._offered) + len(self._leaving) < most:
             request = self._waiting.popleft()
             self._offered.add(request.key)
             self._order(Offer([request.work], is_batch=False))
@@ -253,10 +260,11 @@ class LocalInstance:
         self._order(Offer([request.work], is_batch=False))
 
     def _make_memory(self) -> HostMemory:
-        """Makes memory for all requests that can have begun and not ended."""
+        """Makes memory for all requests that can have begun and not ended: those in the slots, and all that are
+        offered, which a policy may begin before any of them comes back."""
         form, limits = self.engine.format, self.engine.limits
         num_blocks = limits.max_num_seqs * form.num_blocks(self.engine.max_model_len)
-        return HostMemory(OFFERED * num_blocks, self._pool_format.block_bytes)
+        return HostMemory((OFFERED + 1) * num_blocks, self._pool_format.block_bytes)
 
     def _free(self, request: LocalRequest) -> None:
         """Frees the request's host memory. Safe to repeat."""

@@ -433,6 +433,8 @@ class DecodeReport(Message):
     # Seconds between the last iteration and this one, copies that it waited for included; None: there was nothing to
     # compute.
     scheduling_s: float | None = None
+    # The recent seconds of an iteration in which the engine computes nothing.
+    outside_s: float = 0.0
 
 
 class Gone(Message):

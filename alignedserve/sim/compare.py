@@ -21,6 +21,7 @@ from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import rate_of
 from alignedserve.sim.traffic import RATE, at_rate, make_backlog, make_traffic
 from alignedserve.sim.trial import Outcome, Trial, Workload
+from alignedserve.sim.world import Overhead
 from alignedserve.timing.cost import CostModel
 
 MAX_MODEL_LEN = 16_384
@@ -171,6 +172,7 @@ class Comparison:
             scheduling=scheduling,
             sharing=Sharing(config.shared_links, config.gpus_per_pcie_root, config.host_memory_bandwidth),
             foresee=_foresight(config.length_predictor, max_model_len),
+            overhead=Overhead(config.pace, config.outside_ms / 1000),
         )
 
 

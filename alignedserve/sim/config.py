@@ -21,6 +21,7 @@ _ABOVE_ZERO = (
     "pool_memory_bytes",
     "max_model_len",
     "host_memory_bandwidth",
+    "pace",
 )
 
 
@@ -50,6 +51,8 @@ class SimConfig:
     host_memory_bandwidth: Annotated[
         float | None, "bytes per second of all copies from and to the pool [default: the cost model's]"
     ] = None
+    pace: Annotated[float, "iterations take so many times what the cost model says"] = 1.0
+    outside_ms: Annotated[float, "before each iteration, in which the engine computes nothing"] = 0.0
     pool_memory_bytes: Annotated[
         int | None, "host memory for KV [default: twice what the decode instances hold]"
     ] = None
@@ -107,7 +110,7 @@ class SimConfig:
         _in_range("be_backlog", self.be_backlog, 0, 100_000)
         _in_range("spread", self.spread, 1, 100)
         _in_range("warmup_s", self.warmup_s, 0, 86_400)
-        for name in ("slo_ttft_ms", "slo_tbt_ms"):
+        for name in ("slo_ttft_ms", "slo_tbt_ms", "outside_ms"):
             _in_range(name, getattr(self, name), 0, 1e9)
         for name in ("input_len", "output_len", "be_input_len", "be_output_len"):
             if getattr(self, name) is not None:

@@ -57,8 +57,10 @@ class SimEngine:
         cost: CostModel,
         computed: Counter[RequestKey],
         kv: KvModel | None = None,
+        pace: float = 1.0,
     ) -> None:
-        """`computed`: tokens of each request, counted by all instances. `kv`: what KV should be."""
+        """`computed`: tokens of each request, counted by all instances. `kv`: what KV should be. `pace`: iterations
+        take so many times what `cost` says."""
         self.limits = limits
         self.num_blocks = limits.num_blocks
         self.max_model_len = limits.max_model_len
@@ -72,6 +74,7 @@ class SimEngine:
         # A block that is not a key here holds no KV.
         self.contents: dict[BlockId, Content] = {}
         self._cost = cost
+        self._pace = pace
         self._computed = computed
         self._kv = kv or KvModel()
         self._chains: dict[RequestId, TokenChain] = {}
@@ -210,7 +213,7 @@ class SimEngine:
             else:
                 chunks.append((request.num_computed, count))
             self._compute(request, count)
-        return SimIteration(requests, self._cost.iteration(chunks, lengths))
+        return SimIteration(requests, self._pace * self._cost.iteration(chunks, lengths))
 
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
         return [self._sample(request) for request in iteration.requests]

@@ -75,7 +75,8 @@ class SimInstance(SimProcess):
 
     def begin(self) -> None:
         world = self.world
-        self.engine = SimEngine(self._limits, world.cost, world.computed, world.kv)
+        pace = world.overhead.pace
+        self.engine = SimEngine(self._limits, world.cost, world.computed, world.kv, pace)
         ids = TransferIds(self.epoch)
         self.transfers = SimTransfers(world, ids, self.engine, self._channels, self._wake, self.when_awake)
         world.transfers[self.instance_id] = self.transfers
@@ -119,7 +120,7 @@ class SimInstance(SimProcess):
         if not self._is_woken:
             self._is_woken = True
             if not self._is_busy:
-                self.after(0.0, self._begin)
+                self.after(self.world.overhead.outside_s, self._begin)
 
     def _begin(self) -> None:
         self._is_woken, self._is_busy = False, True
@@ -142,7 +143,7 @@ class SimInstance(SimProcess):
         self._is_busy = False
         if goes_on or self._is_woken:
             self._is_woken = True
-            self.after(0.0, self._begin)
+            self.after(self.world.overhead.outside_s, self._begin)
         elif self.worker.patience_s is not None:
             self._patience = self.after(self.worker.patience_s, self._wake)
 

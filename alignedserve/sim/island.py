@@ -20,7 +20,7 @@ from alignedserve.sim.network import Latency
 from alignedserve.sim.pool import PoolProcess
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.router import RouterProcess
-from alignedserve.sim.world import World
+from alignedserve.sim.world import NO_OVERHEAD, Overhead, World
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import InstanceId
 
@@ -49,6 +49,7 @@ class IslandConfig:
     enable_prefix_caching: bool = False
     # Returns the output length that gateways predict for a request.
     foresee: Foresee = nothing
+    overhead: Overhead = NO_OVERHEAD
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode}
@@ -69,7 +70,9 @@ class Island:
         self.config = config
         self.host = HostLinks(config.cost, config.sharing, config.instance_ids)
         clock = clock or Clock()
-        self.world = World(config.cost, latency, self.host, foresee=config.foresee, clock=clock)
+        self.world = World(
+            config.cost, latency, self.host, foresee=config.foresee, clock=clock, overhead=config.overhead
+        )
         self.router = self.world.router = RouterProcess(
             self.world, lambda epoch: Router(config.router, epoch, config.scheduling)
         )

@@ -19,6 +19,7 @@ from alignedserve.sim.model import make_request
 from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Report, Slo, make_report
 from alignedserve.sim.trace import Arrival, Lengths
+from alignedserve.sim.world import NO_OVERHEAD, Overhead
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import RequestKey
 
@@ -46,6 +47,7 @@ class Scenario:
     sharing: Sharing = field(default_factory=Sharing)
     # Returns the output length that is known of a request beforehand.
     foresee: Foresee = nothing
+    overhead: Overhead = NO_OVERHEAD
 
     def island(self) -> Island:
         limits = InstanceLimits(
@@ -67,6 +69,7 @@ class Scenario:
             router=self.router,
             scheduling=self.scheduling,
             foresee=self.foresee,
+            overhead=self.overhead,
         )
         return Island(config)
 

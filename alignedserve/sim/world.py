@@ -40,6 +40,19 @@ class NoFaults:
         return 1.0
 
 
+@dataclass(frozen=True)
+class Overhead:
+    """What an instance's iterations take beyond the cost model. A live one reports both (`timing/estimate.py`)."""
+
+    # The engine takes so many times what the cost model says: other processes use the processor too.
+    pace: float = 1.0
+    # The seconds before each iteration in which the engine computes nothing: plans, messages, starting copies.
+    outside_s: float = 0.0
+
+
+NO_OVERHEAD = Overhead()
+
+
 def _ignore(process: SimProcess) -> None:
     pass
 
@@ -54,6 +67,7 @@ class World:
     latency: Latency
     host: HostLinks
     faults: NoFaults = field(default_factory=NoFaults)
+    overhead: Overhead = NO_OVERHEAD
     # The seconds between two ticks of the router's core.
     tick_s: float = 0.05
     # Whether the router pings processes and they watch the router, so that those that hang are cut off.

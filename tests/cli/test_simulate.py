@@ -56,6 +56,15 @@ def test_a_request_alone_takes_what_the_cost_model_says(tmp_path: Path) -> None:
     )
 
 
+def test_what_iterations_take_beyond_the_cost_model_is_added(tmp_path: Path) -> None:
+    more = ("--policy=fcfs", "--colocated-instances=1", "--pace=2", "--outside-ms=5", "--output-len=20")
+    (row,) = rows_of(tmp_path, *ALONE, *more)
+    rt = row["outcome"]["mixture"]["rt"]
+    ttft_s = 2 * COST.fastest_ttft_s(512, 2048) + 0.005
+    assert rt["ttft_s"]["p50"] == pytest.approx(ttft_s + 4 * LATENCY_S, abs=1e-5)
+    assert rt["gap_s"]["p50"] == pytest.approx(2 * COST.fastest_tbt_s(512 + 10) + 0.005, abs=2e-5)
+
+
 def test_objectives_that_cannot_be_kept_are_not(tmp_path: Path) -> None:
     # what the first token leaves of its time is the next ones'; the second waits for two copies
     ttft = ("--slo-ttft-ms", "80")
@@ -186,6 +195,19 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
         (["--slo-mix", "0.1:0.5,0.2:0.4"], "the shares add up to 0.9, and must to 1"),
         (["--slo-mix", "0.1:0.5,0.1:0.5"], "names an objective twice"),
         (["--slo-mix", "0:1"], "seconds must be above 0"),
+        (["--slo-mix", "-0.1:1"], "slo_mix='-0.1:1': seconds must be above 0, and shares above 0, at most 1"),
+        (
+            ["--slo-mix", "0.1:-0.5,0.2:1.5"],
+            "slo_mix='0.1:-0.5,0.2:1.5': seconds must be above 0, and shares",
+        ),
+        (["--slo-mix", "0.1:nan"], "slo_mix='0.1:nan': seconds must be above 0, and shares above 0"),
+        (["--slo-mix", "0.1:0.7,0.2:0.7"], "the shares add up to 1.4, and must to 1"),
+        (["--slo-mix", "0.1:0.5,,0.2:0.5"], "must be like 0.036:0.2,0.5:0.8"),
+        (["--slo-mix", "fast:1"], "slo_mix='fast:1': must be like 0.036:0.2,0.5:0.8"),
+        (["--slo-mix", "0.1:0.5:1"], "must be like 0.036:0.2,0.5:0.8"),
+        (["--slo-mix", ""], "slo_mix='': must be like 0.036:0.2,0.5:0.8"),
+        (["--pace", "0"], "pace=0.0: must be above 0"),
+        (["--outside-ms", "-1"], "outside_ms=-1.0: must be from 0"),
         (["--find-rate", "--be-share", "1"], "needs real time"),
         (["--find-rate", "--num-prompts", "1", "--output-len", "1"], "num_prompts=1: max_rate="),
     ],

@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from alignedserve.protocol.messages import Request
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected
 from tests.cluster.history import History
@@ -44,10 +48,19 @@ def scenes(tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory) -> I
         yield scene
 
 
-@pytest.mark.parametrize(
-    "policy",
-    ["aligned", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fcfs", "priority", "sarathi"))],
+def in_classes(asked: Sequence[Request]) -> list[Request]:
+    """In turn real time with objectives, best effort, and real time without."""
+    ways: list[dict[str, Any]] = [{"ttft_s": 2.0, "tbt_s": 0.5}, {"tier": "be"}, {}]
+    return [replace(each, **ways[number % len(ways)]) for number, each in enumerate(asked)]
+
+
+# The default one is that of `make test`.
+every_policy = pytest.mark.parametrize(
+    "policy", [pytest.param(name, marks=() if name == "aligned" else pytest.mark.slow) for name in POLICIES]
 )
+
+
+@every_policy
 def test_tokens_are_transformers_and_the_engines(scenes: Callable[..., Scene], policy: str) -> None:
     scene = scenes(policy=policy)
     directory, known = scene.processes.setup.directory, known_requests()
@@ -61,7 +74,8 @@ def test_tokens_are_transformers_and_the_engines(scenes: Callable[..., Scene], p
 
     async def generate() -> list[Stream]:
         async with connected(scene.processes) as client:
-            return await client.generate([*more[:20], *known, *logged, *more[20:]], at_once=12, every=40)
+            asked = in_classes([*more[:20], *known, *logged, *more[20:]])
+            return await client.generate(asked, at_once=12, every=40)
 
     streams = asyncio.run(generate())
     assert [stream.tokens for stream in streams[20 : 20 + len(known)]] == greedy(directory)
@@ -83,6 +97,12 @@ def test_tokens_are_transformers_and_the_engines(scenes: Callable[..., Scene], p
 def test_killed_in_mid_stream(scenes: Callable[..., Scene], victims: Sequence[InstanceId]) -> None:
     """There is no other instance to go on meanwhile."""
     scenes(policy="aligned").kill_in_turn(victims)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "aligned"])
+def test_killed_in_mid_stream_under_every_policy(scenes: Callable[..., Scene], policy: str) -> None:
+    scenes(policy=policy).kill_in_turn((COLOCATED,))
 
 
 @pytest.mark.slow

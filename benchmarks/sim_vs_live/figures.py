@@ -1,0 +1,104 @@
+"""What is compared, and where it is read: an observer of the router's events, which are the same live and simulated."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+
+from alignedserve.protocol.messages import DecodeReport, Request, Submit, Tokens
+from alignedserve.router.events import Event, Received, Send
+from alignedserve.sim.report import quantiles
+from alignedserve.sim.trace import Arrival, Lengths
+from alignedserve.types import RequestKey
+
+# What is further off is marked.
+MOST_OFF = 0.15
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of real time, in seconds; and of all output tokens, per second."""
+
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tbt_p50_s: float
+    tbt_p99_s: float
+    tokens_per_s: float
+
+    def ratios(self, simulated: Figures) -> dict[str, float]:
+        """Simulated to live."""
+        return {name: value / getattr(self, name) for name, value in asdict(simulated).items()}
+
+
+NAMES = [each.name for each in fields(Figures)]
+
+
+def is_off(ratio: float) -> bool:
+    return abs(ratio - 1) > MOST_OFF
+
+
+def figures_of(
+    waits_s: Sequence[float], times_s: Sequence[Sequence[float]], num_tokens: int, span_s: float
+) -> Figures:
+    """`waits_s` for first tokens, and when each token of each request came."""
+    ttft_s = quantiles(waits_s)
+    tbt_s = quantiles([later - sooner for each in times_s for sooner, later in pairwise(each)])
+    return Figures(ttft_s.p50, ttft_s.p99, tbt_s.p50, tbt_s.p99, num_tokens / span_s)
+
+
+class Door:
+    """When requests came to the router, and when each of their tokens left it."""
+
+    def __init__(self) -> None:
+        self.arrived_s: dict[RequestKey, float] = {}
+        self.requests: dict[RequestKey, Request] = {}
+        self.times_s: defaultdict[RequestKey, list[float]] = defaultdict(list)
+        # Each report of an instance, with when it came.
+        self.reports: list[tuple[float, DecodeReport]] = []
+
+    def __call__(self, now: float, event: Event, sends: Sequence[Send]) -> None:
+        match event:
+            case Received(_, Submit(request=request)):
+                self.arrived_s.setdefault(request.key, now)
+                self.requests[request.key] = request
+            case Received(_, DecodeReport() as report):
+                self.reports.append((now, report))
+            case _:
+                pass
+        for send in sends:
+            if isinstance(send.message, Tokens):
+                for news in send.message.news:
+                    self.times_s[news.key] += [now] * len(news.tokens)
+
+    def last_to_come(self, count: int) -> list[RequestKey]:
+        return sorted(self.arrived_s, key=self.arrived_s.__getitem__)[-count:]
+
+    def arrivals(self, keys: Sequence[RequestKey]) -> list[Arrival]:
+        """These requests as they came, the first one at 0."""
+        begin_s = min(self.arrived_s[key] for key in keys)
+        return [self._arrival(self.requests[key], self.arrived_s[key] - begin_s) for key in keys]
+
+    @staticmethod
+    def _arrival(request: Request, time_s: float) -> Arrival:
+        lengths = Lengths(len(request.prompt), request.params.max_tokens or 1)
+        return Arrival(time_s, lengths, request.tier, tbt_s=request.tbt_s)
+
+    def figures(self, keys: Sequence[RequestKey]) -> Figures:
+        rt = [key for key in keys if self.requests[key].tier == "rt"]
+        num_tokens = sum(len(self.times_s[key]) for key in keys)
+        span_s = max(self.times_s[key][-1] for key in keys) - min(self.arrived_s[key] for key in keys)
+        waits_s = [self.times_s[key][0] - self.arrived_s[key] for key in rt]
+        return figures_of(waits_s, [self.times_s[key] for key in rt], num_tokens, span_s)
+
+    def iterations(self, begin_s: float) -> dict[str, float]:
+        """What iterations with tokens since then were like: how many, their mean seconds and tokens."""
+        found = [each for now, each in self.reports if now >= begin_s and each.num_computed]
+        return {
+            "num_iterations": len(found),
+            "iteration_s": sum(each.duration_s for each in found) / len(found),
+            "tokens": sum(len(each.news) for each in found) / len(found),
+            "computed": sum(each.num_computed for each in found) / len(found),
+            "num_evicted": sum(len(each.evicted) for each in found),
+        }

@@ -1,0 +1,117 @@
+"""The live side: a server that is profiled, then asked; what its router saw; what the client saw."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from alignedserve.bench.client import Client, Outcome
+from alignedserve.bench.workload import Item
+from alignedserve.instance.profile.saved import Profile, decode
+from alignedserve.router.eventlog import LogReader
+from alignedserve.sim.trace import Arrival
+from alignedserve.sim.world import Overhead
+from benchmarks.rt_with_be.served import NUM_SLOTS, serving
+from benchmarks.rt_with_be.traffic import ask
+from benchmarks.sim_vs_live.figures import Door, Figures, figures_of
+from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S, Asked
+
+POOL_BYTES = 256 << 20
+OPTIONS = (
+    *("--colocated-instances", "1", "--pool-memory-bytes", str(POOL_BYTES)),
+    # Each request says how long its answer will be.
+    *("--length-predictor", "none"),
+)
+
+
+@dataclass(frozen=True)
+class Live:
+    # At the router's door, and where the client is.
+    figures: Figures
+    client: Figures
+    # The requests as they came to the router.
+    arrivals: list[Arrival]
+    profile: Profile
+    # By what the instance corrected its predictions before the requests that count began to come.
+    overhead: Overhead
+    iterations: dict[str, float]
+
+
+class Asking(Client):
+    """Sends each request with its class and its own objectives, and has every token said."""
+
+    def _body(self, item: Item) -> dict[str, Any]:
+        body = super()._body(item) | {"ignore_eos": True, "skip_special_tokens": False}
+        if item.tier == "be":
+            return body | {"service_tier": "flex"}
+        assert isinstance(item, Asked) and item.tbt_s is not None
+        return body | {"slo": {"ttft_ms": 1e3 * TTFT_S, "tbt_ms": 1e3 * item.tbt_s}}
+
+
+def measure(
+    policy: str, kv_bytes: int, profile_s: float, warming: Sequence[Asked], asked: Sequence[Asked]
+) -> Live:
+    """Raises RuntimeError if the server does not start, or a request is not answered."""
+    sizes = ("--max-model-len", str(MAX_TOKENS), "--kv-cache-memory-bytes", str(kv_bytes))
+    with tempfile.TemporaryDirectory(prefix="sim-vs-live-", dir="/tmp") as folder:
+        path, events = Path(folder) / "profile.json", Path(folder) / "events"
+        make_profile(path, profile_s, *sizes)
+        kept = ("--cost-profile", str(path), "--event-log", str(events))
+        with serving(policy, *sizes, *OPTIONS, *kept) as served:
+            ask(served.url, warming, {}, Asking)
+            outcomes, _ = ask(served.url, asked, {}, Asking)
+        door = read(events)
+        profile = decode(path.read_bytes(), str(path))
+    keys = door.last_to_come(len(asked))
+    begin_s = min(door.arrived_s[key] for key in keys)
+    return Live(
+        door.figures(keys),
+        seen(outcomes, asked),
+        door.arrivals(keys),
+        profile,
+        overhead_before(door, begin_s),
+        door.iterations(begin_s),
+    )
+
+
+def make_profile(path: Path, seconds: float, *sizes: str) -> None:
+    command = [sys.executable, "-m", "alignedserve", "profile", "--device", "cpu", "--no-use-tqdm"]
+    own = ["--max-num-seqs", str(NUM_SLOTS), "--seconds", str(seconds), "--out", str(path)]
+    done = subprocess.run([*command, *own, *sizes], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"no profile: {done.stderr[-1000:]}")
+
+
+def read(events: Path) -> Door:
+    door = Door()
+    for path in sorted(events.iterdir()):
+        for step in LogReader(path).steps():
+            door(step.now, step.event, step.orders or [])
+    return door
+
+
+def overhead_before(door: Door, begin_s: float) -> Overhead:
+    """Medians of what the instance reported until then. It had to learn it first, so half of the reports are left
+    out."""
+    reports = [report for now, report in door.reports if now < begin_s]
+    late = reports[len(reports) // 2 :]
+    return Overhead(median(each.pace for each in late), median(each.outside_s for each in late))
+
+
+def seen(outcomes: Sequence[Outcome], asked: Sequence[Asked]) -> Figures:
+    for outcome, each in zip(outcomes, asked, strict=True):
+        if outcome.error is not None:
+            raise RuntimeError(f"request due at {outcome.due_s:.2f} s: {outcome.error}")
+        if (outcome.prompt_len, outcome.output_len) != (each.prompt_len, each.max_tokens):
+            raise RuntimeError(f"{outcome.prompt_len} and {outcome.output_len} tokens, not those of {each}")
+    rt = [each for each in outcomes if each.tier == "rt"]
+    ends_s = max(each.times_s[-1] for each in outcomes)
+    num_tokens = sum(each.output_len for each in outcomes)
+    waits_s = [each.times_s[0] - each.due_s for each in rt]
+    return figures_of(waits_s, [each.times_s for each in rt], num_tokens, ends_s - outcomes[0].due_s)

@@ -1,0 +1,104 @@
+"""The page: a table for each load, a row for each policy; what is further off than it may be is in bold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu.record import Row
+from benchmarks.sim_vs_live.figures import MOST_OFF, NAMES, is_off
+
+HEADS = ("TTFT p50", "TTFT p99", "TBT p50", "TBT p99", "tokens/s")
+COLUMNS = " | ".join(f"{head}, live | simulated | ratio" for head in HEADS)
+
+
+def line(row: Row) -> str:
+    head = f"{row['policy']:9} {row['load']:9}"
+    if "error" in row:
+        return f"{head} FAILED {row['error'].strip().splitlines()[-1][:120]}"
+    ratios = row["simulated"]["ratios"]
+    return f"{head} " + "  ".join(f"{name} {ratios[name]:.2f}" for name in NAMES)
+
+
+def write(path: Path, out: Path) -> None:
+    """Writes the page of what a run has left in the file."""
+    (out / "sim_vs_live.md").write_text("\n".join(page(json.loads(path.read_text()))) + "\n")
+
+
+def page(record: dict[str, Any]) -> Iterator[str]:
+    rows = [row for row in record["rows"] if "error" not in row]
+    yield "# The simulator beside live runs (`sim_vs_live.json`)"
+    yield f"\n```sh\n{record['command']}\n```\n"
+    if rows:
+        yield from _about(record, rows)
+        for load in dict.fromkeys(row["load"] for row in rows):
+            yield from _table(load, [row for row in rows if row["load"] == load])
+        yield from _overheads(rows)
+    for row in record["rows"]:
+        if "error" in row:
+            yield f"\nNot measured: {row['policy']}, {row['load']}: {row['error'].strip().splitlines()[-1]}"
+
+
+def _about(record: dict[str, Any], rows: Sequence[Row]) -> Iterator[str]:
+    processors = ", ".join(sorted({row["processor"] for row in rows}))
+    ratios = [ratio for row in rows for ratio in row["simulated"]["ratios"].values()]
+    num_off = sum(map(is_off, ratios))
+    yield f"{record['num_cpus']} cores, {processors}; {record['date']}; {record['num_requests']} requests a case,"
+    yield "half of them real time, of which the latencies are. Milliseconds at the router's door; a ratio is"
+    yield f"simulated to live. **Bold** is off by more than {MOST_OFF:.0%}: {num_off} of {len(ratios)} figures."
+    busy = [row["load_average"] for row in rows]
+    yield f"What others did on these cores: a load average of {min(busy):.1f} to {max(busy):.1f} before a case."
+
+
+def _table(load: str, rows: Sequence[Row]) -> Iterator[str]:
+    first = rows[0]
+    rate = "all at once" if first["rate"] is None else f"{first['rate']:g} requests/s"
+    yield f"\n## {load}: {rate}, KV of {first['kv_bytes'] / 2**20:g} MiB\n"
+    yield f"| policy | {COLUMNS} | iterations, live | simulated | evictions, live | simulated |"
+    yield "| --- |" + " ---: |" * (3 * len(NAMES) + 4)
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        yield _row(policy, [row for row in rows if row["policy"] == policy])
+
+
+def _row(policy: str, rounds: Sequence[Row]) -> str:
+    """Medians of the rounds."""
+    cells = [f"`{policy}`"]
+    for name in NAMES:
+        live, simulated = (
+            median(row[side]["figures"][name] for row in rounds) for side in ("live", "simulated")
+        )
+        ratio = median(row["simulated"]["ratios"][name] for row in rounds)
+        cells += [
+            _figure(name, live),
+            _figure(name, simulated),
+            f"**{ratio:.2f}**" if is_off(ratio) else f"{ratio:.2f}",
+        ]
+    for name in ("num_iterations", "num_evicted"):
+        cells += [f"{median(row[side][name] for row in rounds):,g}" for side in ("live", "simulated")]
+    return f"| {' | '.join(cells)} |"
+
+
+def _figure(name: str, value: float) -> str:
+    return f"{value:,.0f}" if name == "tokens_per_s" else f"{1e3 * value:.2f}"
+
+
+def _overheads(rows: Sequence[Row]) -> Iterator[str]:
+    yield "\n## What the simulator was told, and what the client saw\n"
+    yield "Beside the profile: how much longer iterations take than it says, and what each takes outside the engine,"
+    yield "in milliseconds. Then the mean iteration; the medians that the client saw, and those that are simulated by"
+    yield "the profile alone.\n"
+    yield (
+        "| policy | load | pace | outside | iteration, live | simulated | TTFT p50, client | by profile alone "
+        "| TBT p50, client | by profile alone | waited for a core while profiled |"
+    )
+    yield "| --- | --- |" + " ---: |" * 9
+    for row in rows:
+        alone, client = row["by_profile_alone"]["figures"], row["client"]
+        ms = [row["overhead"]["outside_s"], row["live"]["iteration_s"], row["simulated"]["iteration_s"]]
+        ms += [each[name] for name in ("ttft_p50_s", "tbt_p50_s") for each in (client, alone)]
+        cells = [f"`{row['policy']}`", row["load"], f"{row['overhead']['pace']:.2f}"]
+        cells += [f"{1e3 * value:.2f}" for value in ms] + [f"{row['profile_waited_share']:.0%}"]
+        yield f"| {' | '.join(cells)} |"

@@ -1,0 +1,59 @@
+"""The fixed list of requests that the client sends. Decided by a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from alignedserve.bench.workload import Item
+from alignedserve.demo.words import any_word
+from alignedserve.text.tokenizer import Tokenizer
+
+# Of all requests; the others are best effort, without a window.
+RT_SHARE = 0.5
+TTFT_S = 0.5
+# Real time has one of these objectives between two tokens, in seconds.
+TBT_S = (0.02, 0.1)
+RT_OUTPUT, BE_OUTPUT = (32, 96), (60, 200)
+# Words in the prompt of best effort: about 150 to 650 of the demo model's tokens.
+BE_WORDS = (15, 60)
+# Of prompt and output.
+MAX_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Asked(Item):
+    # The objective in seconds between two tokens; None for best effort.
+    tbt_s: float | None = None
+
+
+def fixed_list(tokenizer: Tokenizer, rate: float | None, num_requests: int, seed: int) -> list[Asked]:
+    """Poisson arrivals, so many a second on average; None: all at once."""
+    dice, time_s, found = random.Random(seed), 0.0, []
+    for _ in range(num_requests):
+        time_s += dice.expovariate(rate) if rate else 0.0
+        found.append(_asked(tokenizer, time_s, dice))
+    return found
+
+
+def _asked(tokenizer: Tokenizer, time_s: float, dice: random.Random) -> Asked:
+    is_rt = dice.random() < RT_SHARE
+    chat = [{"role": "user", "content": _count(dice) if is_rt else _question(dice)}]
+    prompt_len, num_output = len(tokenizer.chat_ids(chat)), dice.randint(*(RT_OUTPUT if is_rt else BE_OUTPUT))
+    if prompt_len + num_output > MAX_TOKENS:
+        raise ValueError(
+            f"a prompt of {prompt_len} tokens and {num_output} of output: must be {MAX_TOKENS} at most"
+        )
+    tbt_s = dice.choice(TBT_S) if is_rt else None
+    return Asked(time_s, "rt" if is_rt else "be", chat, num_output, prompt_len, tbt_s=tbt_s)
+
+
+def _count(dice: random.Random) -> str:
+    first = dice.randint(100, 900)
+    return f"Count from {first} to {first + 20}."
+
+
+def _question(dice: random.Random) -> str:
+    words = [any_word(dice) for _ in range(dice.randint(*BE_WORDS))]
+    listed = ", ".join(f"{place} {word}" for place, word in enumerate(words, start=1))
+    return f"Here is a list: {listed}. Which word is number {dice.randint(1, len(words))}?"

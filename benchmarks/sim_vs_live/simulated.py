@@ -1,0 +1,51 @@
+"""The simulated side: the same requests, on an island that is told what the live one was like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from alignedserve.protocol.messages import Request
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.sim.report import Slo
+from alignedserve.sim.scenario import STUCK_S, Scenario
+from alignedserve.sim.trace import Arrival
+from alignedserve.sim.world import Overhead
+from alignedserve.timing.cost import CostModel
+from benchmarks.rt_with_be.served import NUM_SLOTS
+from benchmarks.sim_vs_live.figures import Door, Figures
+from benchmarks.sim_vs_live.live import POOL_BYTES
+from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S
+
+
+def simulate(
+    policy: str, cost: CostModel, kv_bytes: int, overhead: Overhead, arrivals: Sequence[Arrival]
+) -> tuple[Figures, dict[str, float]]:
+    scenario = Scenario(
+        replace(cost, num_kv_tokens=kv_bytes // cost.kv_bytes_per_token),
+        num_colocated=1,
+        max_num_seqs=NUM_SLOTS,
+        max_model_len=MAX_TOKENS,
+        pool_bytes=POOL_BYTES,
+        slo=Slo(TTFT_S),
+        scheduling=SchedulingConfig(policy),
+        overhead=overhead,
+    )
+    island, door = scenario.island(), Door()
+    island.router.observers.append(door)
+    requests = [_limited(*each) for each in zip(scenario.requests(arrivals), arrivals, strict=True)]
+    island.submit(requests)
+    island.start()
+    if not island.run_until_done(len(requests), STUCK_S):
+        raise RuntimeError(f"{island.num_open} of {len(requests)} requests are still open")
+    if refused := [str(stream.outcome) for stream in island.streams if not stream.is_complete]:
+        reasons = ", ".join(sorted({*refused}))
+        raise RuntimeError(f"{len(refused)} of {len(requests)} requests were refused: {reasons}")
+    return door.figures(door.last_to_come(len(requests))), door.iterations(0.0)
+
+
+def _limited(request: Request, arrival: Arrival) -> Request:
+    """Live each request says how many tokens it may get, which is as many as it gets."""
+    return replace(request, params=SamplingParams(max_tokens=arrival.lengths.output))

@@ -1,0 +1,169 @@
+"""The same requests to both sides, figures that are read in the same way, and a page that says what is off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve import demo
+from alignedserve.protocol.messages import DecodeReport, NewTokens, Submit, Tokens
+from alignedserve.router.events import Received, Send
+from alignedserve.scheduling.policies import POLICIES
+from alignedserve.sim.model import make_request
+from alignedserve.sim.trace import Arrival, Lengths
+from alignedserve.sim.world import NO_OVERHEAD, Overhead
+from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.timing.cost_presets import load_cost_model
+from alignedserve.types import GATEWAY, InstanceId, RequestKey
+from benchmarks.gpu.record import Row
+from benchmarks.sim_vs_live.__main__ import main
+from benchmarks.sim_vs_live.figures import NAMES, Door, Figures, figures_of
+from benchmarks.sim_vs_live.live import overhead_before
+from benchmarks.sim_vs_live.page import line, page
+from benchmarks.sim_vs_live.requests import BE_OUTPUT, RT_OUTPUT, TBT_S, Asked, fixed_list
+from benchmarks.sim_vs_live.simulated import simulate
+
+# of a model as small as the demo model
+COST = replace(load_cost_model("opt-13b/a100-80gb"), kv_bytes_per_token=2048)
+ROOMY = 2000 * 16 * COST.kv_bytes_per_token
+LIVE = Figures(0.01, 0.02, 0.001, 0.002, 1000.0)
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Asked]:
+    return fixed_list(Tokenizer.from_directory(demo.MODEL_DIR), rate=2.0, num_requests=60, seed=0)
+
+
+def test_requests_are_fixed_by_the_seed(asked: list[Asked]) -> None:
+    assert asked == fixed_list(Tokenizer.from_directory(demo.MODEL_DIR), rate=2.0, num_requests=60, seed=0)
+    tiers = [each.tier for each in asked]
+    assert 15 < tiers.count("rt") < 45 and {each.tbt_s for each in asked} == {None, *TBT_S}
+    assert asked[-1].due_s == pytest.approx(30, rel=0.5)
+    for each in asked:
+        least, most = RT_OUTPUT if each.tier == "rt" else BE_OUTPUT
+        assert least <= (each.max_tokens or 0) <= most and each.prompt_len > 10
+
+
+def arrivals(asked: list[Asked]) -> list[Arrival]:
+    """As if each came to the router at once."""
+    return [
+        Arrival(each.due_s, Lengths(each.prompt_len, each.max_tokens or 1), each.tier, tbt_s=each.tbt_s)
+        for each in asked
+    ]
+
+
+def submitted(key: int, tier: str = "rt") -> Received:
+    request = make_request(
+        key, 10, 3, arrival_s=0.0, max_tokens=3, tier=tier, tbt_s=0.1 if tier == "rt" else None
+    )
+    return Received(GATEWAY, Submit(request))
+
+
+def told(*news: tuple[int, int, int]) -> list[Send]:
+    """A request, the number of its first token in this message, and how many there are."""
+    return [
+        Send(GATEWAY, Tokens([NewTokens(RequestKey(key), first, [7] * count) for key, first, count in news]))
+    ]
+
+
+def reported(pace: float, outside_s: float, num_computed: int = 4) -> Received:
+    report = DecodeReport(
+        [], [], [], [], 0, 1, 1, 1, 0.5, pace=pace, num_computed=num_computed, outside_s=outside_s
+    )
+    return Received(InstanceId("colocated-0"), report)
+
+
+def test_figures_are_of_real_time_and_tokens_of_all() -> None:
+    door = Door()
+    door(1.0, submitted(1), [])
+    door(2.0, submitted(2), [])
+    door(2.5, submitted(3, "be"), [])
+    door(3.0, reported(1.5, 0.001), told((1, 0, 1), (2, 0, 1)))
+    door(3.5, reported(1.6, 0.002), told((1, 1, 1)))
+    door(4.0, reported(1.7, 0.003, 0), told((1, 2, 1), (3, 0, 8)))
+    found = door.figures([RequestKey(1), RequestKey(2), RequestKey(3)])
+    assert found == figures_of([2.0, 1.0], [[3.0, 3.5, 4.0], [3.0]], num_tokens=12, span_s=3.0)
+    assert found.tbt_p50_s == 0.5 and found.tokens_per_s == 4.0 and found.ttft_p99_s == 2.0
+    assert door.last_to_come(2) == [2, 3]
+    assert door.arrivals([RequestKey(2), RequestKey(3)]) == [
+        Arrival(0.0, Lengths(10, 3), "rt", tbt_s=0.1),
+        Arrival(0.5, Lengths(10, 3), "be"),
+    ]
+    assert overhead_before(door, begin_s=3.7) == Overhead(1.6, 0.002)
+    assert door.iterations(3.2)["num_iterations"] == 1 and door.iterations(0.0)["iteration_s"] == 0.5
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_simulated_requests_have_all_their_tokens_and_what_iterations_take_more(
+    asked: list[Asked], policy: str
+) -> None:
+    plain, _ = simulate(policy, COST, ROOMY, NO_OVERHEAD, arrivals(asked))
+    slower, iterations = simulate(policy, COST, ROOMY, Overhead(1.2, 0.01), arrivals(asked))
+    assert slower.tbt_p50_s > plain.tbt_p50_s and iterations["num_evicted"] == 0
+    num_tokens = sum(each.max_tokens or 0 for each in asked)
+    assert num_tokens / (asked[-1].due_s - asked[0].due_s) > plain.tokens_per_s >= slower.tokens_per_s
+
+
+def test_few_blocks_are_short_in_the_simulation_too(asked: list[Asked]) -> None:
+    _, iterations = simulate("fcfs", COST, ROOMY // 25, NO_OVERHEAD, arrivals(asked))
+    assert iterations["num_evicted"] > 0
+
+
+def side(figures: Figures, **more: object) -> Row:
+    return {
+        "figures": {name: getattr(figures, name) for name in NAMES},
+        "num_evicted": 0,
+        "iteration_s": 0.001,
+        "num_iterations": 1234,
+    } | more
+
+
+def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
+    simulated = Figures(0.0115, 0.01, 0.001, 0.00235, 900.0)
+    row: Row = {"policy": "fcfs", "load": "high", "rate": 20.0, "kv_bytes": 64 << 20, "round": 0}
+    measured = row | {
+        "processor": "a CPU",
+        "load_average": 2.34,
+        "live": side(LIVE),
+        "client": side(LIVE)["figures"],
+        "overhead": {"pace": 1.25, "outside_s": 0.0005},
+        "profile_waited_share": 0.01,
+        "simulated": side(simulated, ratios=LIVE.ratios(simulated)),
+        "by_profile_alone": side(LIVE),
+    }
+    failed = row | {"policy": "apt", "error": "no answer:\nit died\n"}
+    record = {
+        "command": "this",
+        "date": "today",
+        "num_cpus": 2,
+        "num_requests": 9,
+        "rows": [measured, failed],
+    }
+    text = "\n".join(page(json.loads(json.dumps(record))))
+    assert "2 of 5 figures" in text and "2.3 to 2.3" in text and "Not measured: apt, high: it died" in text
+    (table_row,) = [each for each in text.splitlines() if each.startswith("| `fcfs` | 10.00")]
+    assert (
+        "| 11.50 | 1.15 | 20.00 | 10.00 | **0.50** |" in table_row and "| 1,000 | 900 | 0.90 |" in table_row
+    )
+    assert "| 2.35 | **1.18** |" in table_row and table_row.endswith("| 1,234 | 1,234 | 0 | 0 |")
+    assert "Not measured: apt" in "\n".join(page(record | {"rows": [failed]}))
+    assert line(measured).startswith("fcfs") and line(failed).endswith("FAILED it died")
+
+
+@pytest.mark.slow
+def test_a_live_burst_is_cut_into_iterations_as_it_is_in_simulation(tmp_path: Path) -> None:
+    """Of which requests an iteration is does not depend on how fast the machine is."""
+    few = ["--requests", "60", "--profile-s", "1", "--out", str(tmp_path)]
+    main(["--policies", "fcfs", "--loads", "burst", *few])
+    (row,) = json.loads((tmp_path / "sim_vs_live.json").read_text())["rows"]
+    assert "error" not in row, row["error"]
+    live, simulated = row["live"], row["simulated"]
+    num_tokens = [each["tokens"] * each["num_iterations"] for each in (live, simulated)]
+    assert num_tokens[0] == pytest.approx(num_tokens[1])
+    assert live["num_iterations"] == pytest.approx(simulated["num_iterations"], rel=0.1)
+    assert live["num_evicted"] > 0 and simulated["num_evicted"] > 0
+    assert row["overhead"]["outside_s"] > 0 and all(ratio > 0 for ratio in simulated["ratios"].values())
+    assert "all at once" in (tmp_path / "sim_vs_live.md").read_text()

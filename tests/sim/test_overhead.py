@@ -1,0 +1,36 @@
+"""What iterations take beyond the cost model: as live, each waits for it once, and instances learn of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignedserve.protocol.messages import DecodeReport
+from alignedserve.router.events import Event, Received, Send
+from alignedserve.sim.island import LATENCY_S
+from alignedserve.sim.model import make_request
+from alignedserve.sim.world import Overhead
+from tests.sim.islands import COST, small_island
+
+PACE, OUTSIDE_S = 1.5, 0.004
+PROMPT_LEN, OUTPUT_LEN = 100, 200
+
+
+def test_a_request_alone_waits_for_it_in_each_iteration_and_the_instance_learns_it() -> None:
+    island = small_island(num_colocated=1, overhead=Overhead(PACE, OUTSIDE_S))
+    reports: list[DecodeReport] = []
+
+    def observe(now: float, event: Event, sends: list[Send]) -> None:
+        if isinstance(event, Received) and isinstance(event.message, DecodeReport):
+            reports.append(event.message)
+
+    island.router.observers.append(observe)
+    island.submit([make_request(1, PROMPT_LEN, OUTPUT_LEN, arrival_s=1.0)])
+    island.start()
+    assert island.run_until_done(1, 100.0)
+    (stream,) = island.streams
+    computing_s = PACE * COST.iteration([(0, PROMPT_LEN)], [])
+    assert stream.times_s[0] - 1.0 == pytest.approx(OUTSIDE_S + computing_s + 4 * LATENCY_S, abs=1e-6)
+    gap_s = stream.times_s[10] - stream.times_s[9]
+    assert gap_s == pytest.approx(OUTSIDE_S + PACE * COST.iteration([], [PROMPT_LEN + 10]), abs=1e-6)
+    assert reports[-1].pace == pytest.approx(PACE, rel=0.01)
+    assert reports[-1].outside_s == pytest.approx(OUTSIDE_S, rel=0.01)
