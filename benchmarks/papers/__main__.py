@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.papers", description="Five papers' headline figures beside ours."
     )
     parser.add_argument("--quick", action="store_true", help="a third of the requests, one seed")
-    parser.add_argument("--seeds", type=int, help="of each experiment [default: 3, or 1 with --quick]")
+    parser.add_argument("--seeds", type=int, help="of each experiment [default: 2, or 1 with --quick]")
     parser.add_argument(
         "--paper", action="append", choices=list(PAPERS), help="repeat for several [default: all]"
     )

@@ -36,8 +36,8 @@ CHUNK = 768
 RATE, WINDOW_S = 8.0, 300
 TBT_S, TBT_SCALES, TTFT_SCALES = 0.1875, (0.75, 1.25), (0.5, 1.5)
 HOW = (
-    f"simulated: {FITS}, KV of 12 GB (14,600 tokens), one colocated instance; 8 requests/s for 300 s, as in the paper far "
-    "more than can be done; vLLM is `fcfs`, FastGen and Sarathi-Serve are `sarathi`"
+    f"simulated: {FITS}, KV of 12 GB (14,600 tokens), one colocated instance; 8 requests/s for 300 s, as in the paper "
+    "far more than can be done; vLLM is `fcfs`, FastGen and Sarathi-Serve are `sarathi`"
 )
 SETUP = "OPT-13B, A100 80 GB with 12 GB for KV, Alpaca + ShareGPT + BookCorpus"
 # The same prompts with answers as short as Alpaca's, at a rate that is as much too high.
@@ -248,7 +248,8 @@ def points_claim(name: str, text: str, figure: str, claimed: float) -> Claim:
         SETUP + "; figure 11c",
         figure,
         HOW,
-        "{vllm:+.0%} over vLLM, {sarathi:+.0%} over Sarathi ({accelgen_is:.1%}; vLLM {vllm_is:.1%}, Sarathi {sarathi_is:.1%})",
+        "{vllm:+.0%} over vLLM, {sarathi:+.0%} over Sarathi ({accelgen_is:.1%}; vLLM {vllm_is:.1%}, Sarathi "
+        "{sarathi_is:.1%})",
         lambda numbers: together([amount(claimed, numbers["vllm"]), amount(claimed, numbers["sarathi"])]),
         BECAUSE.get(name, {}),
     )
@@ -273,11 +274,11 @@ CLAIMS = [
         "ablations",
         "what is lost without dynamic chunks, order by slack, and fitting batches",
         SETUP + "; figure 12",
-        "tokens/s: 97, 35, 61 %; goodput: 44, 52, 27 % (more throughput than goodput is lost without chunks, which cannot "
-        "be of the same runs)",
+        "tokens/s: 97, 35, 61 %; goodput: 44, 52, 27 % (without chunks more throughput than goodput is lost, "
+        "which can't be of the same runs)",
         HOW,
-        "tokens/s: {tokens_chunk:.0%}, {tokens_order:.0%}, {tokens_batch:.0%}; goodput: {good_chunk:.0%}, {good_order:.0%}, "
-        "{good_batch:.0%}",
+        "tokens/s: {tokens_chunk:.0%}, {tokens_order:.0%}, {tokens_batch:.0%}; goodput: {good_chunk:.0%}, "
+        "{good_order:.0%}, {good_batch:.0%}",
         lambda numbers: together(
             [
                 amount(claimed, numbers[f"good_{each}"])

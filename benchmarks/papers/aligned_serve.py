@@ -38,12 +38,12 @@ NUM_REQUESTS = 900
 KERNELS: tuple[Attention, Attention] = ("balanced", "padded")
 SYNTHETIC = short_and_long(0.95, Uniform(16, 999), Uniform(1000, 8000), Uniform(50, 350))
 HOW = (
-    f"simulated: {FITS} 80 GB, more arriving than can be decoded, decode kernels that split KV evenly (balanced) and in "
-    "which all wait for the longest (padded)"
+    f"simulated: {FITS} 80 GB, more arriving than can be decoded, decode kernels that split KV evenly (balanced) and "
+    "in which all wait for the longest (padded)"
 )
 OTHERS = (
-    "; DistServe is `fcfs`, both on 4 prefill instances and 1 that decodes; vLLM is `fcfs` and FastGen `sarathi` (iterations "
-    "of 512 tokens) on 2 colocated instances, beside `aligned` on 1 + 1"
+    "; DistServe is `fcfs`, both on 4 prefill instances and 1 that decodes; vLLM is `fcfs` and FastGen `sarathi` "
+    "(iterations of 512 tokens) on 2 colocated instances, beside `aligned` on 1 + 1"
 )
 SETUP = "OPT-2.7B to 30B, H100s with NVLink, 800 GB of host memory"
 
@@ -192,7 +192,7 @@ def against(name: str, title: str, figure: str, claimed: Mapping[str, float]) ->
 
 def measure_iterations(size: Size, seed: int) -> Mapping[str, Numbers]:
     """The bound is such that a tenth of the iterations in order of arrival are within it: the paper's 30 ms."""
-    found = {}
+    found: dict[str, float] = {}
     for kernel in KERNELS:
         lengths = lengths_of(LONGBENCH, size, seed)
         fcfs, aligned = (
@@ -273,7 +273,8 @@ TTFT = Claim(
     "1.49 s on ShareGPT, 2.54 s on LongBench",
     HOW + f"; 4 prefill instances and 1 that decodes, at {NEAR:.0%} of the saturated rate, nobody starving",
     "{aligned_sharegpt:.2f} s and {aligned_longbench:.2f} s (in order of arrival {fcfs_sharegpt:.2f} and "
-    "{fcfs_longbench:.2f}); to the second token {aligned_sharegpt_second:.2f} and {aligned_longbench_second:.2f} s more",
+    "{fcfs_longbench:.2f}); to the second token {aligned_sharegpt_second:.2f} and {aligned_longbench_second:.2f} s "
+    "more",
     lambda numbers: together(
         [at_most(1.49, numbers["aligned_sharegpt"]), at_most(2.54, numbers["aligned_longbench"])]
     ),
@@ -299,8 +300,8 @@ SCHEDULING = Claim(
     "the time to schedule an iteration",
     "OPT-6.7B, H100; figure 11",
     "95 % within 5 ms, where 80 % of DistServe's take more than 10 ms",
-    "live: `aligned`'s plans of decode iterations on this machine's processor; copies of KV run beside iterations, so that "
-    "they add nothing",
+    "live: `aligned`'s plans of decode iterations on this machine's processor; copies of KV run beside iterations, and "
+    "add nothing",
     "95 % within {p95_ms_sharegpt:.2f} ms on ShareGPT, {p95_ms_longbench:.2f} ms on LongBench",
     lambda numbers: together([at_most(5.0, value) for value in numbers.values()]),
 )

@@ -31,8 +31,8 @@ BOUND_S = 0.2
 # The seconds in which requests come, and a rate that every policy keeps up with.
 RUNS = {"alpaca": (ALPACA, 60, 80.0), "sharegpt": (SHAREGPT, 400, 5.0)}
 HOW = (
-    f"simulated: {FITS}, KV of 38,600 tokens as on two V100 32 GB, one colocated instance of up to 1,024 requests; vLLM "
-    "is `fcfs`; requests for 400 s, of Alpaca for 60 s; lengths known to 27 %, as our predictor knows GSM8K's"
+    f"simulated: {FITS}, KV of 38,600 tokens as on two V100 32 GB, one colocated instance of up to 1,024 requests; "
+    "vLLM is `fcfs`; requests for 400 s, of Alpaca for 60 s; lengths known to 27 %, as our predictor knows GSM8K's"
 )
 
 

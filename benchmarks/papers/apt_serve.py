@@ -23,8 +23,9 @@ NUM_REQUESTS = 1000
 CHUNK = 512
 BASELINES = {"vllm": "fcfs", "then": PROMPTS_FIRST, "sarathi": "sarathi"}
 HOW = (
-    f"simulated: {FITS}, KV of 12,200 tokens as on an A100 40 GB, one colocated instance; vLLM is `fcfs`, Sarathi-Serve "
-    "and FastGen are `sarathi` with iterations of 512 tokens; `apt` without hidden-state cache; 1,000 made requests"
+    f"simulated: {FITS}, KV of 12,200 tokens as on an A100 40 GB, one colocated instance; vLLM is `fcfs`, "
+    "Sarathi-Serve and FastGen are `sarathi` with iterations of 512 tokens; `apt` without hidden-state cache; 1,000 "
+    "made requests"
 )
 SETUP = "OPT-13B, 30B and 66B on A100 40 GB (4.3); TTFT and p99 TBT within Table 3's objectives"
 

@@ -128,8 +128,8 @@ def hybrid_claims(
             SETUP,
             f"{latency[0]:.1%} less than vLLM, {latency[1]:.1%} than round robin",
             HOW,
-            "{vllm:.1%} less than vLLM, {rr:.1%} than round robin ({bros_s:.3f} s a token; vLLM {vllm_s:.3f}, with prompts "
-            "first {then_s:.3f}, round robin {rr_s:.3f}, `priority` {priority_s:.3f})",
+            "{vllm:.1%} less than vLLM, {rr:.1%} than round robin ({bros_s:.3f} s a token; vLLM {vllm_s:.3f}, with "
+            "prompts first {then_s:.3f}, round robin {rr_s:.3f}, `priority` {priority_s:.3f})",
             lambda numbers: together(
                 [amount(latency[0], numbers["vllm"]), amount(latency[1], numbers["rr"])]
             ),
@@ -152,8 +152,8 @@ def hybrid_claims(
             SETUP,
             f"{slo[0]}x and {slo[1]}x vLLM's, {slo[2]}x and {slo[3]}x round robin's",
             HOW,
-            "TTFT {bros_ttft:.0%} (vLLM {vllm_ttft:.1%}, prompts first {then_ttft:.1%}, round robin {rr_ttft:.1%}), TPOT "
-            "{bros_tpot:.0%} (vLLM {vllm_tpot:.1%}, prompts first {then_tpot:.1%}, round robin {rr_tpot:.1%})",
+            "TTFT {bros_ttft:.0%} (vLLM {vllm_ttft:.1%}, prompts first {then_ttft:.1%}, round robin {rr_ttft:.1%}), "
+            "TPOT {bros_tpot:.0%} (vLLM {vllm_tpot:.1%}, prompts first {then_tpot:.1%}, round robin {rr_tpot:.1%})",
             judge_slo,
             because.get("slo", {}),
         ),
@@ -198,7 +198,7 @@ def measure_overhead(size: Size, seed: int) -> Mapping[str, Numbers]:
     """Plans on this processor's clock, over iterations of the simulated GPUs."""
     window_s = size.scaled(90)
     arrivals = SHAREGPT.arrivals(int(10 * window_s), 10.0, seed)
-    jobs = [each for each in BE_SYNTHETIC.arrivals(JOB_SIZE, 1e6, seed)]
+    jobs = BE_SYNTHETIC.arrivals(JOB_SIZE, 1e6, seed)
     mixed = sorted([*arrivals, *(replace(each, tier="be") for each in jobs)], key=lambda each: each.time_s)
     made = scenario(timed.policy_name(timed.TimedBros))
     plans = timed.plans_of(made, mixed, until_s=window_s)

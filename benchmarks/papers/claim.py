@@ -54,12 +54,12 @@ class Size:
     azure_trace: Path | None = None
     # Questions with answers (JSON lines) on which lengths are predicted, instead of the demo model's tasks.
     answers: Path | None = None
-    # How many; None: three, or one where it is to be quick.
+    # How many; None: two, or one where it is to be quick.
     seeds: int | None = None
 
     @property
     def num_seeds(self) -> int:
-        return self.seeds or (1 if self.is_quick else 3)
+        return self.seeds or (1 if self.is_quick else 2)
 
     def scaled(self, number: int) -> int:
         """Of requests or seconds."""

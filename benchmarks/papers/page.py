@@ -23,10 +23,10 @@ HEAD = """# Five papers' figures, and ours
 
 {counts}
 
-**Reproduced** is a claim of which at least {enough:.0%} of the gain is there too, **partly** one with less of it, or with some
-of its parts, and **refuted** one without any ({noise:.0%} either way are noise), or the reverse. Systems that papers compare
-with are scheduling policies here, on the same simulated engine: vLLM is `fcfs` on colocated instances, DistServe is `fcfs`
-apart, FastGen and Sarathi-Serve are `sarathi`. Where several seeds ran, ours are their medians.
+**Reproduced** is a claim of which at least {enough:.0%} of the gain is there too, **partly** one with less of it, or
+with some of its parts, and **refuted** one without any ({noise:.0%} either way are noise), or the reverse. Systems that
+papers compare with are scheduling policies here, on the same simulated engine: vLLM is `fcfs` on colocated instances,
+DistServe is `fcfs` apart, FastGen and Sarathi-Serve are `sarathi`. Where several seeds ran, ours are their medians.
 """
 
 
@@ -91,7 +91,7 @@ def _datasets() -> str:
 
 
 def terminal(findings: Sequence[Finding]) -> str:
-    """One table: the claim, the paper's figure, ours, and the verdict, with the reason and how it was obtained below."""
+    """One table: the claim, the paper's figure, ours, the verdict; the reason and how it was obtained below."""
     lines = []
     for each in findings:
         rows = [textwrap.wrap(text, WIDTH) or [""] for text in (each.text, each.figure, each.ours)]

@@ -1,4 +1,4 @@
-"""How long policies take to plan an iteration: on this machine's clock, in simulations of which nothing else is used."""
+"""How long policies take to plan an iteration: on this machine's clock, in simulations that serve nothing else."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ ENOUGH = 0.8
 NOISE = 0.02
 # A claimed bound that is exceeded by up to this factor is kept partly.
 NEARLY = 2.0
+# Differences are rounded off at so many digits, so that a value at a bound is within it.
+_DIGITS = 9
 
 
 class Verdict(StrEnum):
@@ -35,9 +37,9 @@ def amount(claimed: float, ours: float, noise: float = NOISE) -> Verdict:
     """What is claimed to be above 0: a share lost without some part, a difference of attainments."""
     if claimed <= 0:
         raise ValueError(f"claimed={claimed}: must be above 0")
-    if ours <= noise:
+    if round(ours - noise, _DIGITS) <= 0:
         return Verdict.REFUTED
-    return Verdict.REPRODUCED if ours >= ENOUGH * claimed else Verdict.PARTLY
+    return Verdict.REPRODUCED if round(ours - ENOUGH * claimed, _DIGITS) >= 0 else Verdict.PARTLY
 
 
 def at_most(claimed: float, ours: float) -> Verdict:
