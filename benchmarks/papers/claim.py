@@ -12,6 +12,11 @@ from benchmarks.papers.verdict import Verdict
 Numbers = Mapping[str, float]
 
 
+def short_of(reason: str) -> dict[Verdict, str]:
+    """The same reason, whether there is some of the gain or none."""
+    return {Verdict.PARTLY: reason, Verdict.REFUTED: reason}
+
+
 @dataclass(frozen=True)
 class Claim:
     # One word or a few with hyphens; it is unique within its paper.
