@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     record = Record.at(args.out / "papers.json")
     if not args.page_only:
-        size = Size(args.quick, args.azure_trace, args.answers)
-        _measure(
-            papers, size if args.seeds is None else replace(size, seeds=args.seeds), args.processes, record
-        )
+        size = Size(args.quick, args.azure_trace, args.answers, args.seeds)
+        record.begin(describe(args.out))
+        _measure(papers, size, args.processes, record)
     findings = _all(record)
     print(page.terminal([each for each in findings if each.paper in papers]))
     page.write(findings, record.runs, args.out)
@@ -41,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measure(papers: Sequence[str], size: Size, num_processes: int, record: Record) -> None:
     todo, begun_s = tasks(papers, size), time.monotonic()
-    record.begin(describe())
     with progress(len(todo), "run") as bar:
         bar.set_description(f"{len(todo)} runs in {num_processes} processes")
 
@@ -75,10 +72,11 @@ def _all(record: Record) -> list[Finding]:
     ]
 
 
-def describe() -> dict[str, Any]:
+def describe(out: Path) -> dict[str, Any]:
+    arguments = ["OUT" if argument == str(out) else argument for argument in sys.argv[1:]]
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     return {
-        "command": shlex.join(["python", "-m", "benchmarks.papers", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.papers", *arguments]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit.stdout.strip() or None,
         "python": platform.python_version(),

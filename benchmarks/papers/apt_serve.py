@@ -96,12 +96,14 @@ def measure_rates(name: str) -> Callable[[Size, int], Mapping[str, Numbers]]:
 
 
 WHY_90 = (
-    "at 90 % nearly nothing waits with either policy, so there is little to choose from; and `fcfs` here keeps "
-    "{vllm_rate:.2f} requests/s"
+    "at 90 % hardly anything waits with either policy, so that there is little to choose from; and an iteration of "
+    "`apt` has prompts or decodes, where `fcfs` and `sarathi` have both for one fixed cost: over `fcfs` with "
+    "prompts in iterations of their own it is {then:.2f}x"
 )
 WHY_60 = (
-    "who is late goes last, so that the others stay in time: that is what is gained; the paper's `fcfs` falls "
-    "further, since vLLM computes preempted requests again, and ours keeps their KV"
+    "who is late goes last, so that the others stay in time: that is what is gained; over `fcfs` with prompts in "
+    "iterations of their own it is {then:.2f}x, and the paper's vLLM computes again what it preempts, where ours "
+    "keeps KV"
 )
 
 

@@ -27,6 +27,7 @@ HEAD = """# Five papers' figures, and ours
 with some of its parts, and **refuted** one without any ({noise:.0%} either way are noise), or the reverse. Systems that
 papers compare with are scheduling policies here, on the same simulated engine: vLLM is `fcfs` on colocated instances,
 DistServe is `fcfs` apart, FastGen and Sarathi-Serve are `sarathi`. Where several seeds ran, ours are their medians.
+With `--quick` it is a third of the requests and seconds that are named below.
 """
 
 
