@@ -322,7 +322,7 @@ OVERHEAD = Claim(
     "time to schedule an iteration, as a share of the mean time to a request's end",
     SETUP + "; figure 11f",
     "0.02 %",
-    "live: `accelgen`'s plans on this machine's processor, over times to the end that are simulated",
+    "live: processor time of `accelgen`'s plans on this machine, over times to the end that are simulated",
     "{share:.4%} ({plan_ms:.2f} ms, {jct_s:.0f} s)",
     lambda numbers: at_most(0.0002, numbers["share"]),
 )

@@ -235,7 +235,7 @@ PLANNING = Claim(
     "milliseconds of scheduling, by the number of candidates",
     "table 6",
     "0.3 with 50, 1.0 with 200, 4.8 with 800",
-    "live: `apt`'s plan of an iteration, median, on this machine's processor",
+    "live: processor time of `apt`'s plan of an iteration on this machine, median",
     "{of_50:.2f} with 50, {of_200:.2f} with 200, {of_800:.2f} with 800",
     lambda numbers: together([at_most(PLAN_MS[number], numbers[f"of_{number}"]) for number in PLAN_MS]),
 )

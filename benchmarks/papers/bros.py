@@ -200,7 +200,7 @@ ALONE = Claim(
 
 
 def measure_overhead(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """Plans on this processor's clock, over iterations of the simulated GPUs."""
+    """Plans by processor time, over iterations of the simulated GPUs."""
     window_s = size.scaled(90)
     arrivals = SHAREGPT.arrivals(int(10 * window_s), 10.0, seed)
     jobs = BE_SYNTHETIC.arrivals(JOB_SIZE, 1e6, seed)
@@ -223,7 +223,7 @@ OVERHEAD = Claim(
     "the share of an iteration that scheduling takes",
     "OPT-13B; figure 14",
     "9.12 to 9.52 %",
-    f"live: `bros`'s plans on this machine's processor, over iterations simulated by {FITS} with 2 GPUs",
+    f"live: processor time of `bros`'s plans on this machine, beside iterations simulated by {FITS} with 2 GPUs",
     "{share:.1%} ({plan_ms:.2f} ms beside {ms:.1f})",
     lambda numbers: at_most(0.0952, numbers["share"]),
 )
