@@ -23,7 +23,7 @@ from benchmarks.papers.figures import (
 )
 from benchmarks.papers.hybrid import beside_jobs
 from benchmarks.papers.machines import FITS, TWO_GPUS, colocated, scheduling, with_memory
-from benchmarks.papers.verdict import Verdict, amount, at_most, gain, together
+from benchmarks.papers.verdict import NOISE, Verdict, amount, at_most, gain, together
 
 SLO = Slo(0.4, 0.2)
 DATASETS = {"sharegpt": SHAREGPT, "lmsys": LMSYS}
@@ -90,12 +90,23 @@ def measure_hybrid(name: str) -> Callable[[Size, int], Mapping[str, Numbers]]:
             f"be-{name}": {each: less(each, "be") for each in others}
             | {f"{each}_per_s": mean(each, "be") for each in POLICIES}
             | {f"{each}_rt": mean(each, "rt") for each in POLICIES},
+            f"packing-{name}": {
+                f"{each}_{what}": mean(each, what) for each in ("priority", "bros") for what in ("ttft", "be")
+            },
             f"slo-{name}": {
                 f"{each}_{what}": mean(each, what) for each in POLICIES for what in ("ttft", "tpot")
             },
         }
 
     return measure
+
+
+def judge_packing(numbers: Numbers) -> Verdict:
+    """More first tokens in time; and BE keeps nine tenths of what it had."""
+    is_less_than_noise = numbers["bros_ttft"] - numbers["priority_ttft"] <= NOISE
+    if is_less_than_noise:
+        return Verdict.REFUTED
+    return Verdict.REPRODUCED if numbers["bros_be"] >= 0.9 * numbers["priority_be"] else Verdict.PARTLY
 
 
 def hybrid_claims(
@@ -121,6 +132,15 @@ def hybrid_claims(
         )
 
     return [
+        Claim(
+            f"packing-{name}",
+            f"what packing by residual time adds to RT before BE: RT's TTFT in time, and BE, {title}",
+            SETUP + "; 4.2",
+            "more, at little cost (no figure)",
+            HOW + "; RT before BE is `priority`",
+            "{priority_ttft:.0%} → {bros_ttft:.0%}, BE {priority_be:.2f} → {bros_be:.2f}/s",
+            judge_packing,
+        ),
         Claim(
             f"latency-{name}",
             f"mean normalized latency of RT, less than with others, {title}",
@@ -158,7 +178,7 @@ def hybrid_claims(
             "TPOT {bros_tpot:.0%} (vLLM {vllm_tpot:.1%}, prompts first {then_tpot:.1%}, round robin {rr_tpot:.1%})",
             judge_slo,
             short_of(
-                "of the first tokens few are in time with others; of TPOT vLLM keeps {vllm_tpot:.0%} here and round "
+                "with others hardly any first token is in time; of TPOT vLLM keeps {vllm_tpot:.0%} here and round "
                 "robin {rr_tpot:.0%}, more than in the paper, where who is preempted computes again"
             ),
         ),
@@ -194,6 +214,11 @@ ALONE = Claim(
     HOW + "; RT alone at 10 and 15 requests/s",
     "{less:.1%} less, {more:.2f}x",
     lambda numbers: together([amount(0.2936, numbers["less"]), gain(1.08, numbers["more"])]),
+    short_of(
+        "our router sends an instance two iterations of prompts, in order of arrival, so that late RT keeps others "
+        "waiting; with all there (`prefill_window=1024`, 15/s for 100 s): 14 % less, 1.04x, and 68 % of TTFT in time "
+        "instead of 21"
+    ),
 )
 
 # ---- what scheduling costs ------------------------------------------------------------------------------------------
