@@ -48,7 +48,7 @@ def markdown(findings: Sequence[Finding], runs: Sequence[Mapping[str, Any]]) -> 
     )
     head = HEAD.format(commands=commands, runs=f"{said}.", counts=counted, enough=ENOUGH, noise=NOISE)
     sections = [_section(name, findings) for name in PAPERS if any(each.paper == name for each in findings)]
-    return "\n".join([head, "![Ours over the claim](papers.png)\n", *sections, _datasets()])
+    return "\n".join([head, "![Claims by verdict](papers.png)\n", *sections, _datasets()])
 
 
 def _section(name: str, findings: Sequence[Finding]) -> str:

@@ -30,5 +30,5 @@ def draw_all(findings: Sequence[Finding], out: Path) -> None:
         left = [before + count for before, count in zip(left, counts, strict=True)]
     axes.invert_yaxis()
     axes.set(title="Claims")
-    axes.legend()
+    figure.legend(loc="outside right upper")
     figure.savefig(out / "papers.png", format="png", dpi=100)
