@@ -87,15 +87,16 @@ class Scenario:
         return lengths.prompt + lengths.output <= self.max_model_len
 
     def request(self, key: int, arrival: Arrival) -> Request:
-        """Real time has the SLO, or its own TBT objective; best effort has its window."""
+        """Real time has the SLO, or its own objectives; best effort has its window."""
         is_rt, window_s = arrival.tier == "rt", arrival.window_s
+        ttft_s = self.slo.ttft_s if arrival.ttft_s is None else arrival.ttft_s
         tbt_s = self.slo.tpot_s if arrival.tbt_s is None else arrival.tbt_s
         return make_request(
             key=key,
             prompt_len=arrival.lengths.prompt,
             num_output_tokens=arrival.lengths.output,
             arrival_s=arrival.time_s,
-            ttft_s=self.slo.ttft_s if is_rt and self.slo.ttft_s < inf else None,
+            ttft_s=ttft_s if is_rt and ttft_s < inf else None,
             tbt_s=tbt_s if is_rt and tbt_s < inf else None,
             tier=arrival.tier,
             deadline_s=None if is_rt or window_s is None else arrival.time_s + window_s,

@@ -32,6 +32,8 @@ class Arrival:
     window_s: float | None = None
     # The objective in seconds between two tokens of a real-time request. It is None where that of all holds.
     tbt_s: float | None = None
+    # Likewise, to its first token.
+    ttft_s: float | None = None
 
 
 def read_azure_trace(path: Path) -> list[Arrival]:

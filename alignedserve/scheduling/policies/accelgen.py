@@ -113,7 +113,12 @@ class AccelgenColocated(AccelgenDecode):
         at.evict(self._victims(at, waiting))
         waiting = [each for each in waiting if each.num_pooled or not at.had_better_wait(each)]
         begun = self._time.in_order(at.ready_and_behind()[1], at.now)
-        urgent = [each for each in [*begun, *waiting] if self._time.is_urgent(each, at.now)]
+        # Decodes would sit out for nothing if they did for a prompt that finds no room.
+        could_run = [
+            *begun,
+            *(each for each in waiting if decoding.has_room(at, each, self.config.admit_ahead)),
+        ]
+        urgent = [each for each in could_run if self._time.is_urgent(each, at.now)]
         pivot = self._time.pivot.num_tokens
         lengths, bound_s = self._run(at, min(sum(each.num_pending for each in urgent), pivot))
         # A prompt makes progress where nothing else runs, or it must.

@@ -161,3 +161,13 @@ def test_of_prompts_that_may_not_wait_alike_the_first_begins() -> None:
     instance = Instance("accelgen")
     instance.waits(large := prompt(70, 100.0 + 2 * ALIKE_S), small := prompt(40))
     assert [key(work) for work in instance.iterate().new_prompts] == [key(small), key(large)]
+
+
+def test_a_decode_sits_out_for_no_prompt_that_finds_no_room() -> None:
+    """Beside 80 tokens of the prompt it would come late. Without an iteration nothing ever frees the room."""
+    instance = Instance("accelgen", replace(LIMITS, num_blocks=12, max_model_len=160))
+    instance.runs(running := decoding(tbt_s=0.05, num_tokens=100))
+    for _ in range(64):
+        instance.schedule.took(0.011)
+    instance.waits(prompt(100, first_due_s=0.0))
+    assert instance.iterate(now=0.0).run == [key(running)]

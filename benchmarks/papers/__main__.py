@@ -1,0 +1,108 @@
+"""Measures the papers that are asked for; DIR/papers.json and the page are written anew after every experiment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers import page
+from benchmarks.papers.catalogue import PAPERS
+from benchmarks.papers.claim import Finding, Size
+from benchmarks.papers.record import Record
+from benchmarks.papers.run import Done, Measured, missing, run, tasks
+from benchmarks.progress import progress, say
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = _parser().parse_args(arguments)
+    papers = args.paper or list(PAPERS)
+    args.out.mkdir(parents=True, exist_ok=True)
+    record = Record.at(args.out / "papers.json")
+    if not args.page_only:
+        size = Size(args.quick, args.azure_trace, args.answers, args.seeds)
+        record.begin(describe(args.out))
+        _measure(papers, size, args.processes, record)
+    findings = _all(record)
+    print(page.terminal([each for each in findings if each.paper in papers]))
+    page.write(findings, record.runs, args.out)
+
+
+def _measure(papers: Sequence[str], size: Size, num_processes: int, record: Record) -> None:
+    todo, begun_s = tasks(papers, size), time.monotonic()
+    with progress(len(todo), "run") as bar:
+        bar.set_description(f"{len(todo)} runs in {num_processes} processes")
+
+        def told(done: Done) -> None:
+            bar.set_description(f"{done.task}: {done.took_s:.0f} s")
+            bar.update()
+
+        for each in run(todo, num_processes, told):
+            _note(each, record)
+            record.runs[-1]["minutes"] = round((time.monotonic() - begun_s) / 60, 1)
+            record.write()
+            page.write(_all(record), record.runs, record.path.parent)
+
+
+def _note(measured: Measured, record: Record) -> None:
+    for name, by_seed in measured.numbers.items():
+        record.add(measured.paper, name, by_seed)
+    for each in record.findings():
+        if each.paper == measured.paper and each.claim in measured.numbers:
+            say(f"{each.paper}, {each.text}: {each.figure}; ours: {each.ours}: {each.verdict}")
+
+
+def _all(record: Record) -> list[Finding]:
+    """Each paper's, and behind them what is not built yet."""
+    found = record.findings()
+    return [
+        each
+        for name in PAPERS
+        if any(one.paper == name for one in found)
+        for each in [*(one for one in found if one.paper == name), *missing(name)]
+    ]
+
+
+def describe(out: Path) -> dict[str, Any]:
+    arguments = ["OUT" if argument == str(out) else argument for argument in sys.argv[1:]]
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.papers", *arguments]),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit.stdout.strip() or None,
+        "python": platform.python_version(),
+        "num_cpus": os.cpu_count(),
+        "minutes": 0.0,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.papers", description="Five papers' headline figures beside ours."
+    )
+    parser.add_argument("--quick", action="store_true", help="a third of the requests, one seed")
+    parser.add_argument("--seeds", type=int, help="of each experiment [default: 2, or 1 with --quick]")
+    parser.add_argument(
+        "--paper", action="append", choices=list(PAPERS), help="repeat for several [default: all]"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 2))
+    parser.add_argument("--page-only", action="store_true", help="only write the page of papers.json anew")
+    parser.add_argument(
+        "--azure-trace", type=Path, help="of the Azure format: its lengths replace the made ones"
+    )
+    parser.add_argument("--answers", type=Path, help="JSON lines on which lengths are predicted")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

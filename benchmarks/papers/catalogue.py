@@ -1,0 +1,11 @@
+"""All papers, by the name that `--paper` takes."""
+
+from __future__ import annotations
+
+from benchmarks.papers import accelgen, aligned_serve, alise, apt_serve, bros
+from benchmarks.papers.claim import Paper
+
+PAPERS: dict[str, Paper] = {
+    paper.name: paper
+    for paper in (aligned_serve.PAPER, alise.PAPER, bros.PAPER, accelgen.PAPER, apt_serve.PAPER)
+}

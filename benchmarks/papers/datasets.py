@@ -1,0 +1,152 @@
+"""Made requests with the lengths of datasets that can't be had, or whose licence forbids it.
+
+Lengths are log-normal with a published mean and deviation, unless a dataset is given as ranges. What is drawn beyond
+the longest is drawn again. `source` says where the numbers come from, and which of them are assumed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.sim.trace import Arrival, Lengths, gamma_arrivals, scale_rate
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    mean: float
+    deviation: float
+    longest: int = 2048
+    shortest: int = 4
+
+    def draw(self, dice: random.Random) -> int:
+        variance = math.log(1 + (self.deviation / self.mean) ** 2)
+        mu = math.log(self.mean) - variance / 2
+        while True:
+            length = round(dice.lognormvariate(mu, math.sqrt(variance)))
+            if length <= self.longest:
+                return max(length, self.shortest)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Shares of requests by range of length; within a range each order of magnitude is as likely."""
+
+    shares: Sequence[tuple[float, int, int]]
+
+    def draw(self, dice: random.Random) -> int:
+        _, low, high = dice.choices(self.shares, [share for share, _, _ in self.shares])[0]
+        return round(math.exp(dice.uniform(math.log(low), math.log(high))))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    low: int
+    high: int
+
+    def draw(self, dice: random.Random) -> int:
+        return dice.randint(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    name: str
+    prompt: Lognormal | Ranges | Uniform
+    output: Lognormal | Ranges | Uniform
+    source: str
+
+    def lengths(self, number: int, seed: int) -> list[Lengths]:
+        dice = random.Random(f"{self.name} {seed}")
+        return [Lengths(self.prompt.draw(dice), self.output.draw(dice)) for _ in range(number)]
+
+    def arrivals(self, number: int, rate: float, seed: int, cv: float = 1.0) -> list[Arrival]:
+        """The same requests in the same rhythm at any rate."""
+        return at_rate(self.lengths(number, seed), rate, seed, cv)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Requests of several datasets in given shares."""
+
+    name: str
+    parts: Sequence[tuple[float, Dataset]]
+
+    def lengths(self, number: int, seed: int) -> list[Lengths]:
+        dice = random.Random(f"{self.name} {seed}")
+        chosen = dice.choices([each for _, each in self.parts], [share for share, _ in self.parts], k=number)
+        return [Lengths(each.prompt.draw(dice), each.output.draw(dice)) for each in chosen]
+
+
+def at_rate(lengths: Sequence[Lengths], rate: float, seed: int, cv: float = 1.0) -> list[Arrival]:
+    return scale_rate(gamma_arrivals(lengths, 1.0, cv, seed), rate)
+
+
+SHAREGPT = Dataset(
+    "ShareGPT",
+    Lognormal(222.76, 256.36),
+    Lognormal(234.51, 268.50),
+    "means and deviations of BROS's table 2",
+)
+LMSYS = Dataset(
+    "LMSYS-Chat-1M",
+    Lognormal(90.50, 148.52),
+    Lognormal(237.04, 228.21),
+    "means and deviations of BROS's table 2",
+)
+BE_SYNTHETIC = Dataset(
+    "BE-Synthetic", Uniform(512, 1024), Uniform(32, 128), "the ranges that BROS states, drawn evenly"
+)
+ALPACA = Dataset(
+    "Alpaca",
+    Lognormal(19.31, 19.31),
+    Lognormal(58.45, 58.45),
+    "means as in vLLM's paper (its figure 11); deviations assumed, as large as the means",
+)
+HUMANEVAL = Dataset(
+    "HumanEval",
+    Lognormal(171.3, 85.0),
+    Lognormal(98.2, 50.0),
+    "means as in DistServe's paper (its figure 7); deviations assumed, half of the means",
+)
+LONGBENCH = Dataset(
+    "LongBench",
+    Lognormal(1738.3, 900.0, longest=8000),
+    Lognormal(90.7, 90.7),
+    "means as in DistServe's paper (its figure 7); deviations assumed",
+)
+LONGBENCH_APT = Dataset(
+    "LongBench, cut",
+    Lognormal(1500.0, 400.0, longest=1800),
+    Lognormal(200.0, 100.0, longest=248),
+    "assumed: Apt-Serve says that prompts are long, answers about as long as ShareGPT's, all within 2048 tokens",
+)
+AZURE = Dataset(
+    "Azure conversation",
+    Lognormal(1154.7, 1108.8, longest=7437),
+    Lognormal(211.1, 162.9, longest=1000),
+    "means and deviations of the public trace, cut at the 7437 tokens that AlignedServe names",
+)
+# Of four ranges that add up to one, AccelGen gives three shares of prompts. A third of the answers would be longer
+# than the 2048 tokens that the same paper allows: they are drawn up to there.
+ACCELGEN_MIX = Dataset(
+    "Alpaca, ShareGPT and BookCorpus",
+    Ranges([(0.34, 10, 512), (0.52, 512, 4096), (0.14, 4096, 8192)]),
+    Ranges([(0.51, 10, 512), (0.49, 512, 2048)]),
+    "the shares of AccelGen's figure 8 as it states them in words; prompts up to 8192 tokens, answers up to 2048",
+)
+
+
+def short_and_long(share_of_short: float, short: Uniform, long: Uniform, output: Uniform) -> Mixed:
+    """AlignedServe's synthetic requests; how long answers are it does not say."""
+    return Mixed(
+        f"{share_of_short:.0%} short",
+        [
+            (share_of_short, Dataset("short", short, output, "")),
+            (1 - share_of_short, Dataset("long", long, output, "")),
+        ],
+    )
+
+
+ALL = (SHAREGPT, LMSYS, BE_SYNTHETIC, ALPACA, HUMANEVAL, LONGBENCH, LONGBENCH_APT, AZURE, ACCELGEN_MIX)

@@ -1,0 +1,63 @@
+"""What was measured: one JSON file, written anew after every experiment. Verdicts and reasons are not in it: they
+follow from the numbers, by the claims as they are in the code."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.catalogue import PAPERS
+from benchmarks.papers.claim import Finding, Numbers, finding
+
+
+@dataclass
+class Record:
+    path: Path
+    # The command, date, commit and machine of each run.
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    # Maps a paper to its claims' names, and these to the run that measured them, and to the numbers of each seed.
+    measured: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+
+    @staticmethod
+    def at(path: Path) -> Record:
+        """With what the file has already."""
+        if not path.exists():
+            return Record(path)
+        read = json.loads(path.read_text())
+        return Record(path, read["runs"], read["measured"])
+
+    def begin(self, run: dict[str, Any]) -> None:
+        self.runs.append(run)
+
+    def add(self, paper: str, claim: str, by_seed: list[Numbers]) -> None:
+        """It replaces what an earlier run has measured."""
+        seeds = [dict(each) for each in by_seed]
+        self.measured.setdefault(paper, {})[claim] = {"run": len(self.runs) - 1, "seeds": seeds}
+        self._drop_runs()
+
+    def write(self) -> None:
+        unfinished = self.path.with_suffix(".part")
+        unfinished.write_text(json.dumps({"runs": self.runs, "measured": self.measured}, indent=1) + "\n")
+        os.replace(unfinished, self.path)
+
+    def findings(self) -> list[Finding]:
+        """Of all claims that the code has."""
+        return [
+            finding(paper.name, claim, found["seeds"])
+            for paper in PAPERS.values()
+            for experiment in paper.experiments
+            for claim in experiment.claims
+            if (found := self.measured.get(paper.name, {}).get(claim.name))
+        ]
+
+    def _drop_runs(self) -> None:
+        """Runs of which nothing is left, but for the one under way."""
+        claims = [claim for of_paper in self.measured.values() for claim in of_paper.values()]
+        used = sorted({claim["run"] for claim in claims} | {len(self.runs) - 1})
+        places = {run: place for place, run in enumerate(used)}
+        self.runs[:] = [self.runs[run] for run in used]
+        for claim in claims:
+            claim["run"] = places[claim["run"]]

@@ -1,0 +1,99 @@
+"""Runs experiments in a few processes, each experiment once for every seed, and collects the numbers of each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from benchmarks.papers.catalogue import PAPERS
+from benchmarks.papers.claim import Experiment, Finding, Numbers, Size, not_measured
+from benchmarks.papers.unbuilt import UNBUILT
+
+
+@dataclass(frozen=True)
+class Task:
+    """One experiment with one seed: what another process is told."""
+
+    paper: str
+    index: int
+    seed: int
+    size: Size
+
+    @property
+    def experiment(self) -> Experiment:
+        return PAPERS[self.paper].experiments[self.index]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.paper, self.index
+
+    def __str__(self) -> str:
+        return f"{self.paper}: {self.experiment.claims[0].name}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Done:
+    task: Task
+    # Maps a claim's name to its numbers.
+    numbers: dict[str, Numbers]
+    took_s: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One experiment, with all of its seeds."""
+
+    paper: str
+    # Maps a claim's name to the numbers of each seed.
+    numbers: dict[str, list[Numbers]]
+
+
+def work(task: Task) -> Done:
+    begun_s = time.monotonic()
+    found = task.experiment.measure(task.size, task.seed)
+    return Done(task, dict(found), time.monotonic() - begun_s)
+
+
+def tasks(papers: Sequence[str], size: Size) -> list[Task]:
+    """Those that measure wall-clock time come last."""
+    found = [
+        Task(name, index, seed, size)
+        for name in papers
+        for index, experiment in enumerate(PAPERS[name].experiments)
+        for seed in range(1 if experiment.is_timed else size.num_seeds)
+    ]
+    return sorted(found, key=lambda task: task.experiment.is_timed)
+
+
+def run(todo: Sequence[Task], num_processes: int, told: Callable[[Done], None]) -> Iterator[Measured]:
+    """`told` of every task that is done. What an experiment measures comes when all of its seeds are done."""
+    done: defaultdict[tuple[str, int], list[Done]] = defaultdict(list)
+    num_seeds = Counter(task.place for task in todo)
+    for each in _each_done(todo, num_processes):
+        told(each)
+        all_seeds = done[each.task.place]
+        all_seeds.append(each)
+        if len(all_seeds) == num_seeds[each.task.place]:
+            all_seeds.sort(key=lambda one: one.task.seed)
+            names = [claim.name for claim in each.task.experiment.claims]
+            yield Measured(
+                each.task.paper, {name: [one.numbers[name] for one in all_seeds] for name in names}
+            )
+
+
+def _each_done(todo: Sequence[Task], num_processes: int) -> Iterator[Done]:
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+        pending = [pool.submit(work, task) for task in todo if not task.experiment.is_timed]
+        for future in as_completed(pending):
+            yield future.result()
+    for task in todo:
+        if task.experiment.is_timed:
+            yield work(task)
+
+
+def missing(paper: str) -> list[Finding]:
+    return [not_measured(paper, each.claim, each.mechanism) for each in UNBUILT if each.paper == paper]

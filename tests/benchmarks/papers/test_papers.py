@@ -1,0 +1,142 @@
+"""The papers' claims as data, one experiment from its runs to the page, and what is not measured."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
+from benchmarks.papers import accelgen, alise, baselines, bros, timed
+from benchmarks.papers.__main__ import main
+from benchmarks.papers.catalogue import PAPERS
+from benchmarks.papers.claim import Claim, Size, finding
+from benchmarks.papers.figures import quantile
+from benchmarks.papers.machines import ONE_GPU, with_memory
+from benchmarks.papers.page import markdown, terminal
+from benchmarks.papers.record import Record
+from benchmarks.papers.run import missing, tasks
+from benchmarks.papers.unbuilt import UNBUILT
+from benchmarks.papers.verdict import Verdict, gain
+
+CLAIM = Claim(
+    "rate",
+    "the rate",
+    "OPT-13B",
+    "1.5x",
+    "simulated",
+    "{ratio:.2f}x",
+    lambda numbers: gain(1.5, numbers["ratio"]),
+    {Verdict.PARTLY: "because it is {ratio:.1f}"},
+)
+
+
+def test_claims_have_names_of_their_own() -> None:
+    claims = [
+        (paper.name, claim.name)
+        for paper in PAPERS.values()
+        for experiment in paper.experiments
+        for claim in experiment.claims
+    ] + [(each.paper, each.claim.name) for each in UNBUILT]
+    assert max(Counter(claims).values()) == 1
+    assert {paper for paper, _ in claims} == set(PAPERS)
+
+
+def test_the_verdict_is_that_of_the_seeds_median() -> None:
+    found = finding("alise", CLAIM, [{"ratio": 1.1}, {"ratio": 9.0}, {"ratio": 1.2}])
+    assert (found.verdict, found.ours, found.reason) == (Verdict.PARTLY, "1.20x", "because it is 1.2")
+    assert list(found.numbers["ratio"]) == [1.1, 9.0, 1.2]
+    assert finding("alise", CLAIM, [{"ratio": 9.0}]).verdict is Verdict.REPRODUCED
+
+
+def test_what_takes_time_of_the_clock_runs_last_and_once() -> None:
+    todo = tasks(list(PAPERS), Size())
+    is_timed = [task.experiment.is_timed for task in todo]
+    assert is_timed == sorted(is_timed)
+    assert any(is_timed)
+    assert all(task.seed == 0 for task in todo if task.experiment.is_timed)
+
+
+def test_what_is_not_built_is_said_to_be() -> None:
+    found = [each for name in PAPERS for each in missing(name)]
+    assert len(found) == len(UNBUILT)
+    assert {each.verdict for each in found} == {Verdict.NOT_MEASURED}
+    assert all(each.reason.endswith("is not built yet") for each in found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        alise.DEFER,
+        baselines.PROMPTS_FIRST,
+        baselines.ROUND_ROBIN,
+        *accelgen.POLICIES.values(),
+        *bros.POLICIES.values(),
+        timed.policy_name(timed.TimedBros),
+    ],
+)
+def test_baselines_and_ablations_are_policies(name: str) -> None:
+    assert make_policy(SchedulingConfig(name)).summary
+
+
+@pytest.mark.parametrize("name", [*accelgen.POLICIES.values(), baselines.PROMPTS_FIRST])
+def test_nothing_is_lost_without_a_method(name: str) -> None:
+    arrivals = accelgen.with_objectives(accelgen.ACCELGEN_MIX.arrivals(12, 1.0, seed=0), seed=0)
+    ran = accelgen.scenario(name).simulate(arrivals)
+    assert all(stream.is_complete for stream in ran.streams)
+
+
+@pytest.mark.parametrize("policy", [baselines.ROUND_ROBIN, "bros"])
+def test_a_job_of_best_effort_follows_the_last(policy: str) -> None:
+    ran = bros.run(policy, bros.SHAREGPT, 2.0, 30.0, seed=0, size=4)
+    be = bros.of_class(ran, "be")
+    starts = Counter(stream.request.arrival_s for stream in be)
+    assert len(starts) > 2
+    assert set(starts.values()) == {4}
+    ends = sorted(stream.ended_s for stream in be if stream.is_complete)
+    # The second job begins when the fourth request has ended.
+    assert sorted(starts)[1] == pytest.approx(ends[3], abs=0.01)
+    assert bros.of_class(ran, "rt")
+
+
+def test_memory_is_what_weights_leave() -> None:
+    """An A100 of 40 GB uses 36 GB, of which weights take 26: KV of 0.82 MB a token fits 12,207 times."""
+    assert with_memory(ONE_GPU, 1, 40e9).num_kv_tokens == 12_207
+
+
+def test_quantiles_are_of_the_nearest_rank() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert (quantile(values, 0.1), quantile(values, 0.5), quantile(values, 0.99)) == (10.0, 50.0, 99.0)
+    assert quantile([7.0], 0.99) == 7.0
+
+
+def test_a_run_is_written_and_read_again(tmp_path: Path) -> None:
+    record = Record.at(tmp_path / "papers.json")
+    record.begin({"command": "one", "date": "d", "commit": "c", "num_cpus": 2, "minutes": 1.0})
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
+    record.write()
+    again = Record.at(record.path)
+    again.begin({"command": "two", "date": "d", "commit": "c", "num_cpus": 2, "minutes": 1.0})
+    again.add("alise", "rate-alpaca", [{"vllm": 1.0, "fcfs": 2.0, "alise": 2.0}])
+    assert [run["command"] for run in again.runs] == ["two"]
+    (found,) = again.findings()
+    assert found.verdict is Verdict.REFUTED
+    assert "1.00x" in markdown([found], again.runs)
+
+
+def test_a_paper_is_measured_and_its_page_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--quick", "--paper", "accelgen", "--out", str(tmp_path), "--processes", "1"])
+    said, page = capsys.readouterr().out, (tmp_path / "papers.md").read_text()
+    measured = json.loads((tmp_path / "papers.json").read_text())["measured"]["accelgen"]
+    assert {"throughput", "ablations", "overhead"} <= set(measured)
+    assert "accelgen: tokens/s" in said
+    assert "| tokens/s | 1.42 to 11.21x |" in page
+    assert (tmp_path / "papers.png").stat().st_size > 1000
+
+
+def test_the_table_of_a_terminal_says_all_of_it() -> None:
+    said = terminal([finding("alise", CLAIM, [{"ratio": 1.2}])])
+    assert all(part in said for part in ("alise: the rate", "1.5x", "1.20x", "partly", "because it is 1.2"))

@@ -1,0 +1,40 @@
+"""Apt-Serve's policy with more requests than an instance holds, in virtual time."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec.structs import replace
+
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.sim.report import Report, Slo
+from alignedserve.sim.scenario import Scenario
+from alignedserve.sim.trace import Arrival, Lengths, poisson_arrivals
+from alignedserve.timing.cost_presets import load_cost_model
+
+COST = replace(load_cost_model("opt-13b/a100-80gb"), num_kv_tokens=12_000)
+
+
+def overload() -> list[Arrival]:
+    """About one and a half times what the instance can do, over twenty times what it holds at once."""
+    dice = Random(1)
+    lengths = [Lengths(dice.choice([60, 200, 900]), dice.choice([60, 200, 600])) for _ in range(400)]
+    return poisson_arrivals(lengths, rate=5.0, seed=1)
+
+
+def run(policy: str) -> Report:
+    scenario = Scenario(
+        COST,
+        num_colocated=1,
+        max_model_len=2048,
+        slo=Slo(ttft_s=1.0, tpot_s=1.0),
+        scheduling=SchedulingConfig(policy),
+    )
+    return scenario.run(overload())
+
+
+def test_those_that_can_be_in_time_pass_all_that_are_late() -> None:
+    """Late ones are overtaken wherever they wait, not only among the few that the router sends ahead."""
+    fcfs, apt = run("fcfs"), run("apt")
+    assert apt.attainment > 2 * fcfs.attainment
+    assert apt.tokens_per_s > 0.95 * fcfs.tokens_per_s
