@@ -7,7 +7,7 @@ import pytest
 
 from alignedserve.gateway.telemetry.metrics import Histogram, Metrics
 from alignedserve.gateway.telemetry.request_stats import RequestStats
-from alignedserve.protocol.messages import Cluster, InstanceStats, Moved, Rejected, Request
+from alignedserve.protocol.messages import SCHEDULING_S, Cluster, InstanceStats, Moved, Rejected, Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 from tests.gateway.observed import observed
@@ -81,6 +81,10 @@ class KnowingRouter(ScriptedRouter):
             num_preemptions=3,
             num_evictions=2,
             num_batch_switches=5,
+            num_batch_iterations=40,
+            num_mixed_iterations=4,
+            scheduling=[7] + [0] * (len(SCHEDULING_S) - 1) + [1],
+            scheduling_s=2.5,
             min_length=10,
             max_length=50,
             moved=moved,
@@ -113,6 +117,12 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             assert found[f"num_preemptions_total{decode}"] == 3
             assert found[f"num_evictions_total{decode}"] == 2
             assert found[f"num_batch_switches_total{decode}"] == 5
+            assert found[f"num_batch_iterations_total{decode}"] == 40
+            assert found[f"num_mixed_iterations_total{decode}"] == 4
+            within_1_s = '{instance="decode-0",island="0",le="1.0",role="decode"}'
+            assert found[f"scheduling_time_seconds_bucket{within_1_s}"] == 7
+            assert found[f"scheduling_time_seconds_count{decode}"] == 8
+            assert found[f"scheduling_time_seconds_sum{decode}"] == 2.5
             assert found[f"computed_tokens_total{decode}"] == 600
             assert found[f"computing_seconds_total{decode}"] == 1.5
             assert found[f"prefix_length_spread{decode}"] == 40
