@@ -29,10 +29,9 @@ import math
 from collections.abc import Sequence
 
 from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.scheduling import decoding, routing
+from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.island import Island, Room
 from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.scheduling.policies.priority import PriorityPrefill, PriorityRouter
 from alignedserve.scheduling.token_times import TokenTimes
@@ -251,12 +250,6 @@ class BrosDecode(DecodePart):
         return chosen
 
 
-class BrosRouter(PriorityRouter):
-    def room(self, island: Island) -> Room:
-        """Instances know which real time is lost, and how much best effort fits beside the rest."""
-        return routing.room_to_choose(island, self.config.prefill_window)
-
-
 class Bros(Policy):
     name = "bros"
     summary = (
@@ -264,7 +257,7 @@ class Bros(Policy):
     )
 
     def router(self) -> RouterPart:
-        return BrosRouter(self.config)
+        return PriorityRouter(self.config)
 
     def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
         return PriorityPrefill(limits, self.config)
