@@ -54,9 +54,9 @@ class Outcome:
     prefill_busy: float
     # Mean number of requests in an iteration of a decode instance, weighted by the iteration's duration.
     mean_batch: float
-    # The number of candidate batches that ran, and the share of iterations that mixed batches, or a batch and requests
-    # of none; None: no batch ran.
+    # The number of candidate batches that ran.
     num_batches: int
+    # The share of iterations that mixed batches, or a batch and requests of none. It is None where no batch ran.
     mixed: float | None
     # The share of iterations that were scheduled within SOON_S seconds of the one before, copies included.
     scheduled_soon: float

@@ -29,9 +29,8 @@ class Eviction:
         missing -= sum(each.num_blocks + at.growth_of(each, ahead) for each in victims)
         if missing > 0:
             leaving = {each.key for each in victims}
-            for scheduled in self._in_order(at, [each for each in at.running if each.key not in leaving])[
-                :-1
-            ]:
+            staying = [each for each in at.running if each.key not in leaving]
+            for scheduled in self._in_order(at, staying)[:-1]:
                 if missing > 0:
                     victims.append(scheduled)
                     missing -= scheduled.num_blocks + at.growth_of(scheduled, ahead)

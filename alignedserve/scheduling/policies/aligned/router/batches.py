@@ -42,11 +42,11 @@ def decide(island: Island, config: SchedulingConfig, is_rt_known: bool) -> Itera
     if not len(island.decode_queue):
         return
     patience_s = routing.patience_s(island, config.starvation_s)
-    is_pressing = is_rt_known or _is_pressing(island, HELD_BACK * patience_s)
     for view in sorted(island.cluster.decodes, key=lambda view: -view.num_available_blocks):
         near = _find_near(view, island, config, is_rt_known, patience_s)
         batch = _form_batch(view, island, config, is_rt_known, patience_s)
-        if batch and (is_pressing or (not near and _is_shrunk(view, island))):
+        is_wanted = is_rt_known or (not near and _is_shrunk(view, island))
+        if batch and (is_wanted or _is_pressing(island, HELD_BACK * patience_s)):
             view.batch_search.ask(island.decode_queue.num_changes)
             yield batch
         elif near:
