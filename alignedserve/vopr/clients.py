@@ -72,15 +72,15 @@ class DirectClients(Clients):
         return self._island.streams
 
     def check_end(self) -> None:
+        may_be_full = self._may_be_full()
         for stream in self.streams:
             key = stream.request.key
             if self._num_ends.get(key) != 1:
                 raise Broken(f"request {key} ended {self._num_ends.get(key, 0)} times")
-            is_refused = stream.outcome == "full" and self._may_be_full and not stream.tokens
+            is_refused = stream.outcome == "full" and may_be_full and not stream.tokens
             if stream.outcome not in self._ENDS and not is_refused:
                 raise Broken(f"request {key} ended with {stream.outcome}")
 
-    @property
     def _may_be_full(self) -> bool:
         """Whether there were ever so many requests, or so long ones, that a router may have refused one."""
         limits = self._island.config.router

@@ -43,7 +43,6 @@ class LiveRouter:
         self.observers: list[Observer] = []
         # Makes the event log of each router; None: there is none.
         self.make_log: Callable[[Epoch], EventLog] | None = None
-        self.is_hung = False
         self._fence = fence
         self._loop = loop
         self._world = world
@@ -55,6 +54,10 @@ class LiveRouter:
     @property
     def is_up(self) -> bool:
         return self.core is not None
+
+    @property
+    def is_hung(self) -> bool:
+        return self.process is not None and self.process.is_hung
 
     def start(self) -> None:
         if self.core:
@@ -69,17 +72,14 @@ class LiveRouter:
         if self.process:
             self.process.kill()
         self.core = self.process = None
-        self.is_hung = False
 
     def hang(self) -> None:
         if self.process:
             self.process.hang()
-            self.is_hung = True
 
     def wake_up(self) -> None:
         if self.process:
             self.process.wake_up()
-        self.is_hung = False
 
     async def _run(self, core: Router, epoch: Epoch) -> None:
         log = self.make_log(epoch) if self.make_log else None

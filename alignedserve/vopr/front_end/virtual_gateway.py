@@ -33,7 +33,6 @@ class VirtualGateway:
         """`store` makes the connection of a process of this name to the store."""
         self.name = config.instance_id
         self.process: VirtualProcess | None = None
-        self.is_hung = False
         self._life: _Life | None = None
         self._loop = loop
         self._config = config
@@ -50,6 +49,10 @@ class VirtualGateway:
     def num_open(self) -> int:
         return self._life.gateway.num_open if self._life and self.is_up else 0
 
+    @property
+    def is_hung(self) -> bool:
+        return self.process is not None and self.process.is_hung
+
     def start(self) -> None:
         if self.is_up:
             raise RuntimeError(f"{self.name} is started, but is up")
@@ -63,7 +66,6 @@ class VirtualGateway:
         running.add_done_callback(lambda _: process.kill())
 
     def kill(self) -> None:
-        self.is_hung = False
         if self.process:
             self.process.kill()
 
@@ -75,12 +77,10 @@ class VirtualGateway:
     def hang(self) -> None:
         if self.process:
             self.process.hang()
-            self.is_hung = True
 
     def wake_up(self) -> None:
         if self.process:
             self.process.wake_up()
-        self.is_hung = False
 
     def set_clock_ahead(self, seconds: float) -> None:
         """Its wall clock jumps; that of its next life is right."""

@@ -50,6 +50,10 @@ class VirtualProcess:
         """Starts a task of this process."""
         return self._loop.create_task(main, name=f"{self.name}: {name}", context=self.context.copy())
 
+    @property
+    def is_hung(self) -> bool:
+        return self._held is not None and not self.is_killed
+
     def hang(self) -> None:
         if self._held is None:
             self._held = []
