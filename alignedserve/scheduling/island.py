@@ -158,6 +158,10 @@ class PrefillView(Protocol):
 class Search(Protocol):
     """A question to the pool. A search that found nothing is repeated when there is something new to find."""
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the pool has not answered yet."""
+
     def is_due(self, about: object) -> bool: ...
 
     def ask(self, about: object) -> None: ...

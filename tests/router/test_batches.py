@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alignedserve.protocol.messages import Candidates, FindNear, FormBatch, Offer
-from alignedserve.types import RequestKey
-from tests.router.script import DECODE, POOL, Script
+from alignedserve.types import InstanceId, RequestKey
+from tests.router.script import DECODE, POOL, Script, decode_report
 
 
 def script_with(*, num_running: int, length: int, tier: str = "be") -> Script:
@@ -64,6 +64,29 @@ def test_whoever_is_held_back_for_long_is_held_back_no_longer() -> None:
     assert searches(script) == []
     script.tick(30.0)
     assert [type(each) for each in searches(script)] == [FormBatch], "20 times as long as 2 s, and a little"
+
+
+def test_only_one_instance_makes_room_for_whoever_is_held_back_for_long() -> None:
+    script = script_with(num_running=4, length=40)
+    script.connect("decode-1")
+    others = [RequestKey(key) for key in (5, 6, 7, 8)]
+    for key in others:
+        script.pooled(key, tier="be")
+    script.say(POOL, Candidates(InstanceId("decode-1"), others, is_batch=True))
+    lengths = {"num_running": 4, "sum_lengths": 160, "batch_min_length": 40, "batch_max_length": 40}
+    script.say("decode-1", decode_report(admitted=others, **lengths))
+    script.take()
+    script.pooled(11, tier="be", num_prompt=100)
+    for search in searches(script):
+        script.say(POOL, Candidates(search.decode, [], is_batch=isinstance(search, FormBatch)))
+    assert searches(script) == []
+    script.tick(69.0)
+    (form,) = searches(script)
+    assert isinstance(form, FormBatch)
+    script.say(POOL, Candidates(form.decode, [RequestKey(11)], is_batch=True, replaces=True))
+    script.pooled(12, tier="be", num_prompt=100)
+    script.tick(69.0)
+    assert not any(isinstance(search, FormBatch) for search in searches(script)), "one is on its way"
 
 
 def test_a_window_that_presses_is_not_held_back() -> None:

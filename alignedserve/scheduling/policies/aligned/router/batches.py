@@ -46,7 +46,7 @@ def decide(island: Island, config: SchedulingConfig, is_rt_known: bool) -> Itera
         near = _find_near(view, island, config, is_rt_known, patience_s)
         batch = _form_batch(view, island, config, is_rt_known, patience_s)
         is_wanted = is_rt_known or (not near and _is_shrunk(view, island))
-        if batch and (is_wanted or _is_pressing(island, HELD_BACK * patience_s)):
+        if batch and (is_wanted or (not _is_coming(island) and _is_pressing(island, HELD_BACK * patience_s))):
             view.batch_search.ask(island.decode_queue.num_changes)
             yield batch
         elif near:
@@ -89,6 +89,11 @@ def _is_shrunk(view: DecodeView, island: Island) -> bool:
     num_tokens = (report.sum_lengths if report else 0) + sum(view.near.values()) * limits.block_size
     here = filling(len(view.running) + len(view.near), num_tokens)
     return here <= SWITCH * filling(len(queue), queue.num_tokens)
+
+
+def _is_coming(island: Island) -> bool:
+    """Whether a batch is on its way to an instance: who presses may be in it, and no other one need make room."""
+    return any(view.batch or view.batch_search.is_asked for view in island.cluster.decodes)
 
 
 def _is_pressing(island: Island, patience_s: float) -> bool:
