@@ -1,9 +1,9 @@
 """Lets `alignedserve vopr` look for each mutant until it is found or the time is up.
 
-    python -m benchmarks.mutants [--minutes 10] [--only TEXT] [--jobs N] [--out DIR]
+    python -m benchmarks.mutants [--minutes 10] [--only TEXT] [--jobs N] [--out DIR] [--continue]
 
-`--only`: those with the text in their name or file. Writes mutants.md and mutants.json. Exit status 1: not all were
-found.
+`--only`: those with the text in their name or file. `--continue`: not those that were found before, as DIR says; all
+of them take hours. Writes mutants.md and mutants.json. Exit status 1: not all were found.
 """
 
 from __future__ import annotations
@@ -84,19 +84,27 @@ def save(hunts: Sequence[Hunt], to: Path, minutes: float, num_jobs: int) -> None
     (to / "mutants.json").write_text(json.dumps([asdict(each) for each in hunts], indent=1) + "\n")
 
 
+def found_before(directory: Path) -> dict[str, Hunt]:
+    path = directory / "mutants.json"
+    hunts = [Hunt(**each) for each in json.loads(path.read_text())] if path.exists() else []
+    return {each.name: each for each in hunts if each.is_found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--continue", action="store_true", dest="goes_on")
     args = parser.parse_args()
+    before = found_before(args.out) if args.goes_on else {}
     chosen = [each for each in mutants() if args.only in each.name or args.only in each.file]
     hunts: list[Hunt] = []
     with tempfile.TemporaryDirectory() as directory:
         copy_packages(Path(directory))
         for mutant in chosen:
-            found = hunt(mutant, Path(directory), args.minutes, args.jobs)
+            found = before.get(mutant.name) or hunt(mutant, Path(directory), args.minutes, args.jobs)
             hunts.append(found)
             verdict = "found" if found.is_found else "NOT FOUND"
             print(f"{found.seconds:6.0f} s  {verdict:9}  {mutant.name}: {found.failure}", flush=True)
