@@ -83,7 +83,8 @@ class AliseDecode(DecodePart):
             each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
         ]
         in_order = self._in_order([*at.running, *waiting], at.now)
-        at.evict(self._victims(at, in_order))
+        gone = self.preempt(at, *self._victims(at, in_order))
+        in_order = [each for each in in_order if each not in gone]
         ready = [each for each in in_order if each.num_blocks and each.num_pending == 1]
         at.run_each(ready)
         is_room = True
@@ -148,8 +149,11 @@ class AliseDecode(DecodePart):
         if request.last_run != mark.last_run:
             mark.last_run, mark.ran_s = request.last_run, now
 
-    def _victims(self, at: DecodeBoundary, in_order: Sequence[DecodeRequest]) -> list[DecodeRequest]:
+    def _victims(
+        self, at: DecodeBoundary, in_order: Sequence[DecodeRequest]
+    ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
         """Who leaves so that others can grow, and so that those before them in the order can come."""
+        for_others: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
@@ -163,11 +167,11 @@ class AliseDecode(DecodePart):
             while (num_blocks < 0 or num_slots < 0) and last:
                 # One of its own queue stays: they would take turns.
                 if places[last[0].key] < place or not self._is_behind(last[0], request, at.now):
-                    return chosen
-                chosen.append(last.pop(0))
-                num_blocks += chosen[-1].num_blocks
+                    return chosen, for_others
+                for_others.append(last.pop(0))
+                num_blocks += for_others[-1].num_blocks
                 num_slots += 1
-        return chosen
+        return chosen, for_others
 
     def _is_behind(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
         return self.queue_of(request, now) > self.queue_of(other, now)

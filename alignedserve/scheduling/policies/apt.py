@@ -52,7 +52,7 @@ class AptDecode(DecodePart):
             each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
         ]
         self._times.look([*at.running, *waiting], at.now)
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         ready, begun = at.ready_and_behind()
         self._admit(at, [each for each in waiting if each.num_pooled])
         prompts = [each for each in waiting if not each.num_pooled]

@@ -144,7 +144,8 @@ class BrosDecode(DecodePart):
         rt.sort(key=lambda request: self._place(request, at.now))
         be = [each for each in (*at.running, *waiting) if not each.is_rt]
         be.sort(key=lambda request: 0 if request.num_blocks else request.num_pooled)
-        at.evict(self._victims(at, rt))
+        gone = self.preempt(at, *self._victims(at, rt))
+        rt, be = ([each for each in some if each not in gone] for some in (rt, be))
         for request in self._pack(at, rt, be):
             if not request.num_blocks:
                 at.admit(request)
@@ -234,8 +235,11 @@ class BrosDecode(DecodePart):
         most = self.limits.max_num_seqs
         return min(2 * self._size if is_in_time else BASE_SIZE, most)
 
-    def _victims(self, at: DecodeBoundary, rt: Sequence[DecodeRequest]) -> list[DecodeRequest]:
+    def _victims(
+        self, at: DecodeBoundary, rt: Sequence[DecodeRequest]
+    ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
         """Who leaves so that the others can grow, and BE for RT that finds no room."""
+        for_rt: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
@@ -244,10 +248,10 @@ class BrosDecode(DecodePart):
             num_blocks -= at.growth_of(request, self.config.admit_ahead)
             num_slots -= 1
             while (num_blocks < 0 or num_slots < 0) and be:
-                chosen.append(be.pop(0))
-                num_blocks += chosen[-1].num_blocks
+                for_rt.append(be.pop(0))
+                num_blocks += for_rt[-1].num_blocks
                 num_slots += 1
-        return chosen
+        return chosen, for_rt
 
 
 class Bros(Policy):

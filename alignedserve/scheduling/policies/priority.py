@@ -55,7 +55,7 @@ class PriorityPrefill(PrefillPart):
 
 class PriorityDecode(DecodePart):
     def plan(self, at: DecodeBoundary) -> None:
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         decoding.run_all(at)
         decoding.admit_in_order(at, self.config, is_rt=True)
         if not any(request.is_rt for request in chain(at.requests, at.batch)):
@@ -69,7 +69,7 @@ class PriorityDecode(DecodePart):
 
 class PriorityColocated(ColocatedPart):
     def plan(self, at: DecodeBoundary) -> None:
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         decoding.go_on(at, decoding.real_time_first(at.running))
         decoding.begin_in_order(at, self.config, [each for each in _waiting(at) if each.is_rt])
         if not any(each.is_rt for each in _waiting(at)):
