@@ -114,7 +114,7 @@ class AccelgenColocated(AccelgenDecode):
     def plan(self, at: DecodeBoundary) -> None:
         waiting = self._look(at)
         self.preempt(at, *self._victims(at, waiting))
-        waiting = [each for each in waiting if each.num_pooled or not at.had_better_wait(each)]
+        waiting = [each for each in waiting if not decoding.had_better_wait(at, each)]
         begun = self._time.in_order(at.ready_and_behind()[1], at.now)
         # Decodes would sit out for nothing if they did for a prompt that finds no room.
         could_run = [
@@ -150,6 +150,8 @@ class AccelgenColocated(AccelgenDecode):
                 return
             chosen = min(fitting, key=prompts.distance)
             waiting.remove(chosen)
+            if decoding.had_better_wait(at, chosen):
+                continue
             at.admit(chosen)
             if not chosen.num_pooled:
                 prompts.compute(chosen)

@@ -37,6 +37,8 @@ FIRST_QUEUE_S = 0.5
 NUM_QUEUES = 8
 # Who has not run for so many seconds rises by a queue.
 AGE_S = 5.0
+# So many prompts may wait at a colocated instance for each request that it can run: the router sends the shortest.
+NUM_CHOICES = 1
 _QUEUE_ENDS_S = [FIRST_QUEUE_S * 2**number for number in range(NUM_QUEUES - 1)]
 
 
@@ -79,9 +81,7 @@ class AliseDecode(DecodePart):
         self._predictor = Predictor(estimate)
 
     def plan(self, at: DecodeBoundary) -> None:
-        waiting = [
-            each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
-        ]
+        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
         in_order = self._in_order([*at.running, *waiting], at.now)
         gone = self.preempt(at, *self._victims(at, in_order))
         in_order = [each for each in in_order if each not in gone]
@@ -92,7 +92,7 @@ class AliseDecode(DecodePart):
             if request.num_blocks:
                 if request.num_pending > 1:
                     decoding.compute(at, request, at.num_tokens_left)
-            elif is_room and at.num_tokens_left > 0:
+            elif is_room and at.num_tokens_left > 0 and not decoding.had_better_wait(at, request):
                 # What becomes free is for the first that finds no room.
                 is_room = decoding.has_room(at, request, self.config.admit_ahead)
                 if is_room:
@@ -186,8 +186,10 @@ class AliseRouter(RouterPart):
         return Urgency(True, request.arrived_s + needed_s, False)
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        """New ones do not wait for those that were evicted: instances know who goes first."""
-        yield from routing.start_line(island, 0, routing.room_left(island, self.config.prefill_window))
+        """New ones do not wait for those that were evicted: instances know who goes first. Who left without its KV
+        waits here as well, and must not keep shorter ones from being seen there."""
+        room = routing.room_to_choose(island, self.config.prefill_window, NUM_CHOICES)
+        yield from routing.start_line(island, 0, room)
 
 
 class Alise(Policy):

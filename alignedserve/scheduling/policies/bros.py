@@ -29,9 +29,10 @@ import math
 from collections.abc import Sequence
 
 from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.scheduling import decoding
+from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.island import Island, Room
 from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.scheduling.policies.priority import PriorityPrefill, PriorityRouter
 from alignedserve.scheduling.token_times import TokenTimes
@@ -136,9 +137,7 @@ class BrosDecode(DecodePart):
         return begun.is_rt or not request.is_rt
 
     def plan(self, at: DecodeBoundary) -> None:
-        waiting = [
-            each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
-        ]
+        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
         self._times.look([*at.running, *waiting], at.now)
         rt = [each for each in (*at.running, *waiting) if each.is_rt]
         rt.sort(key=lambda request: self._place(request, at.now))
@@ -148,6 +147,8 @@ class BrosDecode(DecodePart):
         rt, be = ([each for each in some if each not in gone] for some in (rt, be))
         for request in self._pack(at, rt, be):
             if not request.num_blocks:
+                if decoding.had_better_wait(at, request):
+                    continue
                 at.admit(request)
                 if request.num_pooled:
                     continue
@@ -254,6 +255,12 @@ class BrosDecode(DecodePart):
         return chosen, for_rt
 
 
+class BrosRouter(PriorityRouter):
+    def room(self, island: Island) -> Room:
+        """Instances know which real time is lost, and how much best effort fits beside the rest."""
+        return routing.room_to_choose(island, self.config.prefill_window)
+
+
 class Bros(Policy):
     name = "bros"
     summary = (
@@ -261,7 +268,7 @@ class Bros(Policy):
     )
 
     def router(self) -> RouterPart:
-        return PriorityRouter(self.config)
+        return BrosRouter(self.config)
 
     def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
         return PriorityPrefill(limits, self.config)

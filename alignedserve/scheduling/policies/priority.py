@@ -18,7 +18,7 @@ from alignedserve.scheduling.boundary import (
     DecodeRequest,
     PrefillRequest,
 )
-from alignedserve.scheduling.island import Assign, Island, RoutedRequest
+from alignedserve.scheduling.island import Assign, Island, Room, RoutedRequest
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.timing.estimate import Estimate
 
@@ -32,10 +32,13 @@ class PriorityRouter(RouterPart):
         return REAL_TIME if is_rt else BEST_EFFORT
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        room = routing.room_left(island, self.config.prefill_window)
-        room = yield from routing.start_line(island, REAL_TIME, room)
+        room = yield from routing.start_line(island, REAL_TIME, self.room(island))
         if island.prefill_queue.is_empty(REAL_TIME) and not routing.has_evicted(island):
             yield from routing.start_line(island, BEST_EFFORT, room)
+
+    def room(self, island: Island) -> Room:
+        """How much more may be started."""
+        return routing.room_left(island, self.config.prefill_window)
 
     def decide(self, island: Island) -> Iterable[Assign]:
         return routing.assign_in_order(routing.real_time_first(island.decode_queue), island.cluster)

@@ -1,9 +1,10 @@
-"""Apt-Serve's policy with more requests than an instance holds, in virtual time."""
+"""Policies whose instances choose among prompts, with more requests than an instance holds, in virtual time."""
 
 from __future__ import annotations
 
 from random import Random
 
+import pytest
 from msgspec.structs import replace
 
 from alignedserve.scheduling.config import SchedulingConfig
@@ -33,8 +34,9 @@ def run(policy: str) -> Report:
     return scenario.run(overload())
 
 
-def test_those_that_can_be_in_time_pass_all_that_are_late() -> None:
+@pytest.mark.parametrize("policy", ["apt", "bros"])
+def test_those_that_can_be_in_time_pass_all_that_are_late(policy: str) -> None:
     """Late ones are overtaken wherever they wait, not only among the few that the router sends ahead."""
-    fcfs, apt = run("fcfs"), run("apt")
-    assert apt.attainment > 2 * fcfs.attainment
-    assert apt.tokens_per_s > 0.95 * fcfs.tokens_per_s
+    fcfs, choosing = run("fcfs"), run(policy)
+    assert choosing.attainment > 2 * fcfs.attainment
+    assert choosing.tokens_per_s > 0.95 * fcfs.tokens_per_s
