@@ -14,6 +14,8 @@ The rules of the paper, with its sections:
 Where this departs from the paper, and why:
 
 - Nobody leaves before its blocks are wanted: a copy that nobody waits for would only slow other copies.
+- Where KV is dropped instead (`--preemption-mode recompute`), nobody leaves for one that has only risen: the paper warns
+  of deadlocks, since those that rise would take turns, and each be computed again before it gets a token.
 - KV in the pool is not compressed; that is no matter of who runs when.
 - The paper says neither how many queues there are, nor when one rises: see the constants.
 """
@@ -102,9 +104,12 @@ class AliseDecode(DecodePart):
 
     def queue_of(self, request: DecodeRequest, now: float) -> int:
         """The number of the queue in which it is; 0 has the highest priority."""
-        mark: Mark = request.mark
-        number = bisect_left(_QUEUE_ENDS_S, self._predictor.remaining_s(request)) + mark.num_exceeded
-        return max(min(number, NUM_QUEUES - 1) - int((now - mark.ran_s) / AGE_S), 0)
+        return max(self.own_queue_of(request) - int((now - request.mark.ran_s) / AGE_S), 0)
+
+    def own_queue_of(self, request: DecodeRequest) -> int:
+        """Likewise, had it not risen."""
+        number = bisect_left(_QUEUE_ENDS_S, self._predictor.remaining_s(request)) + request.mark.num_exceeded
+        return min(number, NUM_QUEUES - 1)
 
     def waiting_times(self, in_order: Iterable[DecodeRequest], now: float) -> list[float]:
         """The estimated seconds until each runs: those before it, or the time until it rises."""
@@ -174,6 +179,8 @@ class AliseDecode(DecodePart):
         return chosen, for_others
 
     def _is_behind(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
+        if self.config.preemption_mode == "recompute":
+            return self.own_queue_of(request) > self.own_queue_of(other)
         return self.queue_of(request, now) > self.queue_of(other, now)
 
 
