@@ -74,6 +74,7 @@ class LLM:
         model: str,
         *,
         policy: str = "fcfs",
+        preemption_mode: str = "swap",
         cost_profile: str | None = None,
         pool_kv_dtype: str = "auto",
         **options: Any,
@@ -82,13 +83,19 @@ class LLM:
 
         `policy` says which prompts run when: a name in docs/policies.md, or package.module:Class. Some policies ask how
         long iterations take: `cost_profile` is a file that says so, made if there is none; without it they do without.
+        `preemption_mode`: what becomes of the KV of requests that have to leave, as of `alignedserve serve`.
         `pool_kv_dtype`: how KV of preempted requests is kept, as of `alignedserve serve`.
         """
         if pool_kv_dtype not in POOL_KV_DTYPES:
             raise ValueError(f"pool_kv_dtype={pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}")
-        made = make_policy(SchedulingConfig(policy))
+        made = make_policy(SchedulingConfig(policy, preemption_mode=preemption_mode))
         options = without_vllm_options(options)
-        known = {f.name for f in fields(EngineConfig)} | {"policy", "cost_profile", "pool_kv_dtype"}
+        known = {f.name for f in fields(EngineConfig)} | {
+            "policy",
+            "preemption_mode",
+            "cost_profile",
+            "pool_kv_dtype",
+        }
         for name in options:
             if name not in known:
                 raise ValueError(f"{name}: unknown option; known: {', '.join(sorted(known))}")

@@ -21,6 +21,11 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
+# What becomes of requests that a decode or colocated instance preempts: KV goes to the pool, or is dropped and computed
+# again; or none leaves so that others can begin, and those that can't go on leave with their KV.
+PREEMPTION_MODES = ("swap", "recompute", "defer")
+
+
 @dataclass(frozen=True)
 class SchedulingConfig:
     policy: Annotated[str, "a name in docs/policies.md, or package.module:Class of your own"] = "aligned"
@@ -40,6 +45,10 @@ class SchedulingConfig:
     be_pace: Annotated[
         float, "of the pace best effort could have, enough beside real time: decode iterations are no longer"
     ] = 0.7
+    preemption_mode: Annotated[
+        str,
+        "for who leaves a decode instance: swap (KV to the pool), recompute (KV is dropped), or defer (new ones wait)",
+    ] = "swap"
     # No flag sets these three: their values were found by trial, and tests use others.
     # Requests are evicted so many iterations before blocks run out.
     evict_ahead: int = 4
@@ -53,6 +62,9 @@ class SchedulingConfig:
             value = getattr(self, name)
             if not low <= value <= high:  # NaN fails every comparison.
                 raise ValueError(f"{name}={value}: must be from {low} to {high}")
+        if self.preemption_mode not in PREEMPTION_MODES:
+            modes = ", ".join(PREEMPTION_MODES)
+            raise ValueError(f"preemption_mode={self.preemption_mode!r}: must be one of {modes}")
         for name in ("be_share", "rt_headroom", "chunk_share", "be_pace"):
             value, may_be_0 = getattr(self, name), name in ("be_share", "rt_headroom")
             if not (0 <= value < 1 and (value or may_be_0)):

@@ -106,7 +106,7 @@ def _admit_from(
 ) -> list[DecodeRequest]:
     admitted = []
     for request in (each for each in requests if is_rt in (None, each.is_rt)):
-        if not request.num_pooled and at.had_better_wait(request):
+        if had_better_wait(at, request):
             continue
         if at.limits.num_blocks - at.num_free_blocks >= fill_mark or not may_join(request):
             break
@@ -116,6 +116,11 @@ def _admit_from(
 
 
 # ---- where prompts are computed as well ------------------------------------------------------------------------------
+
+
+def had_better_wait(at: DecodeBoundary, request: DecodeRequest) -> bool:
+    """Whether it is a prompt whose prefix another one computes; one that begins in this plan counts as well."""
+    return not request.num_pooled and at.had_better_wait(request)
 
 
 def real_time_first(requests: Iterable[AnyDecode]) -> list[AnyDecode]:
@@ -145,12 +150,12 @@ def begin_in_order(
     candidates: Iterable[DecodeRequest],
     num_tokens: int | None = None,
 ) -> None:
-    """Admits evicted requests and then prompts, while there is room for them and tokens are left. A prompt that waits
-    for another does not keep others from starting. `num_tokens` bounds the tokens of all prompts that begin in this
-    iteration."""
+    """Admits requests that had to leave and then new prompts, while there is room for them and tokens are left. A
+    prompt that waits for another does not keep others from starting. `num_tokens` bounds the tokens of all prompts that
+    begin in this iteration."""
     num_left = at.num_tokens_left if num_tokens is None else num_tokens
-    for request in sorted(candidates, key=lambda request: not request.num_pooled):
-        if not request.num_pooled and at.had_better_wait(request):
+    for request in sorted(candidates, key=lambda request: not (request.num_pooled or request.num_output)):
+        if had_better_wait(at, request):
             continue
         if num_left <= 0 or not has_room(at, request, config.admit_ahead):
             break

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
 
 from alignedserve.scheduling.island import Assign, ClusterState, DecodeQueue, Island, Room, RoutedRequest
 from alignedserve.types import InstanceId
+
+# So many prompts may wait at a colocated instance for each request that it can run, where it chooses among them. Those
+# behind them wait at the router.
+NUM_CHOICES = 4
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
@@ -31,6 +36,16 @@ def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
 def room_left(island: Island, num_iterations: float) -> Room:
     """In a window of work for all."""
     return window(island.cluster, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
+
+
+def room_to_choose(island: Island, num_iterations: float, num_choices: int = NUM_CHOICES) -> Room:
+    """For policies whose colocated instances choose among prompts: all which may be chosen has to be there. Where
+    prefill and decode are apart, as `room_left`."""
+    if not island.cluster.is_colocated:
+        return room_left(island, num_iterations)
+    num_slots = sum(view.hello.limits.max_num_seqs for view in island.cluster.prefills)
+    choices = Room(sys.maxsize, num_choices * num_slots)
+    return choices.less(*ahead(island, True)).less(*ahead(island, False))
 
 
 def _always(_: RoutedRequest) -> bool:

@@ -8,6 +8,7 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
+from alignedserve.scheduling.config import PREEMPTION_MODES
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import InstanceId
 
@@ -77,6 +78,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     be_part: float
     # The seconds in which requests come and faults happen; after that there is calm.
     duration_s: float
+    preemption_mode: str = "swap"
     # None: it is an island alone.
     front: FrontPlan | None = None
 
@@ -172,4 +174,5 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         load=random.choice([0.6, 1.0, 1.5]),
         be_part=random.choice([0.0, 0.3, 0.6, 1.0]),
         duration_s=random.choice([120.0, 300.0, 600.0]),
+        preemption_mode=Random(f"preemption of {seed}").choice(PREEMPTION_MODES),
     )

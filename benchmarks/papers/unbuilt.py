@@ -35,14 +35,6 @@ UNBUILT = [
     ),
     _unbuilt(
         "alise",
-        "recompute",
-        "normalized latency with KV swapped by estimated waiting time, over deleting and computing it again",
-        "OPT, V100, Alpaca; figure 8",
-        "up to 2.8x",
-        "deleting the KV of a preempted request, and computing it again",
-    ),
-    _unbuilt(
-        "alise",
         "int8",
         "KV in host memory as INT8, which the paper uses throughout and gives no figure for",
         "3.2",

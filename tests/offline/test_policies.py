@@ -87,6 +87,28 @@ def test_tokens_are_the_same_where_requests_have_to_leave(
     assert llm.instance.num_evictions > 5
 
 
+@pytest.mark.parametrize("mode", ["recompute", "defer"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_are_the_same_however_kv_is_preempted(
+    tiny_model: Directory, expected: list[list[int]], profile: str, policy: str, mode: str
+) -> None:
+    llm = make_llm(
+        tiny_model(FAMILY),
+        policy=policy,
+        preemption_mode=mode,
+        cost_profile=profile,
+        kv_cache_memory_bytes=NUM_BLOCKS * BLOCK_BYTES,
+    )
+    assert answers(llm) == expected
+    num_kept, num_dropped = llm.instance.num_evictions, llm.instance.num_drops
+    assert (num_kept == 0 and num_dropped > 5) if mode == "recompute" else (num_kept > 5 and num_dropped == 0)
+
+
+def test_an_unknown_mode_is_one_line(tiny_model: Directory) -> None:
+    with pytest.raises(ValueError, match=r"^preemption_mode='keep': must be one of swap, recompute, defer$"):
+        make_llm(tiny_model(FAMILY), preemption_mode="keep")
+
+
 def test_an_unknown_policy_is_one_line(tiny_model: Directory) -> None:
     with pytest.raises(ValueError, match=r"^policy='lifo': must be one of aligned, .*bros.*Class$"):
         make_llm(tiny_model(FAMILY), policy="lifo")

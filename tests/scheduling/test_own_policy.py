@@ -41,7 +41,7 @@ class BlockByBlock(PrefillPart):
 
 class OneDecodes(DecodePart):
     def plan(self, at: DecodeBoundary) -> None:
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         for member in at.running[:1]:
             at.run(member)
         decoding.admit_in_order(at, self.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 
 from alignedserve.scheduling.config import SchedulingConfig
@@ -26,6 +27,9 @@ def make_policy(config: SchedulingConfig) -> Policy:
     found = _import(name) if ":" in name else POLICIES.get(name)
     if found is None:
         raise ValueError(f"policy={name!r}: must be one of {', '.join(POLICIES)}, or package.module:Class")
+    if config.preemption_mode == "recompute":
+        # Nothing has to be ordered ahead of time: see `evict_ahead`.
+        config = replace(config, evict_ahead=1)
     return found(config)
 
 

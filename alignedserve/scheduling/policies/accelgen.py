@@ -57,7 +57,7 @@ class AccelgenDecode(DecodePart):
 
     def plan(self, at: DecodeBoundary) -> None:
         waiting = self._look(at)
-        at.evict(self._victims(at, waiting))
+        self.preempt(at, *self._victims(at, waiting))
         self._run(at)
         for request in at.ready_and_behind()[1]:
             decoding.compute(at, request, at.num_tokens_left)
@@ -82,8 +82,11 @@ class AccelgenDecode(DecodePart):
         self._time.look(waiting, at.now)
         return self._time.in_order(waiting, at.now)
 
-    def _victims(self, at: DecodeBoundary, waiting: Sequence[DecodeRequest]) -> list[DecodeRequest]:
+    def _victims(
+        self, at: DecodeBoundary, waiting: Sequence[DecodeRequest]
+    ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
         """Who leaves so that the others can grow, and for urgent requests that find no room."""
+        for_urgent: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
@@ -95,11 +98,11 @@ class AccelgenDecode(DecodePart):
             num_slots -= 1
             while (num_blocks < 0 or num_slots < 0) and others:
                 if self._time.is_urgent(others[0], at.now):
-                    return chosen
-                chosen.append(others.pop(0))
-                num_blocks += chosen[-1].num_blocks
+                    return chosen, for_urgent
+                for_urgent.append(others.pop(0))
+                num_blocks += for_urgent[-1].num_blocks
                 num_slots += 1
-        return chosen
+        return chosen, for_urgent
 
     def _run(self, at: DecodeBoundary, num_urgent_tokens: int = 0) -> tuple[list[int], float]:
         """Returns the lengths of those that decode, and how long the iteration may take."""
@@ -110,8 +113,8 @@ class AccelgenDecode(DecodePart):
 class AccelgenColocated(AccelgenDecode):
     def plan(self, at: DecodeBoundary) -> None:
         waiting = self._look(at)
-        at.evict(self._victims(at, waiting))
-        waiting = [each for each in waiting if each.num_pooled or not at.had_better_wait(each)]
+        self.preempt(at, *self._victims(at, waiting))
+        waiting = [each for each in waiting if not decoding.had_better_wait(at, each)]
         begun = self._time.in_order(at.ready_and_behind()[1], at.now)
         # Decodes would sit out for nothing if they did for a prompt that finds no room.
         could_run = [
@@ -147,6 +150,8 @@ class AccelgenColocated(AccelgenDecode):
                 return
             chosen = min(fitting, key=prompts.distance)
             waiting.remove(chosen)
+            if decoding.had_better_wait(at, chosen):
+                continue
             at.admit(chosen)
             if not chosen.num_pooled:
                 prompts.compute(chosen)

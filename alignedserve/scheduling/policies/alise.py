@@ -14,6 +14,8 @@ The rules of the paper, with its sections:
 Where this departs from the paper, and why:
 
 - Nobody leaves before its blocks are wanted: a copy that nobody waits for would only slow other copies.
+- Where KV is dropped instead (`--preemption-mode recompute`), nobody leaves for one that has only risen: they would take
+  turns, and each be computed again before it gets a token. These are the deadlocks that the paper names.
 - KV in the pool is not compressed; that is no matter of who runs when.
 - The paper says neither how many queues there are, nor when one rises: see the constants.
 """
@@ -37,6 +39,8 @@ FIRST_QUEUE_S = 0.5
 NUM_QUEUES = 8
 # Who has not run for so many seconds rises by a queue.
 AGE_S = 5.0
+# So many prompts may wait at a colocated instance for each request that it can run: the router sends the shortest.
+NUM_CHOICES = 1
 _QUEUE_ENDS_S = [FIRST_QUEUE_S * 2**number for number in range(NUM_QUEUES - 1)]
 
 
@@ -79,11 +83,10 @@ class AliseDecode(DecodePart):
         self._predictor = Predictor(estimate)
 
     def plan(self, at: DecodeBoundary) -> None:
-        waiting = [
-            each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
-        ]
+        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
         in_order = self._in_order([*at.running, *waiting], at.now)
-        at.evict(self._victims(at, in_order))
+        gone = self.preempt(at, *self._victims(at, in_order))
+        in_order = [each for each in in_order if each not in gone]
         ready = [each for each in in_order if each.num_blocks and each.num_pending == 1]
         at.run_each(ready)
         is_room = True
@@ -91,7 +94,7 @@ class AliseDecode(DecodePart):
             if request.num_blocks:
                 if request.num_pending > 1:
                     decoding.compute(at, request, at.num_tokens_left)
-            elif is_room and at.num_tokens_left > 0:
+            elif is_room and at.num_tokens_left > 0 and not decoding.had_better_wait(at, request):
                 # What becomes free is for the first that finds no room.
                 is_room = decoding.has_room(at, request, self.config.admit_ahead)
                 if is_room:
@@ -101,9 +104,12 @@ class AliseDecode(DecodePart):
 
     def queue_of(self, request: DecodeRequest, now: float) -> int:
         """The number of the queue in which it is; 0 has the highest priority."""
-        mark: Mark = request.mark
-        number = bisect_left(_QUEUE_ENDS_S, self._predictor.remaining_s(request)) + mark.num_exceeded
-        return max(min(number, NUM_QUEUES - 1) - int((now - mark.ran_s) / AGE_S), 0)
+        return max(self.own_queue_of(request) - int((now - request.mark.ran_s) / AGE_S), 0)
+
+    def own_queue_of(self, request: DecodeRequest) -> int:
+        """Likewise, had it not risen."""
+        number = bisect_left(_QUEUE_ENDS_S, self._predictor.remaining_s(request)) + request.mark.num_exceeded
+        return min(number, NUM_QUEUES - 1)
 
     def waiting_times(self, in_order: Iterable[DecodeRequest], now: float) -> list[float]:
         """The estimated seconds until each runs: those before it, or the time until it rises."""
@@ -148,8 +154,11 @@ class AliseDecode(DecodePart):
         if request.last_run != mark.last_run:
             mark.last_run, mark.ran_s = request.last_run, now
 
-    def _victims(self, at: DecodeBoundary, in_order: Sequence[DecodeRequest]) -> list[DecodeRequest]:
+    def _victims(
+        self, at: DecodeBoundary, in_order: Sequence[DecodeRequest]
+    ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
         """Who leaves so that others can grow, and so that those before them in the order can come."""
+        for_others: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
@@ -163,13 +172,15 @@ class AliseDecode(DecodePart):
             while (num_blocks < 0 or num_slots < 0) and last:
                 # One of its own queue stays: they would take turns.
                 if places[last[0].key] < place or not self._is_behind(last[0], request, at.now):
-                    return chosen
-                chosen.append(last.pop(0))
-                num_blocks += chosen[-1].num_blocks
+                    return chosen, for_others
+                for_others.append(last.pop(0))
+                num_blocks += for_others[-1].num_blocks
                 num_slots += 1
-        return chosen
+        return chosen, for_others
 
     def _is_behind(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
+        if self.config.preemption_mode == "recompute":
+            return self.own_queue_of(request) > self.own_queue_of(other)
         return self.queue_of(request, now) > self.queue_of(other, now)
 
 
@@ -182,8 +193,10 @@ class AliseRouter(RouterPart):
         return Urgency(True, request.arrived_s + needed_s, False)
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        """New ones do not wait for those that were evicted: instances know who goes first."""
-        yield from routing.start_line(island, 0, routing.room_left(island, self.config.prefill_window))
+        """New ones do not wait for those that were evicted: instances know who goes first. Who left without its KV
+        waits here as well, and must not keep shorter ones from being seen there."""
+        room = routing.room_to_choose(island, self.config.prefill_window, NUM_CHOICES)
+        yield from routing.start_line(island, 0, room)
 
 
 class Alise(Policy):

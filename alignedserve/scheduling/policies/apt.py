@@ -21,23 +21,19 @@ Where this departs from the paper, and why:
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.island import Island, Room, RoutedRequest
+from alignedserve.scheduling.island import Island, RoutedRequest
 from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
 from alignedserve.scheduling.token_times import TokenTimes
 from alignedserve.timing.estimate import Estimate
 
 # What is worth next to nothing, in seconds.
 LITTLE_S = 1e-6
-# So many prompts may wait at a colocated instance for each request that it can run. Those behind them wait at the
-# router in order of arrival, however little memory they need.
-NUM_CHOICES = 4
 
 
 class AptDecode(DecodePart):
@@ -48,11 +44,9 @@ class AptDecode(DecodePart):
         self._times = TokenTimes()
 
     def plan(self, at: DecodeBoundary) -> None:
-        waiting = [
-            each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
-        ]
+        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
         self._times.look([*at.running, *waiting], at.now)
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         ready, begun = at.ready_and_behind()
         self._admit(at, [each for each in waiting if each.num_pooled])
         prompts = [each for each in waiting if not each.num_pooled]
@@ -116,6 +110,8 @@ class AptDecode(DecodePart):
         for request in self.choose(candidates, at):
             if not request.num_pooled and at.num_tokens_left <= 0:
                 break
+            if decoding.had_better_wait(at, request):
+                continue
             at.admit(request)
             has_begun = True
             if not request.num_pooled:
@@ -129,15 +125,8 @@ class AptDecode(DecodePart):
 class AptRouter(RouterPart):
     def start(self, island: Island) -> Iterator[RoutedRequest]:
         """New ones do not wait for those that were evicted: instances know who goes first."""
-        yield from routing.start_line(island, 0, self._room(island))
-
-    def _room(self, island: Island) -> Room:
-        """Colocated instances choose among what is there, so that all which may be chosen has to be."""
-        if not island.cluster.is_colocated:
-            return routing.room_left(island, self.config.prefill_window)
-        num_slots = sum(view.hello.limits.max_num_seqs for view in island.cluster.prefills)
-        choices = Room(sys.maxsize, NUM_CHOICES * num_slots)
-        return choices.less(*routing.ahead(island, True)).less(*routing.ahead(island, False))
+        room = routing.room_to_choose(island, self.config.prefill_window)
+        yield from routing.start_line(island, 0, room)
 
 
 class Apt(Policy):

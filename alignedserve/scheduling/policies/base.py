@@ -134,9 +134,25 @@ class DecodePart:
         computed."""
 
     def plan(self, at: DecodeBoundary) -> None:
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         decoding.run_all(at)
         decoding.admit_in_order(at, self.config)
+
+    def preempt(
+        self, at: DecodeBoundary, to_grow: Sequence[AnyDecode], for_others: Sequence[AnyDecode] = ()
+    ) -> Sequence[AnyDecode]:
+        """Has requests leave as `preemption_mode` says: some so that the rest can grow, and some so that others can
+        begin. Returns those that are gone, which are not to be planned."""
+        match self.config.preemption_mode:
+            case "recompute":
+                gone = [*to_grow, *for_others]
+                at.drop(gone)
+                return gone
+            case "defer":
+                at.evict(to_grow)
+            case _:
+                at.evict([*to_grow, *for_others])
+        return []
 
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
@@ -152,7 +168,7 @@ class ColocatedPart(DecodePart):
 
     def plan(self, at: DecodeBoundary) -> None:
         """Running requests go on, in order of arrival; with the tokens that are left, others begin."""
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         decoding.go_on(at, at.running)
         decoding.begin_in_order(at, self.config, [*at.requests, *at.batch])
 

@@ -19,6 +19,8 @@ Where this departs from the paper, and why:
 - RT that finds no blocks keeps others from beginning, not from going on.
 - BE replaces neither the most urgent, nor RT that would not have the time for another such iteration.
 - Prompts that have more tokens than an iteration may are cut, and count as so many iterations.
+- The first RT that there is no time for, if it is a prompt, is computed in part, as far as there is time. In overload
+  somebody is always at the brink, and a prompt that waited until nobody is would keep all behind it waiting as well.
 - Who leaves does so as a whole. That RT and BE share blocks from both ends, and that only what is overwritten is saved,
   is no matter of who runs when, and is not there yet.
 """
@@ -26,16 +28,19 @@ Where this departs from the paper, and why:
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.scheduling import decoding
+from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.island import Island, Room
 from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.scheduling.policies.priority import PriorityPrefill, PriorityRouter
 from alignedserve.scheduling.token_times import TokenTimes
 from alignedserve.timing.estimate import Estimate
+from alignedserve.types import RequestKey
 
 # The size of a batch to begin with, and after one that did not have the time.
 BASE_SIZE = 128
@@ -59,6 +64,8 @@ class Batch:
         self._lengths: list[int] = []
         self._chunks: list[tuple[int, int]] = []
         self._num_fetched = 0
+        # The most tokens that prompts compute for which there is no time as a whole.
+        self.most: dict[RequestKey, int] = {}
 
     def has_blocks(self, request: DecodeRequest) -> bool:
         """Whether it runs already, or there is room for it."""
@@ -73,9 +80,28 @@ class Batch:
             self._lengths.append(request.num_tokens)
             self._num_tokens_left -= 1
         else:
-            count = max(min(request.num_pending, self._num_tokens_left), 0)
+            count = max(min(self.num_pending(request), self._num_tokens_left), 0)
             self._chunks.append((request.num_cached, count))
             self._num_tokens_left -= count
+
+    def num_pending(self, request: DecodeRequest) -> int:
+        return self.most.get(request.key, request.num_pending)
+
+    def add_part(self, request: DecodeRequest, bound_s: float) -> bool:
+        """Adds as many blocks of a prompt as there is time for. Returns False if there is time for none."""
+        if self._estimate is None or _is_fetched(request):
+            return False
+        before, block_size, predict = request.num_cached, self._at.limits.block_size, self._estimate.iteration
+
+        def seconds(num_blocks: int) -> float:
+            return predict([*self._chunks, (before, num_blocks * block_size)], self._lengths)
+
+        num_most = max(min(request.num_pending, self._num_tokens_left) // block_size, 0)
+        num_blocks = bisect_right(range(1, num_most + 1), bound_s, key=seconds)
+        if num_blocks:
+            self.most[request.key] = num_blocks * block_size
+            self.add(request)
+        return num_blocks > 0
 
     def remove(self, request: DecodeRequest) -> None:
         index = self.requests.index(request)
@@ -136,21 +162,23 @@ class BrosDecode(DecodePart):
         return begun.is_rt or not request.is_rt
 
     def plan(self, at: DecodeBoundary) -> None:
-        waiting = [
-            each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
-        ]
+        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
         self._times.look([*at.running, *waiting], at.now)
         rt = [each for each in (*at.running, *waiting) if each.is_rt]
         rt.sort(key=lambda request: self._place(request, at.now))
         be = [each for each in (*at.running, *waiting) if not each.is_rt]
         be.sort(key=lambda request: 0 if request.num_blocks else request.num_pooled)
-        at.evict(self._victims(at, rt))
-        for request in self._pack(at, rt, be):
+        gone = self.preempt(at, *self._victims(at, rt))
+        rt, be = ([each for each in some if each not in gone] for some in (rt, be))
+        batch = self._pack(at, rt, be)
+        for request in batch.requests:
             if not request.num_blocks:
+                if decoding.had_better_wait(at, request):
+                    continue
                 at.admit(request)
                 if request.num_pooled:
                     continue
-            decoding.compute(at, request, at.num_tokens_left)
+            decoding.compute(at, request, min(batch.num_pending(request), at.num_tokens_left))
 
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
@@ -181,9 +209,7 @@ class BrosDecode(DecodePart):
             alone_s = self._estimate.iteration([(request.num_cached, count)], [])
         return alone_s <= self._residual_s(request, now)
 
-    def _pack(
-        self, at: DecodeBoundary, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]
-    ) -> list[DecodeRequest]:
+    def _pack(self, at: DecodeBoundary, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]) -> Batch:
         """Algorithm 1."""
         batch = Batch(at, self._estimate, self.config.admit_ahead)
         bound_s, is_in_time, is_room = math.inf, True, True
@@ -200,6 +226,8 @@ class BrosDecode(DecodePart):
             if ready and batch.seconds() > bound_s:
                 batch.remove(request)
                 is_in_time = False
+                if batch.add_part(request, bound_s):
+                    ready.append(request)
                 break
             ready.append(request)
         if ready and math.isinf(bound_s) and not self._can_be_in_time(ready[0], at.now):
@@ -208,7 +236,7 @@ class BrosDecode(DecodePart):
         for request in be:
             if not batch.has_blocks(request) or not self._add(batch, request, ready, bound_s, at.now):
                 break
-        return batch.requests
+        return batch
 
     def _add(
         self, batch: Batch, request: DecodeRequest, ready: list[DecodeRequest], bound_s: float, now: float
@@ -234,8 +262,11 @@ class BrosDecode(DecodePart):
         most = self.limits.max_num_seqs
         return min(2 * self._size if is_in_time else BASE_SIZE, most)
 
-    def _victims(self, at: DecodeBoundary, rt: Sequence[DecodeRequest]) -> list[DecodeRequest]:
+    def _victims(
+        self, at: DecodeBoundary, rt: Sequence[DecodeRequest]
+    ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
         """Who leaves so that the others can grow, and BE for RT that finds no room."""
+        for_rt: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
@@ -244,10 +275,16 @@ class BrosDecode(DecodePart):
             num_blocks -= at.growth_of(request, self.config.admit_ahead)
             num_slots -= 1
             while (num_blocks < 0 or num_slots < 0) and be:
-                chosen.append(be.pop(0))
-                num_blocks += chosen[-1].num_blocks
+                for_rt.append(be.pop(0))
+                num_blocks += for_rt[-1].num_blocks
                 num_slots += 1
-        return chosen
+        return chosen, for_rt
+
+
+class BrosRouter(PriorityRouter):
+    def room(self, island: Island) -> Room:
+        """Instances know which real time is lost, and how much best effort fits beside the rest."""
+        return routing.room_to_choose(island, self.config.prefill_window)
 
 
 class Bros(Policy):
@@ -257,7 +294,7 @@ class Bros(Policy):
     )
 
     def router(self) -> RouterPart:
-        return PriorityRouter(self.config)
+        return BrosRouter(self.config)
 
     def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
         return PriorityPrefill(limits, self.config)

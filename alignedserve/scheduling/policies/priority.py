@@ -18,7 +18,7 @@ from alignedserve.scheduling.boundary import (
     DecodeRequest,
     PrefillRequest,
 )
-from alignedserve.scheduling.island import Assign, Island, RoutedRequest
+from alignedserve.scheduling.island import Assign, Island, Room, RoutedRequest
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.timing.estimate import Estimate
 
@@ -32,10 +32,13 @@ class PriorityRouter(RouterPart):
         return REAL_TIME if is_rt else BEST_EFFORT
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        room = routing.room_left(island, self.config.prefill_window)
-        room = yield from routing.start_line(island, REAL_TIME, room)
+        room = yield from routing.start_line(island, REAL_TIME, self.room(island))
         if island.prefill_queue.is_empty(REAL_TIME) and not routing.has_evicted(island):
             yield from routing.start_line(island, BEST_EFFORT, room)
+
+    def room(self, island: Island) -> Room:
+        """How much more may be started."""
+        return routing.room_left(island, self.config.prefill_window)
 
     def decide(self, island: Island) -> Iterable[Assign]:
         return routing.assign_in_order(routing.real_time_first(island.decode_queue), island.cluster)
@@ -55,7 +58,7 @@ class PriorityPrefill(PrefillPart):
 
 class PriorityDecode(DecodePart):
     def plan(self, at: DecodeBoundary) -> None:
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         decoding.run_all(at)
         decoding.admit_in_order(at, self.config, is_rt=True)
         if not any(request.is_rt for request in chain(at.requests, at.batch)):
@@ -69,7 +72,7 @@ class PriorityDecode(DecodePart):
 
 class PriorityColocated(ColocatedPart):
     def plan(self, at: DecodeBoundary) -> None:
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         decoding.go_on(at, decoding.real_time_first(at.running))
         decoding.begin_in_order(at, self.config, [each for each in _waiting(at) if each.is_rt])
         if not any(each.is_rt for each in _waiting(at)):

@@ -25,7 +25,7 @@ class SarathiColocated(ColocatedPart):
         self._estimate = estimate
 
     def plan(self, at: DecodeBoundary) -> None:
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         ready, behind = at.ready_and_behind()
         lengths = [request.num_tokens for request in at.run_each(ready)]
         num_left = self._budget(at, lengths)

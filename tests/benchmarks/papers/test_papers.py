@@ -10,7 +10,7 @@ import pytest
 
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from benchmarks.papers import accelgen, alise, baselines, bros, timed
+from benchmarks.papers import accelgen, baselines, bros, timed
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Claim, Size, finding
@@ -70,7 +70,6 @@ def test_what_is_not_built_is_said_to_be() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        alise.DEFER,
         baselines.PROMPTS_FIRST,
         baselines.ROUND_ROBIN,
         *accelgen.POLICIES.values(),

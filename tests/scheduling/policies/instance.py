@@ -37,9 +37,9 @@ LIMITS = InstanceLimits(
 class Instance:
     """A colocated instance, at times that the test says."""
 
-    def __init__(self, policy: str, limits: InstanceLimits = LIMITS) -> None:
+    def __init__(self, policy: str, limits: InstanceLimits = LIMITS, preemption_mode: str = "swap") -> None:
         estimate = Estimate(PLAIN)
-        config = SchedulingConfig(policy, evict_ahead=1, admit_ahead=1)
+        config = SchedulingConfig(policy, evict_ahead=1, admit_ahead=1, preemption_mode=preemption_mode)
         self.schedule = DecodeSchedule(limits, make_policy(config).colocated(limits, estimate), estimate)
 
     def runs(self, *works: Work, now: float = 0.0) -> None:

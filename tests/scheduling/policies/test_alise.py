@@ -91,6 +91,27 @@ def test_nobody_leaves_for_one_of_its_own_queue() -> None:
     assert not instance.iterate().wants_evicted
 
 
+@pytest.mark.parametrize(("mode", "leaves"), [("swap", True), ("recompute", False), ("defer", False)])
+def test_who_has_only_risen_has_others_leave_with_their_kv_alone(mode: str, leaves: bool) -> None:
+    """After two rises one of the fourth queue is before one of the third, which has just run."""
+    instance = Instance("alise", SMALL, preemption_mode=mode)
+    instance.runs(running := foretold(150, 100))
+    instance.waits(foretold(300, 100))
+    instance.iterate(0.0)
+    instance.iterate(2 * AGE_S)
+    plan = instance.iterate(2 * AGE_S)
+    assert plan.wants_evicted == (keys(running) if leaves else [])
+    assert not plan.drops
+
+
+def test_who_leaves_without_its_kv_leaves_its_blocks_to_the_shorter_one_at_once() -> None:
+    instance = Instance("alise", SMALL, preemption_mode="recompute")
+    instance.runs(short := foretold(20, 60), long := foretold(100, 60))
+    instance.waits(shorter := foretold(10, 60))
+    plan = instance.iterate()
+    assert plan.drops == keys(long) and plan.pulls == [shorter] and plan.run == keys(short)
+
+
 def test_the_shortest_prompt_begins_first() -> None:
     instance = Instance("alise", replace(LIMITS, max_num_batched_tokens=64))
     prompts = [foretold(length, 60, num_output=0, num_cached=0) for length in (500, 100, 20)]

@@ -61,6 +61,24 @@ def test_a_prompt_counts_as_the_iterations_that_it_needs() -> None:
     assert plan.chunks == [(key(long), 64)] and key(short) not in plan.run
 
 
+def test_a_prompt_for_which_there_is_no_time_as_a_whole_is_computed_in_part() -> None:
+    """In 60 ms, 10 of which any iteration takes and 1 the decode, are three blocks; also of one that is late."""
+    for due_s in (100.0, -1.0):
+        instance = Instance("bros")
+        instance.runs(tight := decoding(0.06))
+        instance.waits(long := prompt(200, first_due_s=due_s))
+        plan = instance.iterate()
+        assert plan.run == keys(tight) and plan.chunks == [(key(long), 48)]
+
+
+def test_a_prompt_waits_if_there_is_no_time_for_a_block_of_it() -> None:
+    instance = Instance("bros")
+    instance.runs(tight := decoding(0.026))
+    instance.waits(prompt(200))
+    plan = instance.iterate()
+    assert plan.run == keys(tight) and not plan.new_prompts
+
+
 def test_best_effort_whose_kv_is_quickly_there_goes_first() -> None:
     instance = Instance("bros")
     instance.runs(decoding(0.1), here := job())

@@ -20,11 +20,11 @@ class Eviction:
         self._config = config
         self._mixing = mixing
 
-    def choose(self, at: DecodeBoundary) -> list[DecodeRequest]:
-        """At least one request is left to run, but for those that leave for the next batch: whatever it needs, the
-        instance holds."""
+    def choose(self, at: DecodeBoundary) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
+        """Returns those that leave so that the rest can grow, or for the next batch, and those that leave for RT. But
+        for the next batch at least one request is left to run: whatever it needs, the instance holds."""
         ahead = self._config.evict_ahead
-        victims = _of_earlier_batches(at)
+        victims = [] if self._config.preemption_mode == "defer" else _of_earlier_batches(at)
         missing = at.growth(ahead) - at.num_free_blocks - at.num_blocks_to_come
         missing -= sum(each.num_blocks + at.growth_of(each, ahead) for each in victims)
         if missing > 0:
@@ -34,7 +34,7 @@ class Eviction:
                 if missing > 0:
                     victims.append(scheduled)
                     missing -= scheduled.num_blocks + at.growth_of(scheduled, ahead)
-        return victims + self._choose_for_rt(at, victims, missing)
+        return victims, self._choose_for_rt(at, victims, missing)
 
     def _choose_for_rt(
         self, at: DecodeBoundary, victims: Sequence[DecodeRequest], missing: int

@@ -50,7 +50,7 @@ class AlignedDecode(DecodePart):
 
     def plan(self, at: DecodeBoundary) -> None:
         self._mixing.look(at)
-        at.evict(self._eviction.choose(at))
+        self.preempt(at, *self._eviction.choose(at))
         self._admission.admit_before_iteration(at)
         fill(at, self._mixing, self._time)
         self._admission.admit_beside_iteration(at)

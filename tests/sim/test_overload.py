@@ -1,9 +1,10 @@
-"""Apt-Serve's policy with more requests than an instance holds, in virtual time."""
+"""Policies whose instances choose among prompts, with more requests than an instance holds, in virtual time."""
 
 from __future__ import annotations
 
 from random import Random
 
+import pytest
 from msgspec.structs import replace
 
 from alignedserve.scheduling.config import SchedulingConfig
@@ -22,19 +23,27 @@ def overload() -> list[Arrival]:
     return poisson_arrivals(lengths, rate=5.0, seed=1)
 
 
-def run(policy: str) -> Report:
+def run(policy: str, tpot_s: float = 1.0) -> Report:
     scenario = Scenario(
         COST,
         num_colocated=1,
         max_model_len=2048,
-        slo=Slo(ttft_s=1.0, tpot_s=1.0),
+        slo=Slo(ttft_s=1.0, tpot_s=tpot_s),
         scheduling=SchedulingConfig(policy),
     )
     return scenario.run(overload())
 
 
-def test_those_that_can_be_in_time_pass_all_that_are_late() -> None:
+@pytest.mark.parametrize("policy", ["apt", "bros"])
+def test_those_that_can_be_in_time_pass_all_that_are_late(policy: str) -> None:
     """Late ones are overtaken wherever they wait, not only among the few that the router sends ahead."""
-    fcfs, apt = run("fcfs"), run("apt")
-    assert apt.attainment > 2 * fcfs.attainment
-    assert apt.tokens_per_s > 0.95 * fcfs.tokens_per_s
+    fcfs, choosing = run("fcfs"), run(policy)
+    assert choosing.attainment > 2 * fcfs.attainment
+    assert choosing.tokens_per_s > 0.95 * fcfs.tokens_per_s
+
+
+def test_objectives_that_no_prompt_fits_between_cost_bros_no_throughput() -> None:
+    """A prompt of 900 tokens takes longer than a token may."""
+    fcfs, bros = run("fcfs", tpot_s=0.1), run("bros", tpot_s=0.1)
+    assert bros.attainment > 2 * fcfs.attainment
+    assert bros.tokens_per_s > 0.9 * fcfs.tokens_per_s
