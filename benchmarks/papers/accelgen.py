@@ -17,7 +17,6 @@ from alignedserve.scheduling.policies.accelgen import Accelgen, AccelgenColocate
 from alignedserve.scheduling.policies.base import DecodePart, RouterPart
 from alignedserve.scheduling.remaining_time import RemainingTime
 from alignedserve.sim.gateway import Stream
-from alignedserve.sim.lifetime import Iteration
 from alignedserve.sim.report import Slo, latency_of
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival
@@ -25,7 +24,7 @@ from alignedserve.timing.estimate import Estimate
 from benchmarks.papers import timed
 from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
 from benchmarks.papers.datasets import ACCELGEN_MIX, Dataset, Lognormal
-from benchmarks.papers.figures import iterations, ttft_s
+from benchmarks.papers.figures import iterations, kv_in_use, ttft_s
 from benchmarks.papers.machines import FITS, ONE_GPU, colocated, scheduling, with_kv
 from benchmarks.papers.verdict import amount, at_most, gain, together
 
@@ -197,12 +196,6 @@ def worth(policy: str, load: Load, seed: int) -> dict[str, float]:
         "jobs_kept": sum(map(is_job_in_time, complete)) / len(streams),
         "jct_s": fmean(latency_of(stream).jct_s for stream in complete),
     }
-
-
-def kv_in_use(ran: Sequence[Iteration]) -> float:
-    """Tokens of those that decode, on average over time."""
-    busy_s = sum(each.duration_s for each in ran)
-    return sum(each.num_tokens * each.mean_length * each.duration_s for each in ran) / busy_s
 
 
 OTHERS = ("vllm", "sarathi")
