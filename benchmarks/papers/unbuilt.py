@@ -26,28 +26,12 @@ def _unbuilt(paper: str, name: str, text: str, setup: str, figure: str, mechanis
 
 UNBUILT = [
     _unbuilt(
-        "aligned-serve",
-        "batch-switches",
-        "the share of iterations that mix two batches",
-        "OPT-6.7B, H100; 4.4",
-        "at most 8.61 % on ShareGPT, 12.37 % on LongBench",
-        "a count of iterations that mix batches",
-    ),
-    _unbuilt(
         "alise",
         "recompute",
         "normalized latency with KV swapped by estimated waiting time, over deleting and computing it again",
         "OPT, V100, Alpaca; figure 8",
         "up to 2.8x",
         "deleting the KV of a preempted request, and computing it again",
-    ),
-    _unbuilt(
-        "alise",
-        "int8",
-        "KV in host memory as INT8, which the paper uses throughout and gives no figure for",
-        "3.2",
-        "none",
-        "INT8 in the pool",
     ),
     _unbuilt(
         "bros",
