@@ -11,17 +11,23 @@ from alignedserve.timing.estimate import Estimate
 
 
 def tokens_within(
-    at: DecodeBoundary, estimate: Estimate | None, lengths: Sequence[int], bound_s: float, num_least: int
+    at: DecodeBoundary,
+    estimate: Estimate | None,
+    lengths: Sequence[int],
+    bound_s: float,
+    num_least: int,
+    num_before: int = 0,
 ) -> int:
     """The number of prompt tokens, in whole blocks, with which an iteration that decodes requests of these lengths
-    takes at most `bound_s`. It is `num_least` at least, as long as the iteration may have so many."""
+    takes at most `bound_s`, if they come after `num_before` of the same prompt. It is `num_least` at least, as long as
+    the iteration may have so many."""
     most, block_size = at.num_tokens_left, at.limits.block_size
     if estimate is None or math.isinf(bound_s):
         return most
     predict = estimate.iteration
 
     def seconds(num_blocks: int) -> float:
-        return predict([(0, num_blocks * block_size)], lengths)
+        return predict([(num_before, num_blocks * block_size)], lengths)
 
     num_blocks = bisect_right(range(1, most // block_size + 1), bound_s, key=seconds)
     return min(max(num_blocks * block_size, num_least), most)

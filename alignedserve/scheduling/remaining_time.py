@@ -18,8 +18,9 @@ from alignedserve.scheduling.token_times import Mark, TokenTimes
 from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.timing.estimate import Estimate
 
-# The pivot is the number of tokens that are computed with this share of the highest rate.
-PIVOT_SHARE = 0.9
+# The pivot is the number of tokens that are computed with this share of the highest rate. With it the pivot of OPT-13B
+# on an A100 is 768 tokens, as the paper measured.
+PIVOT_SHARE = 0.95
 # The longest of so many iterations is what one is taken to last.
 NUM_REMEMBERED = 64
 

@@ -43,8 +43,8 @@ def _measure(papers: Sequence[str], size: Size, num_processes: int, record: Reco
         bar.set_description(f"{len(todo)} runs in {num_processes} processes")
 
         def told(done: Done) -> None:
-            bar.set_description(f"{done.task}: {done.took_s:.0f} s")
             bar.update()
+            say(f"{done.task}: {done.took_s:.0f} s, {done.cpu_s:.0f} of a processor")
 
         for each in run(todo, num_processes, told):
             _note(each, record)
@@ -56,9 +56,15 @@ def _measure(papers: Sequence[str], size: Size, num_processes: int, record: Reco
 def _note(measured: Measured, record: Record) -> None:
     for name, by_seed in measured.numbers.items():
         record.add(measured.paper, name, by_seed)
+    said = set()
     for each in record.findings():
         if each.paper == measured.paper and each.claim in measured.numbers:
+            said.add(each.claim)
             say(f"{each.paper}, {each.text}: {each.figure}; ours: {each.ours}: {each.verdict}")
+    if unsaid := measured.numbers.keys() - said:
+        raise RuntimeError(
+            f"{measured.paper}: {', '.join(unsaid)}: a text names numbers that were not measured"
+        )
 
 
 def _all(record: Record) -> list[Finding]:

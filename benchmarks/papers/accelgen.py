@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
@@ -24,20 +24,25 @@ from alignedserve.timing.estimate import Estimate
 from benchmarks.papers import timed
 from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
 from benchmarks.papers.datasets import ACCELGEN_MIX, Dataset, Lognormal
-from benchmarks.papers.figures import iterations, ttft_s
+from benchmarks.papers.figures import iterations, kv_in_use, ttft_s
 from benchmarks.papers.machines import FITS, ONE_GPU, colocated, scheduling, with_kv
 from benchmarks.papers.verdict import amount, at_most, gain, together
 
 KV_BYTES = 12e9
 MAX_MODEL_LEN = 10_240
-# The tokens of an iteration under Sarathi-Serve and FastGen: the paper's pivot.
+# The tokens of an iteration under the others: the paper's pivot. AccelGen's budget may be more.
 CHUNK = 768
-# Requests per second; and the seconds in which they come and are measured.
+# Requests per second, as in the paper far more than can be done; and the seconds in which they come and are measured.
 RATE, WINDOW_S = 8.0, 300
+# Three quarters of what can be done, where objectives can be kept; for longer, as fewer come.
+NEAR_RATE, NEAR_WINDOW_S = 0.25, 900
 TBT_S, TBT_SCALES, TTFT_SCALES = 0.1875, (0.75, 1.25), (0.5, 1.5)
+# The lengths of a group of prompts.
+GROUP = 512
 HOW = (
     f"simulated: {FITS}, KV of 12 GB (14,600 tokens), one colocated instance; 8 requests/s for 300 s, as in the paper "
-    "far more than can be done; vLLM is `fcfs`, FastGen and Sarathi-Serve are `sarathi`"
+    f"far more than can be done; beside it {NEAR_RATE}/s for {NEAR_WINDOW_S} s; vLLM is `fcfs`, FastGen and "
+    f"Sarathi-Serve are `sarathi`, with iterations of {CHUNK} tokens"
 )
 SETUP = "OPT-13B, A100 80 GB with 12 GB for KV, Alpaca + ShareGPT + BookCorpus"
 # The same prompts with answers as short as Alpaca's, at a rate that is as much too high.
@@ -118,21 +123,27 @@ POLICIES = {
 
 def scenario(policy: str) -> Scenario:
     base = colocated(with_kv(ONE_GPU, KV_BYTES), NEVER, max_model_len=MAX_MODEL_LEN)
-    num_tokens = CHUNK if policy == "sarathi" else base.max_num_batched_tokens
+    num_tokens = CHUNK if policy in ("fcfs", "sarathi") else base.max_num_batched_tokens
     return replace(base, scheduling=scheduling(policy), max_num_batched_tokens=num_tokens)
 
 
 def with_objectives(arrivals: list[Arrival], seed: int) -> list[Arrival]:
-    """To the first token: what the prompt takes alone, times a scale."""
+    """To the first token: what prompts of about its length take alone, times a scale."""
     dice, cost = random.Random(f"objectives {seed}"), with_kv(ONE_GPU, KV_BYTES)
     return [
         replace(
             each,
             tbt_s=TBT_S * dice.uniform(*TBT_SCALES),
-            ttft_s=cost.fastest_ttft_s(each.lengths.prompt, 2048) * dice.uniform(*TTFT_SCALES),
+            ttft_s=cost.fastest_ttft_s(middle_of_group(each.lengths.prompt), 2048)
+            * dice.uniform(*TTFT_SCALES),
         )
         for each in arrivals
     ]
+
+
+def middle_of_group(prompt_len: int) -> int:
+    """Prompts of a group of lengths have one objective to scale: what they take on average."""
+    return (prompt_len - 1) // GROUP * GROUP + GROUP // 2
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
@@ -155,10 +166,20 @@ def is_job_in_time(stream: Stream) -> bool:
     return latency_of(stream).jct_s <= request.ttft_s + (len(stream.times_s) - 1) * request.tbt_s
 
 
-def worth(policy: str, dataset: Dataset, window_s: int, seed: int) -> dict[str, float]:
-    number = int(RATE * window_s)
-    arrivals = with_objectives(dataset.arrivals(number, RATE, seed), seed)
-    simulated = scenario(policy).simulate(arrivals, until_s=window_s)
+@dataclass(frozen=True)
+class Load:
+    dataset: Dataset
+    rate: float
+    window_s: int
+
+    def arrivals(self, seed: int) -> list[Arrival]:
+        number = int(self.rate * self.window_s)
+        return with_objectives(self.dataset.arrivals(number, self.rate, seed), seed)
+
+
+def worth(policy: str, load: Load, seed: int) -> dict[str, float]:
+    window_s, made = load.window_s, scenario(policy)
+    simulated = made.simulate(load.arrivals(seed), until_s=window_s)
     streams = simulated.streams
     complete = [stream for stream in streams if stream.is_complete]
     num_tokens, num_good = sum(len(each.tokens) for each in streams), sum(map(num_in_time, streams))
@@ -166,6 +187,7 @@ def worth(policy: str, dataset: Dataset, window_s: int, seed: int) -> dict[str, 
     return {
         "batch": fmean(each.num_tokens for each in ran),
         "iteration_ms": 1e3 * fmean(each.duration_s for each in ran),
+        "kv_used": kv_in_use(ran) / made.cost.num_kv_tokens,
         "evicted": simulated.lifetimes.count("evicted"),
         "tokens_per_s": num_tokens / window_s,
         "requests_per_s": len(complete) / window_s,
@@ -176,47 +198,62 @@ def worth(policy: str, dataset: Dataset, window_s: int, seed: int) -> dict[str, 
     }
 
 
+OTHERS = ("vllm", "sarathi")
+Worths = Mapping[str, Mapping[str, float]]
+
+
+def more(worths: Worths, what: str, suffix: str = "") -> dict[str, float]:
+    return {f"{each}{suffix}": worths["accelgen"][what] / max(worths[each][what], 1e-9) for each in OTHERS}
+
+
+def points(worths: Worths, near: Worths, what: str) -> dict[str, float]:
+    ours = worths["accelgen"][what]
+    return (
+        {each: ours - worths[each][what] for each in OTHERS}
+        | {f"{each}_is": found[what] for each, found in worths.items()}
+        | {f"{each}_near": found[what] for each, found in near.items()}
+    )
+
+
+def ablated(worths: Worths) -> dict[str, float]:
+    ours = worths["accelgen"]
+    return {
+        f"{what}_{each}": 1 - worths[each][f"{what}_per_s"] / ours[f"{what}_per_s"]
+        for what in ("tokens", "good")
+        for each in ("chunk", "order", "batch")
+    } | {
+        f"{what}_{each}": worths[each][what]
+        for what in ("batch", "evicted")
+        for each in ("accelgen", "chunk")
+    }
+
+
 def measure(size: Size, seed: int) -> Mapping[str, Numbers]:
     window_s = size.scaled(WINDOW_S)
-    worths = {each: worth(policy, ACCELGEN_MIX, window_s, seed) for each, policy in POLICIES.items()}
-    short = {
-        each: worth(POLICIES[each], SHORT_ANSWERS, window_s, seed) for each in ("vllm", "sarathi", "accelgen")
-    }
+
+    def under(policies: Sequence[str], load: Load) -> Worths:
+        return {each: worth(POLICIES[each], load, seed) for each in policies}
+
+    compared = (*OTHERS, "accelgen")
+    worths = under([*POLICIES], Load(ACCELGEN_MIX, RATE, window_s))
+    short = under(compared, Load(SHORT_ANSWERS, RATE, window_s))
+    near = under(compared, Load(ACCELGEN_MIX, NEAR_RATE, size.scaled(NEAR_WINDOW_S)))
     ours = worths["accelgen"]
+    used = {f"{each}_kv": worths[each]["kv_used"] for each in ("vllm", "accelgen")}
 
-    def more(what: str) -> dict[str, float]:
-        return {each: ours[what] / max(worths[each][what], 1e-9) for each in ("vllm", "sarathi")} | {
-            f"{each}_short": short["accelgen"][what] / max(short[each][what], 1e-9)
-            for each in ("vllm", "sarathi")
-        }
-
-    def points(what: str) -> dict[str, float]:
-        return {each: ours[what] - worths[each][what] for each in ("vllm", "sarathi")} | {
-            f"{each}_is": found[what] for each, found in worths.items()
-        }
+    def gained(what: str) -> dict[str, float]:
+        return more(worths, what) | more(short, what, "_short") | {what: ours[what]} | used
 
     return {
-        "throughput": more("tokens_per_s")
-        | {each: ours[each] for each in ("tokens_per_s", "batch", "iteration_ms")},
-        "requests": more("requests_per_s") | {"requests_per_s": ours["requests_per_s"]},
-        "goodput": more("good_per_s") | {"good_per_s": ours["good_per_s"]},
-        "slo": points("kept"),
-        "jct-slo": points("jobs_kept"),
-        "jct": {
-            "vllm": worths["vllm"]["jct_s"] / ours["jct_s"],
-            "sarathi": worths["sarathi"]["jct_s"] / ours["jct_s"],
-            "jct_s": ours["jct_s"],
-        },
-        "ablations": {
-            f"{what}_{each}": 1 - worths[each][f"{what}_per_s"] / ours[f"{what}_per_s"]
-            for what in ("tokens", "good")
-            for each in ("chunk", "order", "batch")
-        }
-        | {
-            f"{what}_{each}": worths[each][what]
-            for what in ("batch", "evicted")
-            for each in ("accelgen", "chunk")
-        },
+        "throughput": gained("tokens_per_s") | {each: ours[each] for each in ("batch", "iteration_ms")},
+        "requests": gained("requests_per_s"),
+        "goodput": gained("good_per_s"),
+        "slo": points(worths, near, "kept"),
+        "jct-slo": points(worths, near, "jobs_kept"),
+        "jct": {each: worths[each]["jct_s"] / ours["jct_s"] for each in OTHERS}
+        | {"jct_s": ours["jct_s"]}
+        | {f"{each}_near_s": near[each]["jct_s"] for each in compared},
+        "ablations": ablated(worths) | used,
     }
 
 
@@ -249,15 +286,16 @@ def points_claim(name: str, text: str, figure: str, claimed: float) -> Claim:
         figure,
         HOW,
         "{vllm:+.0%} over vLLM, {sarathi:+.0%} over Sarathi ({accelgen_is:.1%}; vLLM {vllm_is:.1%}, Sarathi "
-        "{sarathi_is:.1%})",
+        f"{{sarathi_is:.1%}}; at {NEAR_RATE}/s {{accelgen_near:.1%}}, {{vllm_near:.1%}}, {{sarathi_near:.1%}})",
         lambda numbers: together([amount(claimed, numbers["vllm"]), amount(claimed, numbers["sarathi"])]),
         BECAUSE.get(name, {}),
     )
 
 
 MEMORY = (
-    "twelve gigabytes hold five or six of these requests, and they decode in some 30 ms with any policy: tokens/s "
-    "are their quotient, and no order changes it; `fcfs` here cuts prompts too, and keeps the KV of those it preempts"
+    "twelve gigabytes hold some six of these requests, and they decode in some 30 ms with any policy: tokens/s are "
+    "their quotient. Of this KV `fcfs` has {vllm_kv:.0%} in use on average and `accelgen` {accelgen_kv:.0%}, so that "
+    "no order has much to add; and `fcfs` here cuts prompts too, and keeps the KV of those it preempts"
 )
 BECAUSE = {name: short_of(MEMORY) for name in ("throughput", "requests", "goodput", "ablations")} | {
     "slo": short_of(
@@ -265,11 +303,13 @@ BECAUSE = {name: short_of(MEMORY) for name in ("throughput", "requests", "goodpu
         "within 187"
     ),
     "jct-slo": short_of(
-        "far more arrives than can be done, and first tokens are due in what prompts take alone: nearly all is "
-        "late, whoever goes first"
+        "far more arrives than can be done, so that all that wait are late, and what has waited longest has the least "
+        "remaining time: that is the order of arrival. With less, too, first tokens are due in what prompts take "
+        "alone, and others leave or wait for each of these urgent prompts"
     ),
     "jct": short_of(
-        "of those that ended in the window: who goes first by slack is not who is short, and memory bounds how many run"
+        "all that wait are late, and what has waited longest has the least remaining time: that is the order of "
+        "arrival; and memory bounds how many run"
     ),
 }
 
@@ -284,7 +324,8 @@ CLAIMS = [
         "mean time to a request's end, less",
         "1.61 to 12.22x",
         1.61,
-        "{vllm:.2f}x less than vLLM, {sarathi:.2f}x than Sarathi ({jct_s:.0f} s, of those that ended)",
+        "{vllm:.2f}x less than vLLM, {sarathi:.2f}x than Sarathi ({jct_s:.0f} s, of those that ended; at "
+        f"{NEAR_RATE}/s {{accelgen_near_s:.1f}} s, vLLM {{vllm_near_s:.1f}}, Sarathi {{sarathi_near_s:.1f}})",
     ),
     Claim(
         "ablations",

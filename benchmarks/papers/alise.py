@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from statistics import fmean
 
+from alignedserve.sim.compare import with_pool
 from alignedserve.sim.foresight import GSM8K_ERROR, Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import find_goodput
 from alignedserve.sim.report import latency_of
@@ -17,7 +20,7 @@ from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, sho
 from benchmarks.papers.datasets import ALPACA, SHAREGPT, Dataset
 from benchmarks.papers.figures import normalized_latency_s
 from benchmarks.papers.machines import FITS, ONE_GPU, colocated, scheduling, with_memory
-from benchmarks.papers.verdict import Verdict, amount, at_most, gain
+from benchmarks.papers.verdict import NOISE, Verdict, amount, at_least, at_most, gain, together
 
 MAX_MODEL_LEN = 4096
 # Seconds for each token of the answer: the paper's bound.
@@ -160,6 +163,51 @@ def mode_claim(mode: str, over: str, claimed: float) -> Claim:
 DEFERRED = mode_claim("defer", "deferring who finds no room", 1.8)
 RECOMPUTED = mode_claim("recompute", "deleting it and computing it again", 2.8)
 
+# ---- KV as INT8 in host memory ---------------------------------------------------------------------------------------
+
+# As far as the rates above fill it, and less than that.
+POOLS = {"wide": 1e12, "narrow": 20e9}
+# What benchmarks/int8_kv.py has measured of answers.
+ANSWERS = Path(__file__).parent.parent / "results" / "int8_kv.json"
+# Points of exact answers that INT8 may cost: the aim of that benchmark.
+MOST_LOST = 0.3
+
+
+def measure_int8(size: Size, seed: int) -> Mapping[str, Numbers]:
+    seconds, measured = size.scaled(RUNS["sharegpt"][1]), json.loads(ANSWERS.read_text())
+    arrivals = SHAREGPT.arrivals(int(10.0 * seconds), 10.0, seed)
+    found: dict[str, float] = {}
+    for name, pool_bytes in POOLS.items():
+        base = replace(scenario("alise", foresight("alise")), pool_bytes=pool_bytes)
+        compressed = replace(base, cost=with_pool(base.cost, "int8", base.block_size))
+        plain_s, int8_s = (normalized(each.simulate(arrivals)) for each in (base, compressed))
+        found |= {f"{name}_s": plain_s, f"{name}_int8_s": int8_s, name: plain_s / int8_s}
+        found["bytes"] = compressed.cost.pool_bytes_per_token / base.cost.pool_bytes_per_token
+    agreement = measured["agreement"]
+    found["same_tokens"] = agreement["num_same_tokens"] / agreement["num_tokens"]
+    return {"int8": found | {"points_lost": measured["points_lost"]}}
+
+
+INT8 = Claim(
+    "int8",
+    "KV in host memory as INT8, for less memory and hardly other answers",
+    "3.2 (used throughout, without a figure of what it is worth)",
+    "none",
+    HOW
+    + f"; ShareGPT at 10 requests/s, with a pool that is never full and with one of {POOLS['narrow'] / 1e9:.0f} GB; "
+    "answers: the demo model's, live (int8_kv.md)",
+    "{bytes:.1%} of the bytes; normalized latency {wide_s:.3f} → {wide_int8_s:.3f} s, with a narrow pool "
+    "{narrow_s:.3f} → {narrow_int8_s:.3f} s ({narrow:.2f}x); {same_tokens:.2%} of tokens the same, {points_lost:.2f} "
+    "points of exact answers lost",
+    lambda numbers: together(
+        [
+            at_most(MOST_LOST, numbers["points_lost"]),
+            *(at_least(1 - NOISE, numbers[name]) for name in POOLS),
+        ]
+    ),
+    {Verdict.REPRODUCED: "answers are as good, and latency is no worse; there is no figure to reach"},
+)
+
 # ---- prediction -----------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +239,7 @@ PAPER = Paper(
         Experiment([rate_claim("sharegpt", "up to 2.1x vLLM", 2.1, WHY_SHAREGPT)], measure_rate("sharegpt")),
         Experiment([LATENCY], measure_latency),
         Experiment([DEFERRED, RECOMPUTED], measure_modes),
+        Experiment([INT8], measure_int8),
         Experiment([PREDICTION], measure_prediction, is_timed=True),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from alignedserve.sim.gateway import Stream
@@ -101,88 +101,108 @@ def measure_hybrid(name: str) -> Callable[[Size, int], Mapping[str, Numbers]]:
     return measure
 
 
-def judge_packing(numbers: Numbers) -> Verdict:
-    """More first tokens in time; and BE keeps nine tenths of what it had."""
-    is_less_than_noise = numbers["bros_ttft"] - numbers["priority_ttft"] <= NOISE
-    if is_less_than_noise:
-        return Verdict.REFUTED
-    return Verdict.REPRODUCED if numbers["bros_be"] >= 0.9 * numbers["priority_be"] else Verdict.PARTLY
+@dataclass(frozen=True)
+class Claimed:
+    """The paper's figures for one dataset, each over vLLM and over round robin."""
+
+    latency: tuple[float, float]
+    be: tuple[float, float]
+    ttft: tuple[float, float]
+    tpot: tuple[float, float]
 
 
-def hybrid_claims(
-    name: str,
-    latency: tuple[float, float],
-    be: tuple[float, float],
-    slo: tuple[float, float, float, float],
-) -> list[Claim]:
-    title = DATASETS[name].name
+CLAIMED = {
+    "sharegpt": Claimed((0.742, 0.543), (0.113, 0.088), ttft=(36.38, 11.75), tpot=(1.73, 1.47)),
+    "lmsys": Claimed((0.696, 0.258), (0.177, 0.152), ttft=(21.42, 14.23), tpot=(2.62, 2.28)),
+}
 
-    def judge_slo(numbers: Numbers) -> Verdict:
+
+def packing_claim(name: str) -> Claim:
+    def judge(numbers: Numbers) -> Verdict:
+        """More first tokens in time; and BE keeps nine tenths of what it had."""
+        is_less_than_noise = numbers["bros_ttft"] - numbers["priority_ttft"] <= NOISE
+        if is_less_than_noise:
+            return Verdict.REFUTED
+        return Verdict.REPRODUCED if numbers["bros_be"] >= 0.9 * numbers["priority_be"] else Verdict.PARTLY
+
+    return Claim(
+        f"packing-{name}",
+        f"what packing by residual time adds to RT before BE: RT's TTFT in time, and BE, {DATASETS[name].name}",
+        SETUP + "; 4.2",
+        "more, at little cost (no figure)",
+        HOW + "; RT before BE is `priority`",
+        "{priority_ttft:.0%} → {bros_ttft:.0%}, BE {priority_be:.2f} → {bros_be:.2f}/s",
+        judge,
+    )
+
+
+def latency_claim(name: str) -> Claim:
+    vllm, rr = CLAIMED[name].latency
+    return Claim(
+        f"latency-{name}",
+        f"mean normalized latency of RT, less than with others, {DATASETS[name].name}",
+        SETUP,
+        f"{vllm:.1%} less than vLLM, {rr:.1%} than round robin",
+        HOW,
+        "{vllm:.1%} less than vLLM, {rr:.1%} than round robin ({bros_s:.3f} s a token; vLLM {vllm_s:.3f}, with "
+        "prompts first {then_s:.3f}, round robin {rr_s:.3f}, `priority` {priority_s:.3f})",
+        lambda numbers: together([amount(vllm, numbers["vllm"]), amount(rr, numbers["rr"])]),
+        short_of("RT alone leaves BE no room at these rates: see what `priority` has"),
+    )
+
+
+def be_claim(name: str) -> Claim:
+    vllm, rr = CLAIMED[name].be
+    return Claim(
+        f"be-{name}",
+        f"what BE loses in requests/s for that, {DATASETS[name].name}",
+        SETUP,
+        f"{vllm:.1%} of vLLM's, {rr:.1%} of round robin's",
+        HOW,
+        "{vllm:.1%} of vLLM's, {rr:.1%} of round robin's ({bros_per_s:.2f}/s; vLLM {vllm_per_s:.2f}, round robin "
+        "{rr_per_s:.2f}, `priority` {priority_per_s:.2f})",
+        lambda numbers: together([at_most(vllm, numbers["vllm"]), at_most(rr, numbers["rr"])]),
+        short_of(
+            "all that the machine can do is done either way: RT gets {bros_rt:.0f} tokens/s instead of {vllm_rt:.0f}, "
+            "and what RT gets BE loses"
+        ),
+    )
+
+
+def slo_claim(name: str) -> Claim:
+    ttft, tpot = CLAIMED[name].ttft, CLAIMED[name].tpot
+
+    def judge(numbers: Numbers) -> Verdict:
         def ratio(other: str, what: str) -> float:
             return numbers[f"bros_{what}"] / max(numbers[f"{other}_{what}"], 1e-3)
 
-        ttft, tpot, rr_ttft, rr_tpot = slo
         return together(
             [
-                gain(ttft, ratio("vllm", "ttft")),
-                gain(tpot, ratio("vllm", "tpot")),
-                gain(rr_ttft, ratio("rr", "ttft")),
-                gain(rr_tpot, ratio("rr", "tpot")),
+                gain(claimed, ratio(other, what))
+                for what, by_other in (("ttft", ttft), ("tpot", tpot))
+                for other, claimed in zip(("vllm", "rr"), by_other, strict=True)
             ]
         )
 
-    return [
-        Claim(
-            f"packing-{name}",
-            f"what packing by residual time adds to RT before BE: RT's TTFT in time, and BE, {title}",
-            SETUP + "; 4.2",
-            "more, at little cost (no figure)",
-            HOW + "; RT before BE is `priority`",
-            "{priority_ttft:.0%} → {bros_ttft:.0%}, BE {priority_be:.2f} → {bros_be:.2f}/s",
-            judge_packing,
+    return Claim(
+        f"slo-{name}",
+        f"RT within its TTFT and its TPOT, over others, {DATASETS[name].name}",
+        SETUP,
+        f"{ttft[0]}x and {tpot[0]}x vLLM's, {ttft[1]}x and {tpot[1]}x round robin's",
+        HOW,
+        "TTFT {bros_ttft:.0%} (vLLM {vllm_ttft:.1%}, prompts first {then_ttft:.1%}, round robin {rr_ttft:.1%}), "
+        "TPOT {bros_tpot:.0%} (vLLM {vllm_tpot:.1%}, prompts first {then_tpot:.1%}, round robin {rr_tpot:.1%})",
+        judge,
+        short_of(
+            "with others hardly any first token is in time; of TPOT vLLM keeps {vllm_tpot:.0%} here and round robin "
+            "{rr_tpot:.0%}, more than in the paper, where who is preempted computes again"
         ),
-        Claim(
-            f"latency-{name}",
-            f"mean normalized latency of RT, less than with others, {title}",
-            SETUP,
-            f"{latency[0]:.1%} less than vLLM, {latency[1]:.1%} than round robin",
-            HOW,
-            "{vllm:.1%} less than vLLM, {rr:.1%} than round robin ({bros_s:.3f} s a token; vLLM {vllm_s:.3f}, with "
-            "prompts first {then_s:.3f}, round robin {rr_s:.3f}, `priority` {priority_s:.3f})",
-            lambda numbers: together(
-                [amount(latency[0], numbers["vllm"]), amount(latency[1], numbers["rr"])]
-            ),
-            short_of("RT alone leaves BE no room at these rates: see what `priority` has"),
-        ),
-        Claim(
-            f"be-{name}",
-            f"what BE loses in requests/s for that, {title}",
-            SETUP,
-            f"{be[0]:.1%} of vLLM's, {be[1]:.1%} of round robin's",
-            HOW,
-            "{vllm:.1%} of vLLM's, {rr:.1%} of round robin's ({bros_per_s:.2f}/s; vLLM {vllm_per_s:.2f}, round robin "
-            "{rr_per_s:.2f}, `priority` {priority_per_s:.2f})",
-            lambda numbers: together([at_most(be[0], numbers["vllm"]), at_most(be[1], numbers["rr"])]),
-            short_of(
-                "all that the machine can do is done either way: RT gets {bros_rt:.0f} tokens/s instead of "
-                "{vllm_rt:.0f}, and what RT gets BE loses"
-            ),
-        ),
-        Claim(
-            f"slo-{name}",
-            f"RT within its TTFT and its TPOT, over others, {title}",
-            SETUP,
-            f"{slo[0]}x and {slo[1]}x vLLM's, {slo[2]}x and {slo[3]}x round robin's",
-            HOW,
-            "TTFT {bros_ttft:.0%} (vLLM {vllm_ttft:.1%}, prompts first {then_ttft:.1%}, round robin {rr_ttft:.1%}), "
-            "TPOT {bros_tpot:.0%} (vLLM {vllm_tpot:.1%}, prompts first {then_tpot:.1%}, round robin {rr_tpot:.1%})",
-            judge_slo,
-            short_of(
-                "with others hardly any first token is in time; of TPOT vLLM keeps {vllm_tpot:.0%} here and round "
-                "robin {rr_tpot:.0%}, more than in the paper, where who is preempted computes again"
-            ),
-        ),
-    ]
+    )
+
+
+def hybrid(name: str) -> Experiment:
+    claims = [claim_of(name) for claim_of in (packing_claim, latency_claim, be_claim, slo_claim)]
+    return Experiment(claims, measure_hybrid(name))
 
 
 # ---- real time alone ------------------------------------------------------------------------------------------------
@@ -257,14 +277,7 @@ PAPER = Paper(
     "bros",
     "BROS: hybrid real-time and best-effort LLM serving",
     [
-        Experiment(
-            hybrid_claims("sharegpt", (0.742, 0.543), (0.113, 0.088), (36.38, 1.73, 11.75, 1.47)),
-            measure_hybrid("sharegpt"),
-        ),
-        Experiment(
-            hybrid_claims("lmsys", (0.696, 0.258), (0.177, 0.152), (21.42, 2.62, 14.23, 2.28)),
-            measure_hybrid("lmsys"),
-        ),
+        *(hybrid(name) for name in DATASETS),
         Experiment([ALONE], measure_alone),
         Experiment([OVERHEAD], measure_overhead, is_timed=True),
     ],

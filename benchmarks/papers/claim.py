@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from string import Formatter
 
 from benchmarks.papers.verdict import Verdict
 
@@ -90,6 +91,12 @@ class Paper:
     name: str
     title: str
     experiments: Sequence[Experiment]
+
+
+def names_of(claim: Claim) -> set[str]:
+    """The numbers that its texts name."""
+    texts = (claim.ours, *claim.because.values())
+    return {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
 
 
 def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers]) -> Finding:

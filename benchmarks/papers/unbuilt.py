@@ -26,22 +26,6 @@ def _unbuilt(paper: str, name: str, text: str, setup: str, figure: str, mechanis
 
 UNBUILT = [
     _unbuilt(
-        "aligned-serve",
-        "batch-switches",
-        "the share of iterations that mix two batches",
-        "OPT-6.7B, H100; 4.4",
-        "at most 8.61 % on ShareGPT, 12.37 % on LongBench",
-        "a count of iterations that mix batches",
-    ),
-    _unbuilt(
-        "alise",
-        "int8",
-        "KV in host memory as INT8, which the paper uses throughout and gives no figure for",
-        "3.2",
-        "none",
-        "INT8 in the pool",
-    ),
-    _unbuilt(
         "bros",
         "blocks",
         "attainment of RT with blocks that RT and BE share from both ends, over computing again",

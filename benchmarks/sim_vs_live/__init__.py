@@ -12,6 +12,9 @@ fast the processor is, or on what else it does: both sides should have about as 
   client that shares the processor. So both sides are compared at the router's door, by the same observer of the
   router's events: from a request's coming to each of its tokens' leaving. Simulated requests come there when the live
   ones came, since the gateway gives best effort to the router a few at a time. What the client saw stands beside it.
+- *Which requests count.* Others come before, on both sides: they warm the live processes up, and teach the policies of
+  both what they know when those come that count. Beside quantiles, each simulated request is held against its own live
+  one.
 - *What the simulator is told.* The cost profile; and how much longer iterations take here than the profile says, since
   gateway, router and client use the same cores, with what an iteration takes outside the engine. The instance corrects
   its own predictions by these two (`timing/estimate.py`), and reports them; they are read off a few requests before

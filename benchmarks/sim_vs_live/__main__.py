@@ -58,17 +58,18 @@ def case(policy: str, load: Load, args: argparse.Namespace, tokenizer: Tokenizer
         live = measure(policy, load.kv_bytes, args.profile_s, warming, asked)
     except RuntimeError as error:
         return head | {"error": str(error)}
-    return head | {"load_average": begun} | compared(policy, load, live)
+    return head | {"load_average": begun} | compared(policy, load, live, len(asked))
 
 
-def compared(policy: str, load: Load, live: Live) -> Row:
+def compared(policy: str, load: Load, live: Live, count: int) -> Row:
     cost, found = live.profile.cost, {}
     for name, overhead in (("simulated", live.overhead), ("by_profile_alone", NO_OVERHEAD)):
-        figures, iterations = simulate(policy, cost, load.kv_bytes, overhead, live.arrivals)
-        found[name] = {"figures": asdict(figures), "ratios": live.figures.ratios(figures), **iterations}
+        side = simulate(policy, cost, load.kv_bytes, overhead, live.arrivals, count)
+        ratios, paired = live.side.figures.ratios(side.figures), live.side.paired(side)
+        found[name] = {"figures": asdict(side.figures), "ratios": ratios, "paired": paired, **side.iterations}
     return {
         "processor": live.profile.facts["device"],
-        "live": {"figures": asdict(live.figures), **live.iterations},
+        "live": {"figures": asdict(live.side.figures), **live.side.iterations},
         "client": asdict(live.client),
         "overhead": asdict(live.overhead),
         "profile_waited_share": live.profile.waited_share,

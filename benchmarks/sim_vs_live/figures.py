@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
+from statistics import median
 
 from alignedserve.protocol.messages import DecodeReport, Request, Submit, Tokens
 from alignedserve.router.events import Event, Received, Send
@@ -21,8 +22,9 @@ MOST_OFF = 0.15
 class Figures:
     """Of real time, in seconds; and of all output tokens, per second."""
 
+    # No p99: of 200 requests it would be the second longest, and of 30 the longest.
     ttft_p50_s: float
-    ttft_p99_s: float
+    ttft_p90_s: float
     tbt_p50_s: float
     tbt_p99_s: float
     tokens_per_s: float
@@ -35,6 +37,29 @@ class Figures:
 NAMES = [each.name for each in fields(Figures)]
 
 
+@dataclass(frozen=True)
+class Side:
+    """What one side has of the requests that count."""
+
+    figures: Figures
+    iterations: dict[str, float]
+    # The seconds to the first and to the last token of each request, in the order in which they came.
+    first_s: list[float]
+    last_s: list[float]
+
+    def paired(self, simulated: Side) -> dict[str, float]:
+        """By which share the simulated seconds of a request are off, either way, at the median. Figures of all requests
+        can be right where those of each are not."""
+        return {
+            "first_token": _median_off(self.first_s, simulated.first_s),
+            "last_token": _median_off(self.last_s, simulated.last_s),
+        }
+
+
+def _median_off(live_s: Sequence[float], simulated_s: Sequence[float]) -> float:
+    return median(abs(theirs / ours - 1) for ours, theirs in zip(live_s, simulated_s, strict=True))
+
+
 def is_off(ratio: float) -> bool:
     return abs(ratio - 1) > MOST_OFF
 
@@ -45,7 +70,7 @@ def figures_of(
     """`waits_s` for first tokens, and when each token of each request came."""
     ttft_s = quantiles(waits_s)
     tbt_s = quantiles([later - sooner for each in times_s for sooner, later in pairwise(each)])
-    return Figures(ttft_s.p50, ttft_s.p99, tbt_s.p50, tbt_s.p99, num_tokens / span_s)
+    return Figures(ttft_s.p50, ttft_s.p90, tbt_s.p50, tbt_s.p99, num_tokens / span_s)
 
 
 class Door:
@@ -84,6 +109,17 @@ class Door:
     def _arrival(request: Request, time_s: float) -> Arrival:
         lengths = Lengths(len(request.prompt), request.params.max_tokens or 1)
         return Arrival(time_s, lengths, request.tier, tbt_s=request.tbt_s)
+
+    def side(self, count: int) -> Side:
+        """Of the last so many requests to come."""
+        keys = self.last_to_come(count)
+        times_s = [(self.arrived_s[key], self.times_s[key]) for key in keys]
+        return Side(
+            self.figures(keys),
+            self.iterations(min(self.arrived_s[key] for key in keys)),
+            [each[0] - arrived_s for arrived_s, each in times_s],
+            [each[-1] - arrived_s for arrived_s, each in times_s],
+        )
 
     def figures(self, keys: Sequence[RequestKey]) -> Figures:
         rt = [key for key in keys if self.requests[key].tier == "rt"]

@@ -19,7 +19,7 @@ from alignedserve.sim.trace import Arrival
 from alignedserve.sim.world import Overhead
 from benchmarks.rt_with_be.served import NUM_SLOTS, serving
 from benchmarks.rt_with_be.traffic import ask
-from benchmarks.sim_vs_live.figures import Door, Figures, figures_of
+from benchmarks.sim_vs_live.figures import Door, Figures, Side, figures_of
 from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S, Asked
 
 POOL_BYTES = 256 << 20
@@ -33,14 +33,13 @@ OPTIONS = (
 @dataclass(frozen=True)
 class Live:
     # At the router's door, and where the client is.
-    figures: Figures
+    side: Side
     client: Figures
-    # The requests as they came to the router.
+    # All requests as they came to the router, those before the ones that count included.
     arrivals: list[Arrival]
     profile: Profile
     # By what the instance corrected its predictions before the requests that count began to come.
     overhead: Overhead
-    iterations: dict[str, float]
 
 
 class Asking(Client):
@@ -68,15 +67,13 @@ def measure(
             outcomes, _ = ask(served.url, asked, {}, Asking)
         door = read(events)
         profile = decode(path.read_bytes(), str(path))
-    keys = door.last_to_come(len(asked))
-    begin_s = min(door.arrived_s[key] for key in keys)
+    begin_s = min(door.arrived_s[key] for key in door.last_to_come(len(asked)))
     return Live(
-        door.figures(keys),
+        door.side(len(asked)),
         seen(outcomes, asked),
-        door.arrivals(keys),
+        door.arrivals(door.last_to_come(len(warming) + len(asked))),
         profile,
         overhead_before(door, begin_s),
-        door.iterations(begin_s),
     )
 
 

@@ -15,14 +15,16 @@ from alignedserve.sim.trace import Arrival
 from alignedserve.sim.world import Overhead
 from alignedserve.timing.cost import CostModel
 from benchmarks.rt_with_be.served import NUM_SLOTS
-from benchmarks.sim_vs_live.figures import Door, Figures
+from benchmarks.sim_vs_live.figures import Door, Side
 from benchmarks.sim_vs_live.live import POOL_BYTES
 from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S
 
 
 def simulate(
-    policy: str, cost: CostModel, kv_bytes: int, overhead: Overhead, arrivals: Sequence[Arrival]
-) -> tuple[Figures, dict[str, float]]:
+    policy: str, cost: CostModel, kv_bytes: int, overhead: Overhead, arrivals: Sequence[Arrival], count: int
+) -> Side:
+    """What there is of the last `count` requests. Those before them have the instance and its policy learn what the
+    live ones had learned by then."""
     scenario = Scenario(
         replace(cost, num_kv_tokens=kv_bytes // cost.kv_bytes_per_token),
         num_colocated=1,
@@ -43,7 +45,7 @@ def simulate(
     if refused := [str(stream.outcome) for stream in island.streams if not stream.is_complete]:
         reasons = ", ".join(sorted({*refused}))
         raise RuntimeError(f"{len(refused)} of {len(requests)} requests were refused: {reasons}")
-    return door.figures(door.last_to_come(len(requests))), door.iterations(0.0)
+    return door.side(count)
 
 
 def _limited(request: Request, arrival: Arrival) -> Request:

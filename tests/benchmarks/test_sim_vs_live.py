@@ -20,7 +20,7 @@ from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.types import GATEWAY, InstanceId, RequestKey
 from benchmarks.gpu.record import Row
 from benchmarks.sim_vs_live.__main__ import main
-from benchmarks.sim_vs_live.figures import NAMES, Door, Figures, figures_of
+from benchmarks.sim_vs_live.figures import NAMES, Door, Figures, Side, figures_of
 from benchmarks.sim_vs_live.live import overhead_before
 from benchmarks.sim_vs_live.page import line, page
 from benchmarks.sim_vs_live.requests import BE_OUTPUT, RT_OUTPUT, TBT_S, Asked, fixed_list
@@ -86,7 +86,7 @@ def test_figures_are_of_real_time_and_tokens_of_all() -> None:
     door(4.0, reported(1.7, 0.003, 0), told((1, 2, 1), (3, 0, 8)))
     found = door.figures([RequestKey(1), RequestKey(2), RequestKey(3)])
     assert found == figures_of([2.0, 1.0], [[3.0, 3.5, 4.0], [3.0]], num_tokens=12, span_s=3.0)
-    assert found.tbt_p50_s == 0.5 and found.tokens_per_s == 4.0 and found.ttft_p99_s == 2.0
+    assert found.tbt_p50_s == 0.5 and found.tokens_per_s == 4.0 and found.ttft_p90_s == 2.0
     assert door.last_to_come(2) == [2, 3]
     assert door.arrivals([RequestKey(2), RequestKey(3)]) == [
         Arrival(0.0, Lengths(10, 3), "rt", tbt_s=0.1),
@@ -100,16 +100,33 @@ def test_figures_are_of_real_time_and_tokens_of_all() -> None:
 def test_simulated_requests_have_all_their_tokens_and_what_iterations_take_more(
     asked: list[Asked], policy: str
 ) -> None:
-    plain, _ = simulate(policy, COST, ROOMY, NO_OVERHEAD, arrivals(asked))
-    slower, iterations = simulate(policy, COST, ROOMY, Overhead(1.2, 0.01), arrivals(asked))
-    assert slower.tbt_p50_s > plain.tbt_p50_s and iterations["num_evicted"] == 0
+    plain, slower = (
+        simulate(policy, COST, ROOMY, overhead, arrivals(asked), len(asked))
+        for overhead in (NO_OVERHEAD, Overhead(1.2, 0.01))
+    )
+    assert slower.figures.tbt_p50_s > plain.figures.tbt_p50_s and slower.iterations["num_evicted"] == 0
+    assert slower.paired(slower) == {"first_token": 0, "last_token": 0} != slower.paired(plain)
     num_tokens = sum(each.max_tokens or 0 for each in asked)
-    assert num_tokens / (asked[-1].due_s - asked[0].due_s) > plain.tokens_per_s >= slower.tokens_per_s
+    assert num_tokens / (asked[-1].due_s - asked[0].due_s) > plain.figures.tokens_per_s
+    assert plain.figures.tokens_per_s >= slower.figures.tokens_per_s
 
 
 def test_few_blocks_are_short_in_the_simulation_too(asked: list[Asked]) -> None:
-    _, iterations = simulate("fcfs", COST, ROOMY // 25, NO_OVERHEAD, arrivals(asked))
-    assert iterations["num_evicted"] > 0
+    found = simulate("fcfs", COST, ROOMY // 25, NO_OVERHEAD, arrivals(asked), len(asked))
+    assert found.iterations["num_evicted"] > 0
+
+
+def test_those_that_warm_up_do_not_count(asked: list[Asked]) -> None:
+    all_of_them = simulate("fcfs", COST, ROOMY, NO_OVERHEAD, arrivals(asked), len(asked))
+    last = simulate("fcfs", COST, ROOMY, NO_OVERHEAD, arrivals(asked), 20)
+    assert last.first_s == all_of_them.first_s[-20:] and last.last_s == all_of_them.last_s[-20:]
+    assert last.iterations["num_iterations"] < all_of_them.iterations["num_iterations"]
+
+
+def test_a_request_is_held_against_its_own_live_one() -> None:
+    """Quantiles are the same where the first request has what the second should."""
+    live, simulated = (Side(LIVE, {}, waits_s, [2.0, 4.0]) for waits_s in ([1.0, 2.0], [2.0, 1.0]))
+    assert live.paired(simulated) == {"first_token": 0.75, "last_token": 0.0}
 
 
 def side(figures: Figures, **more: object) -> Row:
@@ -123,6 +140,7 @@ def side(figures: Figures, **more: object) -> Row:
 
 def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
     simulated = Figures(0.0115, 0.01, 0.001, 0.00235, 900.0)
+    paired = {"first_token": 0.12, "last_token": 0.34}
     row: Row = {"policy": "fcfs", "load": "high", "rate": 20.0, "kv_bytes": 64 << 20, "round": 0}
     measured = row | {
         "processor": "a CPU",
@@ -131,7 +149,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
         "client": side(LIVE)["figures"],
         "overhead": {"pace": 1.25, "outside_s": 0.0005},
         "profile_waited_share": 0.01,
-        "simulated": side(simulated, ratios=LIVE.ratios(simulated)),
+        "simulated": side(simulated, ratios=LIVE.ratios(simulated), paired=paired),
         "by_profile_alone": side(LIVE),
     }
     failed = row | {"policy": "apt", "error": "no answer:\nit died\n"}
@@ -143,13 +161,20 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
         "rows": [measured, failed],
     }
     text = "\n".join(page(json.loads(json.dumps(record))))
-    assert "2 of 5 figures" in text and "2.3 to 2.3" in text and "Not measured: apt, high: it died" in text
+    assert (
+        "2 of 4 figures" in text
+        and "| 12% | 34% | 1% |" in text
+        and "2.3 to 2.3" in text
+        and "Not measured: apt, high: it died" in text
+    )
     (table_row,) = [each for each in text.splitlines() if each.startswith("| `fcfs` | 10.00")]
     assert (
         "| 11.50 | 1.15 | 20.00 | 10.00 | **0.50** |" in table_row and "| 1,000 | 900 | 0.90 |" in table_row
     )
     assert "| 2.35 | **1.18** |" in table_row and table_row.endswith("| 1,234 | 1,234 | 0 | 0 |")
     assert "Not measured: apt" in "\n".join(page(record | {"rows": [failed]}))
+    busy = "\n".join(page(record | {"rows": [measured | {"profile_waited_share": 0.5}]}))
+    assert "0 of 0 figures" in busy and "Of 1 cases 1 are not counted" in busy
     assert line(measured).startswith("fcfs") and line(failed).endswith("FAILED it died")
 
 

@@ -3,8 +3,8 @@
 The rules of the paper, in its words where they are ours too, with its sections:
 
 - Who has less *remaining time* goes first (4.3; `scheduling/remaining_time.py`).
-- The *token budget* of an iteration follows from the tightest objective in its batch (4.2), and is at most the *pivot*,
-  beyond which more tokens compute hardly faster.
+- The *token budget* of an iteration follows from the tightest objective in its batch (4.2). It may be more than the
+  *pivot*, beyond which more tokens compute hardly faster, and by which chunks that are yet to come are counted.
 - Prompts are cut where the budget ends. One long prompt is computed at a time (4.2).
 - Urgent requests are in the batch, and push out those with the most remaining time (4.4, algorithm 1).
 - Of the prompts that wait and have about the least remaining time, that one begins which fits best what is left of
@@ -12,8 +12,8 @@ The rules of the paper, in its words where they are ours too, with its sections:
 
 Where this departs from the paper, and why:
 
-- The paper scales the budget with the objective, from one measured batch. The cost model is asked instead, which knows
-  what decodes and long prefixes cost.
+- The paper scales the budget with the objective, from one measured batch of the pivot's size. The cost model is asked
+  instead, which knows what decodes and long prefixes cost.
 - Who is pushed out for want of time sits the iteration out, and keeps its KV; only who is in the way for want of blocks
   leaves with it. The paper has one kind of preemption, vLLM's.
 - A prompt takes the blocks of all its tokens when it begins, as everywhere here, not those of its first chunk.
@@ -126,8 +126,9 @@ class AccelgenColocated(AccelgenDecode):
         lengths, bound_s = self._run(at, min(sum(each.num_pending for each in urgent), pivot))
         # A prompt makes progress where nothing else runs, or it must.
         num_least = at.limits.block_size if urgent or not lengths else 0
-        within = tokens_within(at, self._estimate, lengths, bound_s, num_least)
-        prompts = Prompts(at, min(within, max(pivot - len(lengths), num_least)))
+        num_before = begun[0].num_tokens - begun[0].num_pending if begun else 0
+        within = tokens_within(at, self._estimate, lengths, bound_s, num_least, num_before)
+        prompts = Prompts(at, within)
         for request in begun:
             prompts.compute(request)
         self._begin(at, waiting, prompts)
@@ -172,7 +173,8 @@ class Prompts:
 
     def may_begin(self, request: DecodeRequest) -> bool:
         """Whether this is no second long prompt beside one that is under way."""
-        return bool(request.num_pooled) or not self._is_long_begun or request.num_pending <= self.num_left
+        num_at_once = min(self.num_left, self._at.limits.max_prefill_chunk or self.num_left)
+        return bool(request.num_pooled) or not self._is_long_begun or request.num_pending <= num_at_once
 
     def distance(self, request: DecodeRequest) -> float:
         """How far what the request needs is from using up both tokens and blocks."""

@@ -136,6 +136,15 @@ def test_a_paper_is_measured_and_its_page_written(tmp_path: Path, capsys: pytest
     assert (tmp_path / "papers.png").stat().st_size > 1000
 
 
+def test_numbers_of_an_older_version_of_a_claim_are_no_finding(tmp_path: Path) -> None:
+    record = Record.at(tmp_path / "papers.json")
+    record.begin({"command": "one"})
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0}])
+    assert record.findings() == []
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
+    assert [found.claim for found in record.findings()] == ["rate-alpaca"]
+
+
 def test_the_table_of_a_terminal_says_all_of_it() -> None:
     said = terminal([finding("alise", CLAIM, [{"ratio": 1.2}])])
     assert all(part in said for part in ("alise: the rate", "1.5x", "1.20x", "partly", "because it is 1.2"))

@@ -11,7 +11,7 @@ from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from alignedserve.timing.cost import Channel, Line
+from alignedserve.timing.cost import Channel, CostModel, Line
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
@@ -37,8 +37,14 @@ LIMITS = InstanceLimits(
 class Instance:
     """A colocated instance, at times that the test says."""
 
-    def __init__(self, policy: str, limits: InstanceLimits = LIMITS, preemption_mode: str = "swap") -> None:
-        estimate = Estimate(PLAIN)
+    def __init__(
+        self,
+        policy: str,
+        limits: InstanceLimits = LIMITS,
+        cost: CostModel = PLAIN,
+        preemption_mode: str = "swap",
+    ) -> None:
+        estimate = Estimate(cost)
         config = SchedulingConfig(policy, evict_ahead=1, admit_ahead=1, preemption_mode=preemption_mode)
         self.schedule = DecodeSchedule(limits, make_policy(config).colocated(limits, estimate), estimate)
 

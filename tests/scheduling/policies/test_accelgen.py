@@ -13,8 +13,10 @@ from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 from tests.scheduling.policies.instance import LIMITS, PLAIN, Instance, decoding, job, key, prompt
 
-# 80 tokens take 90 ms, which is 0.9 of the rate of 512 in 522 ms.
-PIVOT, PIVOT_S = 80, 0.09
+# 144 tokens take 154 ms, which is 0.95 of the rate of 512 in 522 ms.
+PIVOT, PIVOT_S = 144, 0.154
+# A prompt of 200 tokens is a long one.
+SMALL = replace(LIMITS, max_num_batched_tokens=80)
 
 
 # ---- remaining time --------------------------------------------------------------------------------------------------
@@ -30,7 +32,7 @@ def test_the_pivot_is_where_more_tokens_compute_hardly_faster() -> None:
 
 
 def test_a_prompt_may_wait_until_its_chunks_just_make_it() -> None:
-    time, request = RemainingTime(LIMITS, Estimate(PLAIN)), scheduled(prompt(200, first_due_s=1.0))
+    time, request = RemainingTime(LIMITS, Estimate(PLAIN)), scheduled(prompt(400, first_due_s=1.0))
     time.look([request], 0.0)
     assert time.of(request, 0.0) == pytest.approx(1.0 - 3 * PIVOT_S)
     assert time.of(request, 0.5) == pytest.approx(0.5 - 3 * PIVOT_S)
@@ -75,38 +77,46 @@ def test_who_has_no_objective_goes_last() -> None:
     [
         # 10 ms, 1 ms for the decode, and two blocks; a third one would make it 59 ms
         (0.05, 32),
-        (1.0, PIVOT - 1),
+        # likewise 18 of them, which is more than the pivot
+        (0.3, 288),
     ],
 )
-def test_a_prompt_is_cut_where_the_tightest_objective_or_the_pivot_ends(
-    tbt_s: float, num_tokens: int
-) -> None:
+def test_a_prompt_is_cut_where_the_tightest_objective_ends(tbt_s: float, num_tokens: int) -> None:
     instance = Instance("accelgen")
     instance.runs(first := decoding(tbt_s), decoding(2.0))
     instance.iterate()
     instance.schedule.abort(RequestKey(key(first) + 1))
-    instance.waits(long := prompt(200))
+    instance.waits(long := prompt(400))
     plan = instance.iterate()
     assert plan.run == [key(first)] and plan.chunks == [(key(long), num_tokens)]
+
+
+def test_later_chunks_are_shorter_since_they_read_those_before() -> None:
+    """Attention of c tokens after b others takes 1 us * (2bc + c^2) beside 10 ms, 1 ms for the decode, and 1 ms for
+    each token of the chunk: 112 tokens take 136 ms after none and 161 ms after 112, where 96 take 138 ms."""
+    instance = Instance("accelgen", cost=replace(PLAIN, prefill_attention_s=1e-6))
+    instance.runs(decoding(0.14))
+    instance.waits(long := prompt(400))
+    assert [instance.iterate().chunks for _ in range(2)] == [[(key(long), 112)], [(key(long), 96)]]
 
 
 def test_an_objective_that_is_lost_bounds_no_iteration() -> None:
     instance = Instance("accelgen")
     instance.runs(decoding(0.05))
-    instance.waits(long := prompt(200))
-    assert instance.iterate(now=0.2).chunks == [(key(long), PIVOT - 1)]
+    instance.waits(long := prompt(600))
+    assert instance.iterate(now=0.2).chunks == [(key(long), LIMITS.max_num_batched_tokens - 1)]
 
 
 def test_another_long_prompt_begins_when_the_first_is_computed() -> None:
-    instance = Instance("accelgen")
+    instance = Instance("accelgen", SMALL)
     instance.waits(first := prompt(200), second := prompt(200))
-    assert [instance.iterate().chunks for _ in range(2)] == [[(key(first), PIVOT)]] * 2
+    assert [instance.iterate().chunks for _ in range(2)] == [[(key(first), 80)]] * 2
     plan = instance.iterate()
-    assert plan.run == [key(first)] and plan.chunks == [(key(second), PIVOT - 40)]
+    assert plan.run == [key(first)] and plan.chunks == [(key(second), 80 - 40)]
 
 
 def test_a_short_prompt_begins_beside_a_long_one_that_is_cut() -> None:
-    """A chunk has 64 tokens at most, so that 16 are left of the pivot."""
+    """A chunk has 64 tokens at most, however many more are left of the iteration's."""
     instance = Instance("accelgen", replace(LIMITS, max_prefill_chunk=64))
     instance.waits(first := prompt(200), second := prompt(200, 99.9), short := prompt(10))
     plan = instance.iterate()
