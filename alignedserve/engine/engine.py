@@ -54,10 +54,12 @@ class Engine:
         vocabulary: Vocabulary,
         max_model_len: int,
         grammars: Grammars,
+        has_reversed: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
         self.grammars = grammars
+        self._has_reversed = has_reversed
         self._runner = runner
         self.limits = limits
         self._blocks = blocks
@@ -75,6 +77,7 @@ class Engine:
         output: Sequence[int] = (),
         num_computed: int = 0,
         matcher: Matcher | None = None,
+        is_reversed: bool = False,
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. The caller decides when it runs and leaves.
 
@@ -83,15 +86,18 @@ class Engine:
         because they may be under a copy.
         `matcher` is the request's own, from `grammars`, if the caller had it made. A matcher which is not ready
         compiles when the first token is due, and the whole batch waits for it.
+        `is_reversed`: it fills each block from the last slot down, also those of which there is KV already.
         Returns None and changes nothing if too few blocks are free (shared blocks stay held). Raises InvalidRequest if
         the request can't be run.
         """
+        if is_reversed and not self._has_reversed:
+            raise RuntimeError(f"{request_id}: is reversed, and the engine was built without has_reversed")
         num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output))
         num_blocks -= len(self._blocks.held(request_id))
         if num_blocks > self._blocks.num_free:
             return None
         request = self._request(request_id, prompt_token_ids, params, seed, matcher)
-        request.output, request.num_computed = list(output), num_computed
+        request.output, request.num_computed, request.is_reversed = list(output), num_computed, is_reversed
         if params.has_penalties:
             request.output_counts = dict(Counter(output))
         self._blocks.allocate(request_id, num_blocks)
