@@ -105,6 +105,10 @@ class BatchTable:
         self._blocks[request.row, request.num_blocks : end] = blocks
         request.num_blocks = self._num_blocks[request.row] = end
 
+    def set_block(self, request: Request, index: int, block: BlockId) -> None:
+        """Puts another block in the place of one that the request had."""
+        self._blocks[request.row, index] = block
+
     def batch(self, work: Work) -> Batch:
         """Makes the batch of an iteration. If the same decodes run again, only the arrays here change, and the last
         batch is reused."""
