@@ -26,6 +26,9 @@ def make_policy(config: SchedulingConfig) -> Policy:
     found = _import(name) if ":" in name else POLICIES.get(name)
     if found is None:
         raise ValueError(f"policy={name!r}: must be one of {', '.join(POLICIES)}, or package.module:Class")
+    if config.share_blocks and not found.can_share_blocks:
+        able = ", ".join(each.name for each in POLICIES.values() if each.can_share_blocks)
+        raise ValueError(f"share_blocks=True: policy {name!r} can't; it must be one of {able}")
     return found(config)
 
 
