@@ -69,6 +69,7 @@ def island_config(plan: Plan) -> IslandConfig:
             admit_ahead=plan.admit_ahead,
             be_share=plan.be_share,
             rt_headroom=plan.rt_headroom,
+            share_blocks=plan.share_blocks,
         ),
         staging_share=plan.staging_share,
         enable_prefix_caching=plan.enable_prefix_caching,

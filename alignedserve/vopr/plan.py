@@ -79,6 +79,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     duration_s: float
     # None: it is an island alone.
     front: FrontPlan | None = None
+    # Whether requests share blocks from both ends.
+    share_blocks: bool = False
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -172,4 +174,7 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         load=random.choice([0.6, 1.0, 1.5]),
         be_part=random.choice([0.0, 0.3, 0.6, 1.0]),
         duration_s=random.choice([120.0, 300.0, 600.0]),
+        share_blocks=is_colocated
+        and POLICIES[policy].can_share_blocks
+        and Random(f"ends of {seed}").random() < 0.7,
     )
