@@ -37,10 +37,12 @@ LIMITS = InstanceLimits(
 class Instance:
     """A colocated instance, at times that the test says."""
 
-    def __init__(self, policy: str, limits: InstanceLimits = LIMITS) -> None:
+    def __init__(self, policy: str, limits: InstanceLimits = LIMITS, max_parts: int = 0) -> None:
+        """`max_parts`: of how many blocks host memory has room for what is overwritten; 0: blocks are not shared."""
         estimate = Estimate(PLAIN)
-        config = SchedulingConfig(policy, evict_ahead=1, admit_ahead=1)
-        self.schedule = DecodeSchedule(limits, make_policy(config).colocated(limits, estimate), estimate)
+        config = SchedulingConfig(policy, evict_ahead=1, admit_ahead=1, share_blocks=max_parts > 0)
+        part = make_policy(config).colocated(limits, estimate)
+        self.schedule = DecodeSchedule(limits, part, estimate, max_parts=max_parts)
 
     def runs(self, *works: Work, now: float = 0.0) -> None:
         """They decode from here on."""
