@@ -16,13 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, ScheduledRequests
+from alignedserve.decode_worker.shared_ends import SharedEnds
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.types import RequestKey
 
 
 class BlockTable:
-    def __init__(self, limits: InstanceLimits) -> None:
+    def __init__(self, limits: InstanceLimits, max_parts: int = 0) -> None:
+        """`max_parts`: see `SharedEnds`."""
         self._limits = limits
+        self.ends = SharedEnds(limits.block_size, max_parts)
         needed = self._blocks_for(limits.max_model_len)
         if limits.num_blocks < needed:
             raise ValueError(
@@ -34,9 +37,10 @@ class BlockTable:
         self._leaving: ScheduledRequests = {}
         # These requests were aborted under a copy, and hold their blocks until it ends.
         self._dying: ScheduledRequests = {}
-        # Others may read these two, and change neither.
+        # Others may read these, and change none.
         self.pulling: Mapping[RequestKey, ScheduledRequest] = self._pulling
         self.running: Mapping[RequestKey, ScheduledRequest] = self._running
+        self.leaving: Mapping[RequestKey, ScheduledRequest] = self._leaving
 
     # ---- from state to state ----------------------------------------------------------------------------------------
 
@@ -45,7 +49,8 @@ class BlockTable:
         self._pulling[request.key] = request
 
     def start(self, request: ScheduledRequest) -> None:
-        self._take(request, self._blocks_for(request.num_tokens))
+        count = self._blocks_for(request.num_tokens)
+        self._take_or_borrow(request, count, max(0, count - self.num_free))
         self._running[request.key] = request
 
     def pulled(self, key: RequestKey) -> bool:
@@ -61,7 +66,9 @@ class BlockTable:
     def evict(self, key: RequestKey) -> bool:
         if key not in self._running:
             return False
-        self._leaving[key] = self._running.pop(key)
+        request = self._leaving[key] = self._running.pop(key)
+        if self.ends.is_on and not request.is_rt:
+            self._cut(request)
         return True
 
     def evicted(self, key: RequestKey) -> bool:
@@ -108,13 +115,38 @@ class BlockTable:
     # ---- blocks and slots -------------------------------------------------------------------------------------------
 
     def grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
-        """Makes the request hold blocks for the KV of its first `num_tokens` tokens. Returns False and changes nothing
-        if too few are free."""
+        """Makes the request hold blocks for the KV of its first `num_tokens` tokens, to be written in the iteration
+        that is planned. Returns False and changes nothing if too few are free or lent."""
         count = max(0, self._blocks_for(num_tokens) - request.num_blocks)
-        if count > self.num_free:
+        if request.shares and not request.is_rt:
+            return self._complete(request, num_tokens, count)
+        if (num_lent := max(0, count - self.num_free)) > self.num_lendable_to(request):
             return False
-        self._take(request, count)
+        if request.shares and not self.ends.can_use(request, num_tokens, self._running):
+            return False
+        self._take_or_borrow(request, count, num_lent)
+        if request.shares:
+            self.ends.use(request, num_tokens)
         return True
+
+    def _complete(self, lender: ScheduledRequest, num_tokens: int, count: int) -> bool:
+        renewed = self.ends.renewed(lender, num_tokens)
+        if count + len(renewed) > self.num_free or not self.ends.can_complete(lender):
+            return False
+        self.ends.complete(lender, renewed)
+        self.num_free -= len(renewed)
+        self._take(lender, count)
+        return True
+
+    @property
+    def num_lendable(self) -> int:
+        """The number of blocks of best effort that real time may share."""
+        return self.ends.num_lendable(self._running.values())
+
+    def num_lendable_to(self, request: ScheduledRequest) -> int:
+        """KV from the pool fills whole blocks, so a request that brings some borrows none until it is here."""
+        is_borrower = request.is_rt and request.key not in self._pulling
+        return self.num_lendable if is_borrower else 0
 
     @property
     def num_blocks_to_come(self) -> int:
@@ -133,8 +165,27 @@ class BlockTable:
         self.num_free -= count
         request.num_blocks += count
 
+    def _take_or_borrow(self, request: ScheduledRequest, count: int, num_lent: int) -> None:
+        self._take(request, count)
+        self.num_free += num_lent
+        if num_lent:
+            self.ends.lend(self._running.values(), request, num_lent)
+
+    def num_freed(self, request: ScheduledRequest) -> int:
+        """The number of blocks that become free when the request leaves."""
+        return request.num_blocks - (self.ends.num_not_freed(request) if request.shares else 0)
+
     def _free(self, request: ScheduledRequest) -> None:
-        self.num_free += request.num_blocks
+        self.num_free += self.num_freed(request)
+        if request.shares:
+            self.ends.leave(request)
+
+    def _cut(self, lender: ScheduledRequest) -> None:
+        """Leaves the lender the tokens before the first one that it misses."""
+        lender.num_cached = self.ends.num_whole(lender)
+        num_blocks = self._blocks_for(lender.num_cached)
+        self.num_free += self.ends.cut(lender, num_blocks)
+        lender.num_blocks = num_blocks
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._limits.block_size)
@@ -145,12 +196,18 @@ class BlockTable:
         """The number of blocks that the request needs for so many iterations beyond those it holds. A request that is
         to be admitted holds none."""
         num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
-        return max(0, self._blocks_for(num_cached) - request.num_blocks)
+        num_more = max(0, self._blocks_for(num_cached) - request.num_blocks)
+        if request.shares and not request.is_rt:
+            num_more += self.ends.num_renewed_at_most(request, num_cached)
+        return num_more
 
     def growth(self, requests: Iterable[ScheduledRequest], num_iterations: int) -> int:
         """The sum of `growth_of` over the requests, without calling it: every iteration asks for all requests."""
         growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
         for request in requests:
+            if request.shares:
+                growth += self.growth_of(request, num_iterations)
+                continue
             num_cached = request.num_tokens + num_more
             if num_cached > request.max_cached:
                 num_cached = request.max_cached
@@ -172,7 +229,9 @@ class BlockTable:
         return sum(map(len, self._places))
 
     def check(self) -> None:
-        num_held = sum(request.num_blocks for requests in self._places for request in requests.values())
+        self.ends.check()
+        num_held = sum(self.num_freed(request) for requests in self._places for request in requests.values())
+        num_held += self.ends.num_loans
         if num_held + self.num_free != self._limits.num_blocks:
             raise RuntimeError(
                 f"blocks leaked: {num_held} held + {self.num_free} free != {self._limits.num_blocks} in all"

@@ -45,6 +45,8 @@ class Boundary:
         """Begins the next boundary, with an empty plan."""
         self._begin(now, self._evicted)
         self._num_planned += 1
+        self._block_table.ends.begin(self._num_planned)
+        self.plan.ends = self._block_table.ends.ops
 
     def _begin(self, now: float, evicted: frozenset[RequestKey]) -> None:
         self.now = now
@@ -99,6 +101,13 @@ class Boundary:
         return self._block_table.num_free
 
     @property
+    def num_lendable_blocks(self) -> int:
+        return self._block_table.num_lendable
+
+    def num_freed(self, request: DecodeRequest) -> int:
+        return self._block_table.num_freed(_own(request))
+
+    @property
     def num_free_slots(self) -> int:
         return self._block_table.num_free_slots
 
@@ -147,17 +156,18 @@ class Boundary:
     def admit(self, request: DecodeRequest) -> None:
         scheduled = _own(request)
         needed = -(-scheduled.num_tokens // self.limits.block_size)
-        if needed > self.num_free_blocks or self.num_free_slots <= 0:
+        num_lendable = 0 if scheduled.num_cached else self._block_table.num_lendable_to(scheduled)
+        if needed > self.num_free_blocks + num_lendable or self.num_free_slots <= 0:
             raise RuntimeError(
                 f"request {scheduled.key}: admitted with {needed} blocks and a slot, "
-                f"but {self.num_free_blocks} blocks and {self.num_free_slots} slots are free"
+                f"but {self.num_free_blocks} blocks, {num_lendable} lent and {self.num_free_slots} slots are free"
             )
         self._candidates.take(scheduled)
         if scheduled.num_cached:
             self._block_table.admit(scheduled)
             self.plan.pulls.append(scheduled.work)
             return
-        scheduled.num_cached = self._lookup.take(scheduled.work)
+        scheduled.num_cached = self._lookup.take(scheduled.work, self.num_free_blocks)
         self._block_table.start(scheduled)
         self._dedup.started(scheduled)
         self.plan.new_prompts.append(scheduled.work)
@@ -172,7 +182,9 @@ class Boundary:
             if num_tokens - request.num_cached > 1 or request.last_run == number:
                 if self.run(request):
                     found.append(requests[index])
-            elif num_tokens <= request.num_blocks * block_size or self._grow(request, num_tokens):
+            elif (not request.shares and num_tokens <= request.num_blocks * block_size) or self._grow(
+                request, num_tokens
+            ):
                 request.last_run = number
                 run.append(request.work.request.key)
                 lengths.append(num_tokens)
@@ -212,9 +224,12 @@ class Boundary:
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Returns False if too few blocks are free, and for requests to be evicted: those are about to free their own
         blocks."""
-        if num_tokens <= request.num_blocks * self.limits.block_size:
+        if not request.shares and num_tokens <= request.num_blocks * self.limits.block_size:
             return True
-        return request.key not in self._evicted and self._block_table.grow(request, num_tokens)
+        if request.key in self._evicted:
+            has_blocks = num_tokens <= request.num_blocks * self.limits.block_size
+            return has_blocks and request.is_rt and self._block_table.grow(request, num_tokens)
+        return self._block_table.grow(request, num_tokens)
 
 
 def _own(request: DecodeRequest) -> ScheduledRequest:

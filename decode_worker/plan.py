@@ -8,6 +8,56 @@ from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
 
 
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """The lender's block is the borrower's block `at` as well: it has as many before."""
+
+    borrower: RequestKey
+    lender: RequestKey
+    index: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Tokens `first` to `end` of the lender's block are copied to host memory: others overwrite them."""
+
+    lender: RequestKey
+    index: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The lender has no block of this index any more: it is the borrower's alone."""
+
+    lender: RequestKey
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """The lender has a fresh block of this index, with what was in the one that it shared."""
+
+    lender: RequestKey
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Tokens `first` to `end` of the lender's block are copied back from host memory."""
+
+    lender: RequestKey
+    index: int
+    first: int
+    end: int
+
+
+# What becomes of blocks that two requests share from both ends: see `shared_ends.py`.
+EndOp = Lend | Checkpoint | GiveUp | Renew | Restore
+
+
 @dataclass
 class DecodePlan:
     # These requests leave at once, with their KV: their blocks are free before anybody takes any.
@@ -22,8 +72,14 @@ class DecodePlan:
     chunks: list[tuple[RequestKey, int]] = field(default_factory=list)
     # All requests whose eviction is wanted now, whether an earlier plan wanted it or not.
     wants_evicted: list[RequestKey] = field(default_factory=list)
+    # These come before the iteration, in this order, after new prompts have their own blocks.
+    ends: list[EndOp] = field(default_factory=list)
     # For so many seconds nothing runs, unless something happens before: real time is about to join.
     hold_s: float = 0.0
+
+    def num_lent(self, key: RequestKey) -> int:
+        """The number of blocks that the request is lent."""
+        return sum(isinstance(op, Lend) and op.borrower == key for op in self.ends)
 
     @property
     def goes_on(self) -> bool:

@@ -32,6 +32,10 @@ class DecodeProcess(InstanceProcess):
 class ColocatedProcess(DecodeProcess):
     role = "colocated"
 
+    @property
+    def _has_reversed(self) -> bool:
+        return self._config.scheduling.share_blocks
+
     def _make_worker(
         self, engine: Engine, transfers: LiveTransfers, estimate: Estimate | None
     ) -> ColocatedWorker:

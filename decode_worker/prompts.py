@@ -22,10 +22,14 @@ from alignedserve.types import RequestKey
 
 
 class Prompts:
-    def __init__(self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool, shares_blocks: bool = False
+    ) -> None:
+        """`shares_blocks`: best effort fills its blocks from the last slot down, and no other prompt uses its KV."""
         self._engine = engine
         self.preparation = Preparation(engine, compiling)
-        self.prefix_cache = PrefixCache(engine, enable_prefix_caching)
+        self.prefix_cache = PrefixCache(engine, enable_prefix_caching, rt_only=shares_blocks)
+        self._shares_blocks = shares_blocks
         # The block hashes and counts of prompts that have started, until they leave.
         self._prefixes: dict[RequestKey, HashedPrefix] = {}
         self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
@@ -51,14 +55,19 @@ class Prompts:
 
     # ---- prompts that have started -----------------------------------------------------------------------------------
 
-    def start(self, work: Work) -> Request:
+    def start(self, work: Work, num_lent: int = 0) -> Request:
+        """`num_lent`: see `Engine.adopt`."""
         key = work.request.key
         prefix = self._prefixes[key] = self.prefix_cache.start(work)
-        request = adopt(self._engine, work, self.preparation.take(key), prefix.num_found)
+        matcher, is_reversed = self.preparation.take(key), self.is_reversed(work)
+        request = adopt(self._engine, work, matcher, prefix.num_found, is_reversed, num_lent)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs[key] = []
         return request
+
+    def is_reversed(self, work: Work) -> bool:
+        return self._shares_blocks and not work.deadlines.is_rt
 
     def computed(self, requests: Iterable[Request]) -> None:
         """More of each request is computed than before, and others may share it."""

@@ -31,15 +31,21 @@ class DecodeSchedule:
         policy: DecodePart,
         estimate: Estimate | None = None,
         lookup: PrefixLookup | None = None,
+        max_parts: int = 0,
     ) -> None:
         """`estimate` predicts how long iterations take; None if nothing does.
         `lookup` finds KV that prompts may share; None if they share none.
+        `max_parts`: of how many blocks host memory has room for overwritten KV; 0 if blocks are not shared from both
+        ends (`shared_ends.py`).
         """
         self.limits = replace(limits, enable_prefix_caching=lookup is not None)
         lookup = lookup or NoPrefixCache()
         self._policy = policy
         self._estimate = estimate
-        self._candidates, self._block_table = Candidates(limits.max_model_len, lookup), BlockTable(limits)
+        self._candidates, self._block_table = (
+            Candidates(limits.max_model_len, lookup),
+            BlockTable(limits, max_parts),
+        )
         self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
         self._boundary = Boundary(limits, self._candidates, self._block_table, lookup, self._dedup)
         # The predicted seconds of the iteration that was planned last.
@@ -87,8 +93,13 @@ class DecodeSchedule:
 
     def evict(self, key: RequestKey) -> bool:
         """Stops running the request; its blocks are held until `evicted`. Returns False and changes nothing if it does
-        not run."""
+        not run. If blocks are shared from both ends, best effort keeps only `num_cached_of` tokens, and their
+        blocks."""
         return self._block_table.evict(key)
+
+    def num_cached_of(self, key: RequestKey) -> int:
+        """The number of tokens whose KV a leaving request has."""
+        return self._block_table.leaving[key].num_cached
 
     def abort(self, key: RequestKey) -> bool:
         """Forgets the request in any state. Returns True if its blocks are held until the copy under way is
@@ -203,6 +214,6 @@ class DecodeSchedule:
 
     def check_idle(self) -> None:
         self.check()
-        num_left = self.num_candidates + len(self._block_table)
+        num_left = self.num_candidates + len(self._block_table) + self._block_table.ends.num_left
         if num_left:
             raise RuntimeError(f"idle, but {num_left} requests are left")

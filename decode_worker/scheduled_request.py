@@ -31,6 +31,8 @@ class ScheduledRequest:
     last_run: int = 0
     # The hashes of its first blocks, those that it may share with prompts which have the same prefix.
     block_hashes: Sequence[bytes] = ()
+    # It shares blocks from both ends, or misses some: see `shared_ends.py`.
+    shares: bool = False
     # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
     # The policy keeps what it likes here.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 
+from alignedserve.decode_worker.end_ops import EndOps
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.prompts import Prompts
 from alignedserve.decode_worker.schedule import DecodeSchedule
@@ -29,6 +30,7 @@ from alignedserve.protocol.messages import (
     Failed,
     Gone,
     InstanceLimits,
+    Moved,
     NewTokens,
     Offer,
     Work,
@@ -71,7 +73,14 @@ class DecodeStep:
     scheduling_s: float | None = None
 
 
+# Where real time and best effort share blocks, host memory has room for what is overwritten in one block of so many:
+# real time that needs more has whole requests leave.
+BLOCKS_PER_PART = 4
+
+
 class DecodeWorker(Worker[DecodeStep]):
+    computes_prompts = False
+
     def __init__(
         self,
         engine: Executor,
@@ -84,15 +93,20 @@ class DecodeWorker(Worker[DecodeStep]):
     ) -> None:
         """`enable_prefix_caching`: prompts which share a prefix with earlier ones reuse their KV."""
         super().__init__(engine, transfers, clock, threads)
-        limits = limits_of(engine)
-        part = self._part(policy or make_policy(SchedulingConfig()), limits, estimate)
-        self._prompts = Prompts(engine, self._compiling, enable_prefix_caching)
+        limits, policy = limits_of(engine), policy or make_policy(SchedulingConfig())
+        part = self._part(policy, limits, estimate)
+        self._shares_blocks = self.computes_prompts and policy.config.share_blocks
+        self._prompts = Prompts(engine, self._compiling, enable_prefix_caching, self._shares_blocks)
         lookup = self._prompts.prefix_cache if enable_prefix_caching else None
-        self.schedule = DecodeSchedule(limits, part, estimate, lookup)
+        num_parts = max(limits.num_blocks // BLOCKS_PER_PART, 1) if self._shares_blocks else 0
+        if num_parts:
+            engine.make_checkpoints(num_parts)
+        self.schedule = DecodeSchedule(limits, part, estimate, lookup, num_parts)
         # The addresses of prefill instances that stage KV for this one.
         self._addresses: dict[InstanceId, str] = {}
         # The requests that hold blocks.
         self._requests: dict[RequestKey, Request] = {}
+        self._end_ops = EndOps(engine, self._requests)
         # The requests that were aborted under a copy, with the message to send when that has ended.
         self._last_messages: dict[RequestKey, Gone | None] = {}
         # These are sent before the next report, which may want the same requests evicted again.
@@ -160,15 +174,20 @@ class DecodeWorker(Worker[DecodeStep]):
             self._failed_evictions.append(Failed(order.key, "evict", reason))
         elif self.schedule.evict(order.key):
             self.engine.part(request)
-            self._save_changed(order, request, needed)
+            if self._shares_blocks and request.is_reversed:
+                self.engine.cut(request, self.schedule.num_cached_of(order.key))
+            self._save_changed(order, request)
 
-    def _save_changed(self, order: Evict, request: Request, num_blocks: int) -> None:
+    def _save_changed(self, order: Evict, request: Request) -> None:
         """Saves the blocks with KV that the pool lacks: whole blocks, also the one that it has in part."""
-        block_size = self.engine.format.block_size
-        first = order.num_saved // block_size
-        changed = slice(first, num_blocks)
-        pairs = zip(self.engine.blocks_of(request)[changed], order.blocks[changed], strict=True)
-        self._save(order.key, list(pairs), request.num_computed - first * block_size, self._evicted)
+        block_size, num_tokens = self.engine.format.block_size, request.num_computed
+        first, end = order.num_saved // block_size, self.engine.format.num_blocks(num_tokens)
+        if num_tokens < order.num_saved:
+            # Some of its KV made way for real time, and the pool has more.
+            first, end, num_tokens = end, end, order.num_saved
+        pairs = zip(self.engine.blocks_of(request)[first:end], order.blocks[first:end], strict=True)
+        num_changed = num_tokens - first * block_size if first < end else 0
+        self._save(order.key, list(pairs), num_changed, partial(self._evicted, num_tokens))
 
     def _abort(self, key: RequestKey, last_message: Gone | None) -> None:
         if key not in self._requests:
@@ -207,7 +226,8 @@ class DecodeWorker(Worker[DecodeStep]):
         staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
         for work in works:
             key = work.request.key
-            request = self._requests[key] = adopt(self.engine, work)
+            is_reversed = self._prompts.is_reversed(work)
+            request = self._requests[key] = adopt(self.engine, work, is_reversed=is_reversed)
             self._compiling.begin(key, request.matcher)
             cached = slice(self.engine.format.num_blocks(work.num_cached))
             blocks, source = self.engine.blocks_of(request)[cached], self.schedule.source_of(key)
@@ -244,9 +264,9 @@ class DecodeWorker(Worker[DecodeStep]):
             else:
                 self._compiling.when_ready(key, partial(self._arrived, key))
 
-    def _start(self, work: Work) -> None:
+    def _start(self, work: Work, num_lent: int) -> None:
         key = work.request.key
-        request = self._requests[key] = self._prompts.start(work)
+        request = self._requests[key] = self._prompts.start(work, num_lent)
         self.engine.join(request)
         self._changes.admitted.append(key)
         if request.num_computed:
@@ -263,11 +283,12 @@ class DecodeWorker(Worker[DecodeStep]):
         else:
             self._leave(key)
 
-    def _evicted(self, outcome: Outcome) -> None:
+    def _evicted(self, num_tokens: int, outcome: Outcome) -> None:
+        """The pool has the KV of the request's first `num_tokens` tokens, unless there is an error."""
         (key,) = outcome.keys
         if outcome.error is None:
             if self.schedule.evicted(key):
-                self._changes.evicted.append((key, self._requests[key].num_computed))
+                self._changes.evicted.append((key, num_tokens))
             self._leave(key)
         elif self.schedule.evict_failed(key):
             self.engine.join(self._requests[key])
@@ -294,9 +315,21 @@ class DecodeWorker(Worker[DecodeStep]):
             self._leave(key)
         self._changes.dropped += plan.drops
         for work in plan.new_prompts:
-            self._start(work)
+            self._start(work, plan.num_lent(work.request.key))
+        if plan.ends:
+            self._carry_out(plan)
         self._pull(plan.pulls)
         return self._launch(DecodeStep(begun_s, plan, None, []))
+
+    def _carry_out(self, plan: DecodePlan) -> None:
+        begun_s = self._clock()
+        self._end_ops.carry_out(plan.ends)
+        copied = self._end_ops.take_bytes()
+        seconds = self._clock() - begun_s
+        for what, num_bytes in copied.items():
+            moved = self._moved.setdefault(what, Moved(what, 0, 0.0))
+            moved.num_bytes += num_bytes
+            moved.seconds += seconds * num_bytes / sum(copied.values())
 
     def finish(self, step: DecodeStep) -> tuple[list[AnyMessage], bool]:
         plan = step.plan
@@ -408,7 +441,10 @@ class DecodeWorker(Worker[DecodeStep]):
 
 
 class ColocatedWorker(DecodeWorker):
-    """Computes prompts as well: the requests that it is offered need not have any KV yet."""
+    """Computes prompts as well: the requests that it is offered need not have any KV yet. Only here do requests share
+    blocks from both ends, if the policy's `share_blocks` says so."""
+
+    computes_prompts = True
 
     def _part(self, policy: Policy, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         return policy.colocated(limits, estimate)

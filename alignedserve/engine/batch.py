@@ -72,6 +72,8 @@ class BatchTable:
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self._last_token = np.zeros(max_num_seqs, dtype=np.int32)
+        # The slot that a block's first token has: the first one, or of a reversed request the last one.
+        self._first_slot = np.zeros(max_num_seqs, dtype=np.int32)
         # The number of tokens until max_output_len.
         self._num_left = np.zeros(max_num_seqs, dtype=np.int64)
         self._counting = np.arange(max_num_seqs + 1, dtype=np.int32)
@@ -90,6 +92,7 @@ class BatchTable:
         self._num_computed[row] = request.num_computed
         self._last_token[row] = request.output[-1] if request.output else 0
         self._num_left[row] = request.max_output_len - len(request.output)
+        self._first_slot[row] = self._block_size - 1 if request.is_reversed else 0
 
     def leave(self, request: Request) -> None:
         self._decodes = None
@@ -101,6 +104,10 @@ class BatchTable:
         end = request.num_blocks + len(blocks)
         self._blocks[request.row, request.num_blocks : end] = blocks
         request.num_blocks = self._num_blocks[request.row] = end
+
+    def set_block(self, request: Request, index: int, block: BlockId) -> None:
+        """Puts another block in the place of one that the request had."""
+        self._blocks[request.row, index] = block
 
     def batch(self, work: Work) -> Batch:
         """Makes the batch of an iteration. If the same decodes run again, only the arrays here change, and the last
@@ -160,6 +167,7 @@ class BatchTable:
         host.slots[:num] = self._slots(rows, positions)
         host.query_start[1 : num + 1] = self._counting[1 : num + 1]
         host.context_len[:num] = positions + 1
+        host.is_reversed[:num] = self._first_slot[rows] > 0
         host.outputs[:num] = self._counting[:num]
 
     def _fill_chunk(
@@ -175,11 +183,13 @@ class BatchTable:
         host.slots[start:end] = self._slots(request.row, positions)
         host.query_start[entry + 1] = end
         host.context_len[entry] = first + count
+        host.is_reversed[entry] = request.is_reversed
         wanted = request.num_outputs(count)
         host.outputs[num_outputs : num_outputs + wanted] = np.arange(end - wanted, end)
         return end, num_outputs + wanted
 
     def _slots(self, rows: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
         block, offset = np.divmod(positions, self._block_size)
-        slots: np.ndarray = self._blocks[rows, block] * self._block_size + offset
+        slots: np.ndarray = self._blocks[rows, block] * self._block_size
+        slots += np.abs(self._first_slot[rows] - offset)
         return slots

@@ -6,6 +6,9 @@ request with its hash that comes before that holds it again.
 
 Free blocks are counted as if nothing were shared: a block counts once for each of its owners. So a plan that goes by
 counts need not know what is shared, and the blocks that it was promised are there.
+
+A block may also have two owners that fill it from both ends, neither of which publishes it. It counts once then, and
+is the other's alone when one of them has left, or has given it up.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 
 from alignedserve.types import BlockId, RequestId
+
+# In place of a block that its owner has given up.
+NO_BLOCK = BlockId(-1)
 
 
 class BlockManager:
@@ -34,6 +40,9 @@ class BlockManager:
         # The number of owners of each block beyond the first.
         self._others: Counter[BlockId] = Counter()
         self._num_others = 0
+        # The blocks that two owners fill from both ends.
+        self._at_both_ends: set[BlockId] = set()
+        self._has_lent = False
 
     @property
     def num_free(self) -> int:
@@ -61,7 +70,51 @@ class BlockManager:
 
     def free(self, owner: RequestId) -> None:
         """Frees all blocks that `owner` holds; safe to repeat."""
-        blocks = self._held.pop(owner, [])
+        self._put_back(self._held.pop(owner, []))
+
+    # ---- blocks with two ends ---------------------------------------------------------------------------------------
+
+    def lend(self, borrower: RequestId, lender: RequestId, index: int) -> BlockId:
+        """Makes the lender's block the borrower's next one as well."""
+        block = self._held[lender][index]
+        if block == NO_BLOCK or block in self._at_both_ends or block in self._others:
+            raise RuntimeError(
+                f"{borrower}: is lent block {index} of {lender}, which {lender} does not have alone"
+            )
+        self._at_both_ends.add(block)
+        self._has_lent = True
+        self._held.setdefault(borrower, []).append(block)
+        return block
+
+    def give_up(self, owner: RequestId, index: int) -> None:
+        """Leaves a block that two have to the other one."""
+        self._at_both_ends.remove(self._held[owner][index])
+        self._held[owner][index] = NO_BLOCK
+
+    def renew(self, owner: RequestId, index: int) -> tuple[BlockId, BlockId]:
+        """Gives the owner a fresh block in place of one that it has given up, or that it leaves to the other one.
+        Returns the old one, which may be NO_BLOCK, and the new one."""
+        old = self._held[owner][index]
+        if old != NO_BLOCK:
+            self.give_up(owner, index)
+        new = self.allocate(owner, 1)
+        if new is None:
+            raise RuntimeError(f"{owner}: planned a fresh block {index}, and none is free")
+        self._held[owner].pop()
+        self._held[owner][index] = new[0]
+        return old, new[0]
+
+    def cut(self, owner: RequestId, num_blocks: int) -> None:
+        """Leaves the owner its first blocks, and frees the others."""
+        blocks = self._held[owner]
+        self._put_back(blocks[num_blocks:])
+        del blocks[num_blocks:]
+
+    def _put_back(self, blocks: Sequence[BlockId]) -> None:
+        if self._has_lent:
+            alone = [block for block in blocks if block != NO_BLOCK and block not in self._at_both_ends]
+            self._at_both_ends.difference_update(blocks)
+            blocks = alone
         if self._hashes or self._others:
             self._leave(blocks)
         else:
@@ -140,10 +193,11 @@ class BlockManager:
 
     def check(self) -> None:
         """Raises unless every block is held, kept or free, and the counts are right."""
-        held = [block for blocks in self._held.values() for block in blocks]
-        if len(held) + self.num_free != self.num_blocks:
+        held = [block for blocks in self._held.values() for block in blocks if block != NO_BLOCK]
+        num_held = len(held) - len(self._at_both_ends)
+        if num_held + self.num_free != self.num_blocks:
             raise RuntimeError(
-                f"blocks leaked: {len(held)} held + {self.num_free} free != {self.num_blocks} in all"
+                f"blocks leaked: {num_held} held + {self.num_free} free != {self.num_blocks} in all"
             )
         idle = [*self._free, *self._kept]
         num_distinct = len({*idle, *held})

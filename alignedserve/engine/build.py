@@ -48,10 +48,14 @@ class BuiltEngine:
 Allocate = Callable[..., torch.Tensor]
 
 
-def build_engine(config: EngineConfig, allocate: Allocate = torch.empty) -> BuiltEngine:
-    """`allocate` makes the blocks of the KV cache, and has the arguments of torch.empty."""
+def build_engine(
+    config: EngineConfig, allocate: Allocate = torch.empty, has_reversed: bool = False
+) -> BuiltEngine:
+    """`allocate` makes the blocks of the KV cache, and has the arguments of torch.empty.
+    `has_reversed`: requests may fill their blocks from the last slot down.
+    """
     try:
-        return _build(config, allocate)
+        return _build(config, allocate, has_reversed)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{config.model} does not fit the GPU's memory with "
@@ -61,7 +65,7 @@ def build_engine(config: EngineConfig, allocate: Allocate = torch.empty) -> Buil
         ) from error
 
 
-def _build(config: EngineConfig, allocate: Allocate) -> BuiltEngine:
+def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> BuiltEngine:
     source = resolve_model(config.model, config.load_format, config.revision)
     model_config = source.config
     device = _device(config.device)
@@ -74,7 +78,7 @@ def _build(config: EngineConfig, allocate: Allocate) -> BuiltEngine:
     weights.finish()
     form = block_format(config, model_config, dtype_name)
     grammars = _grammars(config, source)
-    engine = _assemble(config, model, ops, form, max_model_len, grammars, allocate)
+    engine = _assemble(config, model, ops, form, max_model_len, grammars, allocate, has_reversed)
     return BuiltEngine(engine, model_config, source)
 
 
@@ -86,11 +90,13 @@ def _assemble(
     max_model_len: int,
     grammars: Grammars,
     allocate: Allocate,
+    has_reversed: bool,
 ) -> Engine:
     max_blocks_per_seq = form.num_blocks(max_model_len)
     max_tokens = config.max_num_batched_tokens
     max_seqs = min(config.max_num_seqs, max_tokens)
     step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device)
+    step.has_reversed = has_reversed
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, ops, form, step)
     blocks = BlockManager(choose_num_blocks(config, form, max_model_len, budget))
     cache = KVCache(form, blocks.num_blocks, ops.device, allocate)
@@ -111,6 +117,7 @@ def _assemble(
         vocabulary=vocabulary_of(model.config),
         max_model_len=max_model_len,
         grammars=grammars,
+        has_reversed=has_reversed,
     )
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from alignedserve.engine.batch import BatchTable, Due
-from alignedserve.engine.blocks import BlockManager
+from alignedserve.engine.blocks import NO_BLOCK, BlockManager
+from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.endings import Endings
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.limits import Limits
@@ -54,10 +55,12 @@ class Engine:
         vocabulary: Vocabulary,
         max_model_len: int,
         grammars: Grammars,
+        has_reversed: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
         self.grammars = grammars
+        self._has_reversed = has_reversed
         self._runner = runner
         self.limits = limits
         self._blocks = blocks
@@ -65,6 +68,7 @@ class Engine:
         self._table = table
         self._endings = Endings(vocabulary)
         self._requests: dict[RequestId, Request] = {}
+        self._checkpoints: Checkpoints | None = None
 
     def adopt(
         self,
@@ -75,6 +79,8 @@ class Engine:
         output: Sequence[int] = (),
         num_computed: int = 0,
         matcher: Matcher | None = None,
+        is_reversed: bool = False,
+        num_lent: int = 0,
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. The caller decides when it runs and leaves.
 
@@ -83,15 +89,19 @@ class Engine:
         because they may be under a copy.
         `matcher` is the request's own, from `grammars`, if the caller had it made. A matcher which is not ready
         compiles when the first token is due, and the whole batch waits for it.
+        `is_reversed`: it fills each block from the last slot down, also those of which there is KV already.
+        `num_lent`: so many of its blocks, the last ones, follow by `lend`.
         Returns None and changes nothing if too few blocks are free (shared blocks stay held). Raises InvalidRequest if
         the request can't be run.
         """
+        if is_reversed and not self._has_reversed:
+            raise RuntimeError(f"{request_id}: is reversed, and the engine was built without has_reversed")
         num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output))
-        num_blocks -= len(self._blocks.held(request_id))
+        num_blocks -= len(self._blocks.held(request_id)) + num_lent
         if num_blocks > self._blocks.num_free:
             return None
         request = self._request(request_id, prompt_token_ids, params, seed, matcher)
-        request.output, request.num_computed = list(output), num_computed
+        request.output, request.num_computed, request.is_reversed = list(output), num_computed, is_reversed
         if params.has_penalties:
             request.output_counts = dict(Counter(output))
         self._blocks.allocate(request_id, num_blocks)
@@ -134,8 +144,66 @@ class Engine:
         if request.row >= 0:
             self._table.leave(request)
         self._blocks.free(request.request_id)
+        if self._checkpoints:
+            self._checkpoints.drop(request.request_id)
         request.status = Status.FINISHED
         del self._requests[request.request_id]
+
+    # ---- blocks that two requests fill from both ends ----------------------------------------------------------------
+
+    def make_checkpoints(self, num_parts: int) -> None:
+        """Makes host memory for what is overwritten in so many blocks. It is called once, before the first request."""
+        self._checkpoints = Checkpoints(self.cache.blocks, num_parts)
+
+    def lend(self, borrower: Request, lender: Request, index: int) -> None:
+        """Makes the lender's block the borrower's next one as well: the next that its tokens need, or one after it.
+        Blocks before it are allocated."""
+        block = self._blocks.lend(borrower.request_id, lender.request_id, index)
+        self._table.add_blocks(borrower, [block])
+
+    def allocate_up_to(self, request: Request, num_blocks: int) -> None:
+        """Makes the request hold so many blocks."""
+        self._grow(request, num_blocks * self.cache.format.block_size)
+
+    def checkpoint(self, lender: Request, index: int, first: int, end: int) -> int:
+        """Copies tokens `first` to `end` of the lender's block to host memory. Returns the number of bytes."""
+        checkpoints = self._kept
+        block = self._blocks.held(lender.request_id)[index]
+        checkpoints.save(lender.request_id, index, block, first, end)
+        return (end - first) * checkpoints.bytes_per_token
+
+    def give_up(self, lender: Request, index: int) -> None:
+        """Leaves a block that two have to the other one. The lender can't run until `renew`."""
+        self._blocks.give_up(lender.request_id, index)
+
+    def renew(self, lender: Request, index: int) -> None:
+        """Gives the lender a fresh block in this place, with what it has in the one that it shares."""
+        old, new = self._blocks.renew(lender.request_id, index)
+        if old != NO_BLOCK:
+            self.cache.blocks[new].copy_(self.cache.blocks[old])
+        self._table.set_block(lender, index, new)
+
+    def restore(self, lender: Request, index: int, first: int, end: int) -> int:
+        """Copies tokens back from host memory. Returns the number of bytes."""
+        checkpoints = self._kept
+        block = self._blocks.held(lender.request_id)[index]
+        checkpoints.restore(lender.request_id, index, block, first, end)
+        return (end - first) * checkpoints.bytes_per_token
+
+    def cut(self, request: Request, num_tokens: int) -> None:
+        """Leaves a request that does not run the KV of its first tokens, and their blocks."""
+        request.num_computed = num_tokens
+        self._blocks.cut(request.request_id, self.cache.format.num_blocks(num_tokens))
+        if self._checkpoints:
+            self._checkpoints.drop(request.request_id)
+
+    @property
+    def _kept(self) -> Checkpoints:
+        if self._checkpoints is None:
+            raise RuntimeError("KV is to be kept, before make_checkpoints")
+        return self._checkpoints
+
+    # ---- blocks for others -------------------------------------------------------------------------------------------
 
     def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
         """Leases blocks for KV that is only passed on, which no request of this engine has. They are held until
@@ -151,6 +219,7 @@ class Engine:
     def reset(self) -> None:
         """Ends all requests, also where an exception in the middle of a step has left them half moved."""
         self._requests.clear()
+        self._checkpoints = None
         self._blocks.reset()
         self._table.reset()
 
@@ -193,6 +262,8 @@ class Engine:
     def check_idle(self) -> None:
         """Raises with both numbers if anything is left of finished requests."""
         self._blocks.check_idle()
+        if self._checkpoints:
+            self._checkpoints.check_idle()
         if self._requests:
             raise RuntimeError(f"idle, but {len(self._requests)} requests are left")
 

@@ -32,6 +32,8 @@ class Request:
     max_output_len: int
     # The matcher of params.structured_outputs.
     matcher: Matcher | None = None
+    # It fills its blocks from the last slot down, so that another request can have the first ones.
+    is_reversed: bool = False
 
     # These fields are set by the engine.
     status: Status = Status.HELD

@@ -36,8 +36,10 @@ class HashedPrefix:
 class PrefixCache:
     """See `prefix_lookup.PrefixLookup`."""
 
-    def __init__(self, engine: Executor, is_enabled: bool) -> None:
+    def __init__(self, engine: Executor, is_enabled: bool, rt_only: bool = False) -> None:
+        """`rt_only`: best effort shares no KV."""
         self._engine = engine
+        self._rt_only = rt_only
         self.is_enabled = is_enabled
         self._block_size = engine.format.block_size
         # The hashes of the prompts which wait.
@@ -45,7 +47,7 @@ class PrefixCache:
         self._num_asked = self._num_found = 0
 
     def block_hashes(self, work: Work) -> Sequence[bytes]:
-        if not self.is_enabled or work.num_cached:
+        if not self._is_for(work) or work.num_cached:
             return ()
         prefix = self._waiting[work.request.key] = self._hashed(work)
         return self._usable(work, prefix)
@@ -53,12 +55,12 @@ class PrefixCache:
     def num_found(self, block_hashes: Sequence[bytes]) -> int:
         return self._engine.num_known(block_hashes)
 
-    def take(self, work: Work) -> int:
+    def take(self, work: Work, max_blocks: int | None = None) -> int:
         """Called in the middle of a plan; `start` follows before the next plan."""
         prefix = self._waiting.get(work.request.key)
         if prefix is None:
             return 0
-        if usable := self._usable(work, prefix):
+        if usable := self._usable(work, prefix)[:max_blocks]:
             prefix.num_found = self._engine.share(id_of(work.request.key), usable)
             # These blocks are published already, or were and are no longer; either way there is nothing to publish.
             prefix.num_published = prefix.num_found // self._block_size
@@ -104,6 +106,9 @@ class PrefixCache:
         counts, self._num_asked, self._num_found = (self._num_asked, self._num_found), 0, 0
         return counts
 
+    def _is_for(self, work: Work) -> bool:
+        return self.is_enabled and (work.deadlines.is_rt or not self._rt_only)
+
     def _usable(self, work: Work, prefix: HashedPrefix) -> Sequence[bytes]:
         """The hashes of the blocks that the request may share. The last token is always computed, because its logits
         are needed."""
@@ -112,7 +117,7 @@ class PrefixCache:
 
     def _hashed(self, work: Work) -> HashedPrefix:
         wanted = work.request
-        if not self.is_enabled:
+        if not self._is_for(work):
             return HashedPrefix([])
         tokens, hasher = wanted.prompt + work.output, BlockHasher(self._block_size, wanted.cache_salt)
         block_hashes = hasher.block_hashes_of(tokens)

@@ -17,8 +17,9 @@ class PrefixLookup(Protocol):
     def num_found(self, block_hashes: Sequence[bytes]) -> int:
         """Returns the number of tokens which the instance has KV of, right now."""
 
-    def take(self, work: Work) -> int:
-        """Makes a prompt that starts hold its shared blocks. Returns the number of tokens whose KV they hold."""
+    def take(self, work: Work, max_blocks: int | None = None) -> int:
+        """Makes a prompt that starts hold its shared blocks, at most so many. Returns the number of tokens whose KV
+        they hold."""
 
 
 class NoPrefixCache:
@@ -28,5 +29,5 @@ class NoPrefixCache:
     def num_found(self, block_hashes: Sequence[bytes]) -> int:
         return 0
 
-    def take(self, work: Work) -> int:
+    def take(self, work: Work, max_blocks: int | None = None) -> int:
         return 0

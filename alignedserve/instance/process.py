@@ -71,7 +71,7 @@ class InstanceProcess(ABC):
         asyncio.run(self._serve(worker, hello, wake))
 
     def _build(self, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
-        built = build_engine(self._config.engine, allocate=self._allocate)
+        built = build_engine(self._config.engine, self._allocate, self._has_reversed)
         built.engine.grammars.prepare()
         self._format = built.engine.format
         self._pool_format = self._format.in_pool(self._config.transfers.pool_kv_dtype)
@@ -82,6 +82,11 @@ class InstanceProcess(ABC):
         worker = self._make_worker(built.engine, transfers, None if cost is None else Estimate(cost))
         address = self._open(transfers, self._identity(epoch))
         return worker, self._hello(worker, epoch, address, cost)
+
+    @property
+    def _has_reversed(self) -> bool:
+        """Whether requests may fill their blocks from the last slot down."""
+        return False
 
     def _be_nice(self) -> None:
         """Lowers the priority of this thread, and so of those that it starts."""

@@ -27,9 +27,16 @@ def limits_of(engine: Executor) -> InstanceLimits:
     )
 
 
-def adopt(engine: Executor, work: Work, matcher: Matcher | None = None, num_shared: int = 0) -> Request:
+def adopt(
+    engine: Executor,
+    work: Work,
+    matcher: Matcher | None = None,
+    num_shared: int = 0,
+    is_reversed: bool = False,
+    num_lent: int = 0,
+) -> Request:
     """Makes the engine's request, for which the schedule has taken blocks. `num_shared` is the number of tokens whose
-    KV it shares."""
+    KV it shares. `is_reversed` and `num_lent`: see `Engine.adopt`."""
     wanted, params = work.request, work.request.params
     if work.output:
         # The log-probabilities of its prompt were sent with the first token.
@@ -42,6 +49,8 @@ def adopt(engine: Executor, work: Work, matcher: Matcher | None = None, num_shar
         work.output,
         work.num_cached or num_shared,
         matcher,
+        is_reversed,
+        num_lent,
     )
     if request is None:
         num_tokens = len(wanted.prompt) + len(work.output)

@@ -86,6 +86,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus)
+    settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)
     num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), node)
     transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=settings.router.link)
     if "colocated" in roles:

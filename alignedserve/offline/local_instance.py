@@ -26,6 +26,7 @@ from alignedserve.protocol.messages import Request as Asked
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import Policy, make_policy
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
 
@@ -108,9 +109,15 @@ class LocalInstance:
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def add_request(
-        self, request_id: RequestId, prompt_token_ids: Sequence[int], params: SamplingParams, seed: int
+        self,
+        request_id: RequestId,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        deadlines: Deadlines | None = None,
     ) -> LocalRequest:
-        """Queues a request. Raises InvalidRequest and queues nothing if it can't be run."""
+        """Queues a request, which is best effort without deadlines. Raises InvalidRequest and queues nothing if it
+        can't be run."""
         if request_id in self._by_id:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
         if params.structured_outputs is not None:
@@ -118,7 +125,7 @@ class LocalInstance:
         check_request(prompt_token_ids, params, self.engine.vocabulary, self.engine.max_model_len)
         key = RequestKey(next(self._keys))
         asked = Asked(key, list(prompt_token_ids), params, seed=seed, arrival_s=0.0)
-        request = LocalRequest(request_id, key, Work(asked, [], 0, []))
+        request = LocalRequest(request_id, key, Work(asked, [], 0, [], deadlines or Deadlines()))
         self._requests[key] = self._by_id[request_id] = request
         self._waiting.append(request)
         return request

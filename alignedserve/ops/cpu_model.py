@@ -34,6 +34,7 @@ class CpuModel(CompiledModel):
             slots=step.slots.data_ptr(),
             query_start=step.query_start.data_ptr(),
             context_len=step.context_len.data_ptr(),
+            is_reversed=step.is_reversed.data_ptr(),
             block_table=step.block_table.data_ptr(),
             block_table_stride=step.block_table.stride(0),
         )
@@ -81,7 +82,8 @@ class CpuModel(CompiledModel):
 
 
 def _check_step(step: StepInputs) -> None:
-    for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_table", "outputs"):
+    names = ("token_ids", "positions", "slots", "query_start", "context_len", "is_reversed", "block_table")
+    for name in (*names, "outputs"):
         tensor = getattr(step, name)
         if tensor.dtype != torch.int32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
             raise ValueError(

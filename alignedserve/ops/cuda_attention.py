@@ -67,6 +67,7 @@ class CudaAttention:
             block_table=step.flat_block_table,
             table_stride=step.table_stride,
             num_seqs=step.shape.num_decodes,
+            is_reversed=step.is_reversed if step.has_reversed else None,
         )
 
     def _scratch_for(self, spec: AttentionSpec) -> DecodeScratch:
@@ -119,6 +120,7 @@ class CudaAttention:
             context_start,
             k,
             v,
+            step.is_reversed if step.has_reversed else None,
         )
         return flash_attention(
             q,

@@ -28,6 +28,7 @@ class HostStep:
     outputs: np.ndarray
     query_start: np.ndarray
     context_len: np.ndarray
+    is_reversed: np.ndarray
     # `commit` and `host_block_table` fill these in.
     num_used: np.ndarray
     table_stride: np.ndarray
@@ -56,6 +57,7 @@ class StepInputs:
             "table_stride": 1,
             "query_start": max_seqs + 1,
             "context_len": max_seqs,
+            "is_reversed": max_seqs,
             "first_chunk": 1,
             "chunk_start": max_seqs + 1,
             "context_start": max_seqs + 1,
@@ -92,6 +94,8 @@ class StepInputs:
         self.query_start = view("query_start")
         # The number of the sequence's tokens whose KV exists after this step, its own queries included.
         self.context_len = view("context_len")
+        # 1 if the sequence fills its blocks from the last slot down, else 0.
+        self.is_reversed = view("is_reversed")
         # These have an entry per chunk, a sequence that computes more than one token; chunks are the last sequences,
         # from `first_chunk` on. They tell where the chunk's tokens begin, and where its context begins among those of
         # the chunks.
@@ -107,6 +111,8 @@ class StepInputs:
         # It copies the host's buffer to the device's: (host, device).
         self.send: Callable[[torch.Tensor, torch.Tensor], object] = self._copy
         self._sent = None if is_on_host else torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # Whether sequences may be reversed. Kernels for GPUs are compiled for it, so it is set before they are.
+        self.has_reversed = False
         # The shapes that steps are filled up to.
         self.ladder = Ladder()
         self.shape = StepShape(0, 0, 0)

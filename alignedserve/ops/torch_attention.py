@@ -47,9 +47,11 @@ def attend_sequence(
     context_len = int(step.host.context_len[seq])
     block_size = cache.shape[4]
     blocks = step.block_table[seq, : -(-context_len // block_size)].long()
-    keys, values = (
-        cache[blocks, spec.layer, k_or_v].transpose(1, 2).flatten(0, 1)[:context_len] for k_or_v in (0, 1)
-    )
+    # [block, k|v, kv_head, slot, head_dim]
+    held = cache[blocks, spec.layer]
+    if step.host.is_reversed[seq]:
+        held = held.flip(3)
+    keys, values = (held[:, k_or_v].transpose(1, 2).flatten(0, 1)[:context_len] for k_or_v in (0, 1))
     positions = step.positions[start:end].long()
     out[start:end] = attend(q[start:end], keys, values, positions, spec)
 

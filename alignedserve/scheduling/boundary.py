@@ -131,6 +131,14 @@ class DecodeBoundary(Protocol):
         """The number of blocks of leaving requests: they become free when their KV has been copied."""
 
     @property
+    def num_lendable_blocks(self) -> int:
+        """The number of best effort's blocks that real time may share where none is free, if requests share blocks
+        from both ends (`share_blocks`). A prompt that begins may, and what runs; not what comes from the pool."""
+
+    def num_freed(self, request: DecodeRequest) -> int:
+        """The number of blocks that become free when this request leaves: those that it does not share."""
+
+    @property
     def num_slots_to_come(self) -> int: ...
 
     def growth(self, num_iterations: int, is_rt: bool | None = None) -> int:

@@ -49,6 +49,11 @@ class SchedulingConfig:
         str,
         "for who leaves a decode instance: swap (KV to the pool), recompute (KV is dropped), or defer (new ones wait)",
     ] = "swap"
+    share_blocks: Annotated[
+        bool,
+        "on colocated instances real time uses what best effort leaves free in its blocks, and only what it "
+        "overwrites there is saved; with policies that can",
+    ] = False
     # No flag sets these three: their values were found by trial, and tests use others.
     # Requests are evicted so many iterations before blocks run out.
     evict_ahead: int = 4
@@ -69,3 +74,13 @@ class SchedulingConfig:
             value, may_be_0 = getattr(self, name), name in ("be_share", "rt_headroom")
             if not (0 <= value < 1 and (value or may_be_0)):
                 raise ValueError(f"{name}={value}: must be {'from' if may_be_0 else 'above'} 0, below 1")
+
+    def check_share_blocks(self, is_colocated: bool, pool_kv_dtype: str) -> None:
+        """Raises ValueError if blocks are to be shared from both ends where they can't be."""
+        if self.share_blocks and not is_colocated:
+            raise ValueError(
+                "share_blocks=True: prefill and decode instances can't; give --colocated-instances"
+            )
+        if self.share_blocks and pool_kv_dtype != "auto":
+            # Bounds are taken over a block's first tokens, and those that are another request's would count.
+            raise ValueError(f"share_blocks=True and pool_kv_dtype={pool_kv_dtype!r}: must be auto then")

@@ -25,7 +25,7 @@ def victims(at: DecodeBoundary, num_iterations: int, in_order: InOrder) -> list[
         if missing <= 0:
             break
         chosen.append(request)
-        missing -= request.num_blocks + at.growth_of(request, num_iterations)
+        missing -= at.num_freed(request) + at.growth_of(request, num_iterations)
     return chosen
 
 

@@ -84,6 +84,8 @@ class Comparison:
         self._router = router
         self._scheduling = scheduling
         self.settings = [Setting(policy, *each) for policy, each in product(config.policy, config.islands)]
+        are_colocated = all(each.num_colocated for each in self.settings)
+        scheduling.check_share_blocks(are_colocated, config.pool_kv_dtype)
         self.scenarios = [self._scenario(setting) for setting in self.settings]
         traffic = make_traffic(config)
         if config.find_rate and not any(each.tier == "rt" for each in traffic):

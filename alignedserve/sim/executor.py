@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alignedserve.engine.blocks import BlockManager
+from alignedserve.engine.blocks import NO_BLOCK, BlockManager
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.validate import Vocabulary
@@ -20,11 +20,12 @@ from alignedserve.instance.requests import key_of
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.sim import model
+from alignedserve.sim.block_contents import BlockContents
 from alignedserve.sim.grammars import SimGrammars
 from alignedserve.sim.kv_model import KvModel, TokenChain
 from alignedserve.sim.segment import Content
 from alignedserve.text.grammar import Matcher
-from alignedserve.timing.cost import CostModel
+from alignedserve.timing.cost import Channel, CostModel
 from alignedserve.types import BlockId, RequestId, RequestKey
 
 _VOCABULARY = Vocabulary(model.VOCABULARY, frozenset())
@@ -71,8 +72,11 @@ class SimEngine:
             int(limits.block_size * cost.pool_bytes_per_token),
         )
         self.grammars = SimGrammars()
-        # A block that is not a key here holds no KV.
-        self.contents: dict[BlockId, Content] = {}
+        self.contents = BlockContents(limits.block_size)
+        # The requests that have ever shared a block from both ends, and the seconds that copies for it take before the
+        # next iteration.
+        self._sharers: set[RequestId] = set()
+        self._copies_s = 0.0
         self._cost = cost
         self._pace = pace
         self._computed = computed
@@ -98,9 +102,11 @@ class SimEngine:
         output: Sequence[int] = (),
         num_computed: int = 0,
         matcher: Matcher | None = None,
+        is_reversed: bool = False,
+        num_lent: int = 0,
     ) -> Request | None:
         num_blocks = self.format.num_blocks(len(prompt_token_ids) + len(output))
-        num_blocks -= len(self._blocks.held(request_id))
+        num_blocks -= len(self._blocks.held(request_id)) + num_lent
         if num_blocks > self._blocks.num_free:
             return None
         if matcher is None and params.structured_outputs is not None:
@@ -119,7 +125,9 @@ class SimEngine:
             status=Status.HELD,
             num_computed=num_computed,
             output=list(output),
+            is_reversed=is_reversed,
         )
+        self.contents.is_reversed(key_of(request_id), is_reversed)
         self._allocate(request_id, num_blocks)
         return request
 
@@ -146,6 +154,8 @@ class SimEngine:
         self._blocks.free(request.request_id)
         self._num_shared.pop(request.request_id, None)
         self._chains.pop(request.request_id, None)
+        self._sharers.discard(request.request_id)
+        self.contents.forget(key_of(request.request_id))
         request.status = Status.FINISHED
         del self._requests[request.request_id]
 
@@ -163,18 +173,65 @@ class SimEngine:
         if blocks is None:
             raise RuntimeError(f"{owner}: planned {num_blocks} blocks, only {self._blocks.num_free} are free")
         for block in blocks:
-            self.contents.pop(block, None)
+            self.contents.clear(block)
         return blocks
+
+    # ---- blocks that two requests fill from both ends ----------------------------------------------------------------
+
+    def make_checkpoints(self, num_parts: int) -> None:
+        """Their number is bounded by the schedule, and checked there."""
+
+    def lend(self, borrower: Request, lender: Request, index: int) -> None:
+        self._blocks.lend(borrower.request_id, lender.request_id, index)
+        self._sharers |= {borrower.request_id, lender.request_id}
+
+    def allocate_up_to(self, request: Request, num_blocks: int) -> None:
+        missing = num_blocks - len(self._blocks.held(request.request_id))
+        if missing > 0:
+            self._allocate(request.request_id, missing)
+
+    def checkpoint(self, lender: Request, index: int, first: int, end: int) -> int:
+        key, block = key_of(lender.request_id), self._blocks.held(lender.request_id)[index]
+        digest = self._chains[lender.request_id].hash_of
+        self.contents.save(key, block, index, first, end, digest)
+        return self._copied(end - first, self._cost.channels.save)
+
+    def give_up(self, lender: Request, index: int) -> None:
+        self._blocks.give_up(lender.request_id, index)
+
+    def renew(self, lender: Request, index: int) -> None:
+        old, new = self._blocks.renew(lender.request_id, index)
+        if old == NO_BLOCK:
+            self.contents.clear(new)
+        else:
+            self.contents.copy(key_of(lender.request_id), old, new)
+
+    def restore(self, lender: Request, index: int, first: int, end: int) -> int:
+        key, block = key_of(lender.request_id), self._blocks.held(lender.request_id)[index]
+        self.contents.restore(key, block, index, first, end)
+        return self._copied(end - first, self._cost.channels.fetch)
+
+    def cut(self, request: Request, num_tokens: int) -> None:
+        request.num_computed = num_tokens
+        self._blocks.cut(request.request_id, self.format.num_blocks(num_tokens))
+        self.contents.drop(key_of(request.request_id))
+
+    def _copied(self, num_tokens: int, channel: Channel) -> int:
+        num_bytes = num_tokens * self._cost.kv_bytes_per_token
+        self._copies_s += channel.seconds(num_bytes)
+        return num_bytes
+
+    # ---- checks of what blocks hold ----------------------------------------------------------------------------------
 
     def _check_content(self, request: Request) -> None:
         key, size, blocks = key_of(request.request_id), self.format.block_size, self.blocks_of(request)
         for index in range(self.format.num_blocks(request.num_computed)):
-            held = self.contents.get(blocks[index])
+            held = self.contents.get(key, blocks[index])
             least = min(size, request.num_computed - index * size)
             is_its_own = index < self._num_shared[request.request_id] or (held and held.key == key)
             if held is None or not is_its_own or held.place != index or held.num_tokens < least:
                 raise RuntimeError(
-                    f"request {key} joins with {least} tokens in its block {index}, which holds {held}"
+                    f"request {key} runs with {least} tokens in its block {index}, which holds {held}"
                 )
             self._check_digest(request, held)
 
@@ -213,7 +270,8 @@ class SimEngine:
             else:
                 chunks.append((request.num_computed, count))
             self._compute(request, count)
-        return SimIteration(requests, self._pace * self._cost.iteration(chunks, lengths))
+        copies_s, self._copies_s = self._copies_s, 0.0
+        return SimIteration(requests, copies_s + self._pace * self._cost.iteration(chunks, lengths))
 
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
         return [self._sample(request) for request in iteration.requests]
@@ -226,12 +284,18 @@ class SimEngine:
         if missing > 0:
             self._allocate(request.request_id, missing)
             blocks = self._blocks.held(request.request_id)
-        if first:
-            self._check_digest(request, self.contents[blocks[(first - 1) // size]])
+        if request.request_id in self._sharers:
+            self._check_content(request)
+        elif first:
+            held = self.contents.get(key, blocks[(first - 1) // size])
+            if held is None:
+                raise RuntimeError(f"request {key} goes on after {first} tokens, the last of which are gone")
+            self._check_digest(request, held)
         chain = self._chains[request.request_id]
         for index in range(first // size, self.format.num_blocks(end)):
             until = min(end, (index + 1) * size)
-            self.contents[blocks[index]] = Content(key, index, until - index * size, chain.hash_of(until))
+            content = Content(key, index, until - index * size, chain.hash_of(until))
+            self.contents.write(blocks[index], content)
         request.num_computed = end
         self._computed[key] += count
 

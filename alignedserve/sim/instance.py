@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -220,7 +220,7 @@ class SimPrefill(SimInstance):
 
 class SimDecode(SimInstance):
     role = "decode"
-    worker_class: ClassVar[type[DecodeWorker]] = DecodeWorker
+    worker_class: type[DecodeWorker] = DecodeWorker
     _enable_prefix_caching = False
 
     def _make_worker(self) -> DecodeWorker:

@@ -54,6 +54,8 @@ class Mixture:
     num_needed: int
     # The share of the window in which decode instances computed.
     busy: float
+    # In blocks that requests share from both ends, to host memory and back.
+    overwritten_bytes: int = 0
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -76,6 +78,7 @@ def mixture(ran: Ran, begin_s: float, end_s: float) -> Mixture:
         num_computed=sum(ran.computed[stream.request.key] for stream in complete),
         num_needed=sum(num_needed(stream) for stream in complete),
         busy=_busy(ran, begin_s, end_s),
+        overwritten_bytes=pauses.num_checkpoint_bytes + pauses.num_restored_bytes,
     )
 
 

@@ -30,6 +30,9 @@ class Pauses:
         # Tokens whose KV was copied to the pool for evictions, and tokens whose KV has to be copied back.
         self.num_saved_tokens = 0
         self.num_fetched_tokens = 0
+        # The bytes of KV that made way in blocks shared from both ends, and came back: of other requests than those.
+        self.num_checkpoint_bytes = 0
+        self.num_restored_bytes = 0
         self._running: defaultdict[InstanceId, _Members] = defaultdict(dict)
         self._prompts: defaultdict[InstanceId, _Members] = defaultdict(dict)
         # Maps each request whose eviction was ordered to the tokens whose KV the pool had by then.
@@ -75,6 +78,9 @@ class Pauses:
 
     def _decoded(self, running: _Members, report: DecodeReport) -> None:
         self._dropped(running, report.dropped)
+        for moved in report.moved:
+            self.num_checkpoint_bytes += moved.num_bytes * (moved.what == "checkpoint")
+            self.num_restored_bytes += moved.num_bytes * (moved.what == "restore")
         if report.news:
             ran = {news.key for news in report.news}
             self.sat_out += _left_out(running, ran, unless=[*report.wants_evicted, *self._num_in_pool])

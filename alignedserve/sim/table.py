@@ -23,6 +23,7 @@ _ISLAND = (
     "evicted",
     "evicted, GB",
     "dropped",
+    "overwritten, GB",
     "interrupted",
 )
 
@@ -137,6 +138,7 @@ def _island(outcome: Outcome) -> list[str]:
         str(found.num_evicted),
         f"{found.moved_bytes / 1e9:.1f}",
         str(found.num_dropped),
+        f"{found.overwritten_bytes / 1e9:.2f}",
         str(found.num_interrupted),
     ]
 

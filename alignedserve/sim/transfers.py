@@ -199,7 +199,8 @@ class SimTransfers:
             if error is None and read() != found:
                 raise RuntimeError(f"request {key}: its blocks were written while they were read")
             if error is None:
-                self.engine.contents.update(zip([here for here, _ in pairs], found, strict=True))
+                for (here, _), content in zip(pairs, found, strict=True):
+                    self.engine.contents[here] = content
             return error
 
         channel, crossings = self._channels.load, self._channels.ports.from_pool
@@ -233,7 +234,9 @@ class SimTransfers:
 
     def _own(self, key: RequestKey, block: BlockId) -> Content:
         """KV that a request shares is its own in the pool."""
-        held = self.engine.contents[block]
+        held = self.engine.contents.get(key, block)
+        if held is None:
+            raise RuntimeError(f"request {key}: block {block} is to be saved, and holds nothing")
         return held._replace(key=key)
 
     def abandon(self, key: RequestKey) -> None:
@@ -258,6 +261,7 @@ class SimTransfers:
     def pull(self, source: InstanceId, address: str, specs: Sequence[TransferSpec], done: Done) -> None:
         keys = [key for key, _ in specs]
         here = [block for _, blocks in specs for block in blocks]
+        owners = [key for key, blocks in specs for _ in blocks]
         sender, theirs = self._world.transfers.get(source), list[BlockId]()
         lane = self._pulls.setdefault(
             source, Lane(self._world, self.completions, partial(self._when_both_awake, source))
@@ -285,9 +289,11 @@ class SimTransfers:
             if error is not None:
                 sender.staging_buffer.cancel_pull(keys)
                 return error
-            self.engine.contents.update(
-                {to: sender.engine.contents[of] for to, of in zip(here, theirs, strict=True)}
-            )
+            for key, to, of in zip(owners, here, theirs, strict=True):
+                held = sender.engine.contents.get(key, of)
+                if held is None:
+                    raise RuntimeError(f"request {key}: {source}'s block {of} is pulled, and holds nothing")
+                self.engine.contents[to] = held
             sender.staging_buffer.finish_pull(keys)
             return None
 

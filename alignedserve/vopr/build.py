@@ -70,6 +70,7 @@ def island_config(plan: Plan) -> IslandConfig:
             be_share=plan.be_share,
             rt_headroom=plan.rt_headroom,
             preemption_mode=plan.preemption_mode,
+            share_blocks=plan.share_blocks,
         ),
         staging_share=plan.staging_share,
         enable_prefix_caching=plan.enable_prefix_caching,

@@ -81,6 +81,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preemption_mode: str = "swap"
     # None: it is an island alone.
     front: FrontPlan | None = None
+    # Whether requests share blocks from both ends.
+    share_blocks: bool = False
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -142,6 +144,8 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
     # The blocks of the longest request.
     longest = -(-MAX_MODEL_LEN // block_size)
     is_colocated = random.random() < 0.3
+    preemption_mode = Random(f"preemption of {seed}").choice(PREEMPTION_MODES)
+    may_share = is_colocated and POLICIES[policy].can_share_blocks and preemption_mode != "recompute"
     return Plan(
         seed=seed,
         policy=policy,
@@ -174,5 +178,6 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         load=random.choice([0.6, 1.0, 1.5]),
         be_part=random.choice([0.0, 0.3, 0.6, 1.0]),
         duration_s=random.choice([120.0, 300.0, 600.0]),
-        preemption_mode=Random(f"preemption of {seed}").choice(PREEMPTION_MODES),
+        preemption_mode=preemption_mode,
+        share_blocks=may_share and Random(f"ends of {seed}").random() < 0.7,
     )

@@ -26,14 +26,6 @@ def _unbuilt(paper: str, name: str, text: str, setup: str, figure: str, mechanis
 
 UNBUILT = [
     _unbuilt(
-        "bros",
-        "blocks",
-        "attainment of RT with blocks that RT and BE share from both ends, over computing again",
-        "OPT-30B, 10 requests/s; figure 13",
-        "TTFT 1.23x, TPOT 1.63x",
-        "sharing blocks from both ends",
-    ),
-    _unbuilt(
         "apt-serve",
         "hybrid-cache",
         "attainment with KV alone, and with layers' inputs for some requests",

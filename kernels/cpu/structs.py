@@ -95,6 +95,7 @@ class Step(Structure):
                 "slots",
                 "query_start",
                 "context_len",
+                "is_reversed",
                 "block_table",
                 "rows",
                 "ended_ns",

@@ -58,6 +58,8 @@ class PagedStep:
     table_stride: torch.Tensor
     # The number of sequences, with padding.
     num_seqs: int
+    # 1 for each sequence that fills its blocks from the last slot down; None if none does.
+    is_reversed: torch.Tensor | None = None
 
 
 class DecodeScratch:
@@ -123,6 +125,7 @@ def balanced_attention(
         scratch.num_done,
         step.block_table,
         step.table_stride,
+        step.is_reversed,
         step.num_seqs,
         scale * LOG2_E,
         cache.stride(0),
@@ -161,6 +164,7 @@ def plain_attention(
         step.context_len,
         step.block_table,
         step.table_stride,
+        step.is_reversed,
         scale * LOG2_E,
         cache.stride(0),
         cache.stride(1),
@@ -218,6 +222,14 @@ def _look_up(table, tile, length, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def _first_slot(is_reversed, seq, BLOCK_SIZE: tl.constexpr):
+    """Returns the slot of a block's first token."""
+    if is_reversed is None:
+        return 0
+    return tl.load(is_reversed + seq) * (BLOCK_SIZE - 1)
+
+
+@triton.jit
 def _skipped(length, WINDOW: tl.constexpr, TILE: tl.constexpr):
     """Returns the number of tiles before the window."""
     return tl.maximum(length - WINDOW, 0) // TILE if WINDOW > 0 else 0
@@ -228,6 +240,7 @@ def _attend_to_tile(
     query,
     keys,
     block,
+    first_slot,
     tile,
     length,
     highest,
@@ -252,7 +265,7 @@ def _attend_to_tile(
     is_key = position < length
     if WINDOW > 0:
         is_key = is_key & (position >= length - WINDOW)
-    row = block.to(tl.int64) * block_stride + (position % BLOCK_SIZE) * HEAD_DIM
+    row = block.to(tl.int64) * block_stride + tl.abs(first_slot - position % BLOCK_SIZE) * HEAD_DIM
     at = keys + row[:, None] + dim[None, :]
     mask = is_key[:, None] & (dim < HEAD_DIM)[None, :]
     key = tl.load(at, mask=mask, other=0.0)
@@ -291,6 +304,7 @@ def _balanced_kernel(
     num_done,
     block_table,
     table_stride,
+    is_reversed,
     num_seqs,
     scale,
     block_stride,
@@ -335,6 +349,7 @@ def _balanced_kernel(
             _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH),
             cache + kv_head * BLOCK_SIZE * HEAD_DIM,
             block,
+            _first_slot(is_reversed, seq, BLOCK_SIZE),
             skipped + tile,
             length,
             highest,
@@ -477,6 +492,7 @@ def _plain_kernel(
     context_len,
     block_table,
     table_stride,
+    is_reversed,
     scale,
     block_stride,
     value_offset,
@@ -509,6 +525,7 @@ def _plain_kernel(
                 query,
                 cache + kv_head * BLOCK_SIZE * HEAD_DIM,
                 block,
+                _first_slot(is_reversed, seq, BLOCK_SIZE),
                 tile,
                 length,
                 highest,
@@ -542,7 +559,10 @@ def decode_attention_torch(
             continue
         blocks = step.block_table.flatten()[seq * stride :][: -(-length // block_size)].long()
         # The shape is [2, kv_head, tokens, head_dim].
-        kv = cache[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length].double()
+        held = cache[blocks]
+        if step.is_reversed is not None and step.is_reversed[seq]:
+            held = held.flip(3)
+        kv = held.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length].double()
         if window:
             kv = kv[:, :, max(0, length - window) :]
         keys, values = kv.repeat_interleave(heads, dim=1)

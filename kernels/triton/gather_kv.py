@@ -2,14 +2,17 @@
 
 Grid: (programs, kv heads); each program takes every num_programs-th tile of TILE tokens.
 Shapes: cache [block, layer, k|v, kv_head, slot, head_dim]; block_table int32, flat, row r at r * table_stride[0];
-first_row [1]: the row of the first of these sequences; context_start [seqs + 1] int32, the bounds of the contexts; k,
-v [total context, kv_heads, head_dim].
+first_row [1]: the row of the first of these sequences; is_reversed int32: 1 for each row whose sequence fills its
+blocks from the last slot down, or None; context_start [seqs + 1] int32, the bounds of the contexts; k, v [total
+context, kv_heads, head_dim].
 dtypes: any float that the cache may have; bytes are copied as they are.
 
 All numbers are read on the GPU. The host knows only a bound of all contexts together: the rows of k and v.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import torch
 import triton
@@ -29,6 +32,7 @@ def gather_kv_kernel(
     block_table,
     table_stride,
     first_row,
+    is_reversed,
     context_start,
     num_seqs,
     k_out,
@@ -60,7 +64,11 @@ def gather_kv_kernel(
         position = token - tl.load(context_start + row, exists, other=0)
         block = tl.load(table + row * row_stride + position // BLOCK_SIZE, exists, other=0)
         source = cache + block.to(tl.int64) * block_stride + tl.cast(layer, tl.int64) * layer_stride
-        source += (head * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM
+        slot = position % BLOCK_SIZE
+        if is_reversed is not None:
+            first_slot = tl.load(is_reversed + tl.load(first_row) + row, exists, other=0) * (BLOCK_SIZE - 1)
+            slot = tl.abs(first_slot - slot)
+        source += (head * BLOCK_SIZE + slot) * HEAD_DIM
         target = (token.to(tl.int64) * NUM_KV_HEADS + head) * HEAD_DIM
         mask = exists[:, None] & (columns < HEAD_DIM)[None, :]
         k = tl.load(source[:, None] + columns[None, :], mask)
@@ -78,6 +86,7 @@ def gather_kv(
     context_start: torch.Tensor,
     k_out: torch.Tensor,
     v_out: torch.Tensor,
+    is_reversed: torch.Tensor | None = None,
 ) -> None:
     """`k_out` and `v_out` have rows for all contexts, or more."""
     check_cache("cache", cache)
@@ -88,6 +97,8 @@ def gather_kv(
     check_tensor("block_table", block_table, (len(block_table),), torch.int32, cache.device)
     for name, number in (("table_stride", table_stride), ("first_row", first_row)):
         check_tensor(name, number, (1,), torch.int32, cache.device)
+    if is_reversed is not None:
+        check_tensor("is_reversed", is_reversed, (len(is_reversed),), torch.int32, cache.device)
     for name, out in (("k_out", k_out), ("v_out", v_out)):
         check_tensor(name, out, (len(k_out), num_kv_heads, head_dim), cache.dtype, cache.device)
     if num_seqs == 0 or len(k_out) == 0:
@@ -97,6 +108,7 @@ def gather_kv(
         block_table,
         table_stride,
         first_row,
+        is_reversed,
         context_start,
         num_seqs,
         k_out,
@@ -115,12 +127,17 @@ def gather_kv(
 
 
 def gather_kv_reference(
-    cache: torch.Tensor, layer: int, block_table: torch.Tensor, context_lens: list[int]
+    cache: torch.Tensor,
+    layer: int,
+    block_table: torch.Tensor,
+    context_lens: list[int],
+    reversed_rows: Collection[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     block_size = cache.shape[4]
     gathered: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for seq, length in enumerate(context_lens):
         blocks = block_table[seq, : -(-length // block_size)].long()
+        held = cache[blocks, layer].flip(3) if seq in reversed_rows else cache[blocks, layer]
         for which in range(2):
-            gathered[which].append(cache[blocks, layer, which].transpose(1, 2).flatten(0, 1)[:length])
+            gathered[which].append(held[:, which].transpose(1, 2).flatten(0, 1)[:length])
     return torch.cat(gathered[0]), torch.cat(gathered[1])

@@ -24,8 +24,9 @@ from tests.tiny_models import MAX_LEN
 
 
 def make_engine(directory: Path, **options: Any) -> Engine:
+    has_reversed = options.pop("has_reversed", False)
     options = {"max_num_seqs": 32, "kv_cache_memory_bytes": 64 << 20, "use_tqdm": False, **options}
-    return build_engine(EngineConfig(model=str(directory), **options)).engine
+    return build_engine(EngineConfig(model=str(directory), **options), has_reversed=has_reversed).engine
 
 
 def make_instance(directory: Path, policy: type[Policy] | None = None, **options: Any) -> LocalInstance:

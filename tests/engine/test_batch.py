@@ -67,3 +67,36 @@ def test_decodes_beside_chunks_get_their_tokens(directory: Path) -> None:
         assert request.output == greedy(directory)[number][: len(request.output)]
         engine.release(request)
     assert len(late.output) == 2 and len(early.output) > 7
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("block_size", [1, 8, 16])
+def test_reversed_requests_get_their_tokens_beside_others(
+    directory: Path, backend: str, block_size: int
+) -> None:
+    """Chunks, decodes, and rows that others had before."""
+    engine = make_engine(directory, has_reversed=True, attention_backend=backend, block_size=block_size)
+    for first_reversed in (0, 1):
+        requests = []
+        for number in (2, 3, 6):
+            request = engine.adopt(
+                RequestId(f"r{number}"),
+                prompts()[number],
+                greedy_params(),
+                0,
+                is_reversed=number % 2 == first_reversed,
+            )
+            assert request is not None
+            engine.join(request)
+            requests.append(request)
+        while any(len(request.output) < 12 for request in requests):
+            engine.execute([(request, min(request.num_pending, 9)) for request in requests])
+        for request, number in zip(requests, (2, 3, 6), strict=True):
+            assert request.output == greedy(directory)[number][: len(request.output)]
+            engine.release(request)
+
+
+def test_an_engine_that_was_not_built_for_it_takes_no_reversed_request(directory: Path) -> None:
+    engine = make_engine(directory)
+    with pytest.raises(RuntimeError, match="has_reversed"):
+        engine.adopt(RequestId("r"), prompts()[2], greedy_params(), 0, is_reversed=True)

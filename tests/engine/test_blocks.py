@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.engine.blocks import BlockManager
+from alignedserve.engine.blocks import NO_BLOCK, BlockManager
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.types import BlockId, RequestId
@@ -143,3 +143,55 @@ def test_a_block_is_one_piece_of_memory() -> None:
     assert cache.blocks[0].is_contiguous()
     assert cache.blocks[0].numel() * 2 == form.block_bytes == 3 * 2 * 16 * 4 * 64 * 2
     assert (form.num_blocks(16), form.num_blocks(17)) == (1, 2)
+
+
+END_CALLS = st.tuples(
+    st.sampled_from(["allocate", "lend", "give up", "renew", "cut", "free"]),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 4),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(END_CALLS, min_size=20, max_size=80))
+def test_no_sequence_of_calls_with_two_owners_loses_a_block(calls: list[tuple[str, int, int, int]]) -> None:
+    """0 and 1 lend to 2 and 3."""
+    blocks = BlockManager(8)
+    names = [RequestId(str(number)) for number in range(4)]
+    for call, lender, borrower, index in calls:
+        owner, held = names[lender % 2], blocks.held(names[lender % 2])
+        block = held[index] if index < len(held) else None
+        others = [name for name in names if name != owner and block in blocks.held(name)]
+        if call == "allocate":
+            blocks.allocate(names[lender], index)
+        elif call == "free":
+            blocks.free(names[lender])
+        elif call == "cut" and held:
+            blocks.cut(owner, index)
+        elif call == "lend" and block not in (None, NO_BLOCK) and not others:
+            assert blocks.lend(names[2 + borrower % 2], owner, index) == block
+        elif call == "give up" and others:
+            blocks.give_up(owner, index)
+            assert held[index] == NO_BLOCK
+        elif call == "renew" and block is not None and (others or block == NO_BLOCK) and blocks.num_free:
+            old, new = blocks.renew(owner, index)
+            assert old == block and held[index] == new != old
+        blocks.check()
+    for name in names:
+        blocks.free(name)
+    blocks.check_idle()
+    assert blocks.num_free == 8
+
+
+def test_a_block_that_two_have_is_lent_to_no_third() -> None:
+    blocks = BlockManager(2)
+    blocks.allocate(A, 1)
+    blocks.lend(B, A, 0)
+    with pytest.raises(RuntimeError, match="alone"):
+        blocks.lend(RequestId("c"), A, 0)
+    assert blocks.num_free == 1
+    blocks.free(A)
+    assert blocks.num_free == 1
+    blocks.free(B)
+    assert blocks.num_free == 2

@@ -108,6 +108,32 @@ def check(dtype: torch.dtype, shape: Shape, block_size: int) -> None:
         assert_close(actual.run(*chunks), expected.run(*chunks))
 
 
+@pytest.mark.parametrize("backend", [CpuOps, TorchOps])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 20])
+def test_two_sequences_share_blocks_from_both_ends(
+    dtype: torch.dtype, window: int | None, backend: type[Ops]
+) -> None:
+    """They compute what each computes with blocks of its own. The third block is both's: the first sequence fills its
+    slots 0 .. 7, and the other 15 .. 8."""
+    shape = one_layer(sliding_window=window)
+    shared, alone = Runner(backend(dtype), shape, 16), Runner(TorchOps(torch.float32), shape, 16)
+    left = scattered(3)
+    right = [*scattered(2, 20), left[2]]
+    for count in (20, 1, 18, 1):
+        start, spans = shared_so_far(shared), []
+        for ids, blocks, is_reversed in ((IDS[:60], left, False), (IDS[100:160], right, True)):
+            spans.append((ids[start : start + count], blocks, is_reversed))
+        actual = shared.run(*[Chunk(ids, start, blocks, flag) for ids, blocks, flag in spans])
+        apart = [scattered(3), scattered(3, 10)]
+        expected = alone.run(*[Chunk(ids, start, own) for (ids, _, _), own in zip(spans, apart, strict=True)])
+        assert_close(actual, expected)
+
+
+def shared_so_far(runner: Runner) -> int:
+    return int(runner.step.context_len[0]) if runner.step.num_seqs else 0
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_empty_step_does_nothing(dtype: torch.dtype) -> None:
     runner = Runner(CpuOps(dtype), one_layer(), 16)

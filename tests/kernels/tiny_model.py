@@ -121,6 +121,8 @@ class Chunk:
     ids: list[int]
     start: int
     blocks: list[int]
+    # It fills its blocks from the last slot down.
+    is_reversed: bool = False
 
 
 def fill_step(
@@ -134,7 +136,10 @@ def fill_step(
         tokens = slice(token, token + len(chunk.ids))
         step.token_ids[tokens] = torch.tensor(chunk.ids, dtype=torch.int32)
         step.positions[tokens] = positions
-        step.slots[tokens] = blocks[positions // block_size] * block_size + positions % block_size
+        slots = positions % block_size
+        slots = block_size - 1 - slots if chunk.is_reversed else slots
+        step.slots[tokens] = blocks[positions // block_size] * block_size + slots
+        step.is_reversed[seq] = chunk.is_reversed
         step.query_start[seq] = token
         step.context_len[seq] = chunk.start + len(chunk.ids)
         step.block_table[seq, : len(blocks)] = blocks

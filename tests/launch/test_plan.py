@@ -171,6 +171,17 @@ def test_a_pool_of_bytes_holds_more_blocks_and_all_parts_know() -> None:
     assert [each.config.transfers.pool_kv_dtype for each in instances] == ["int8", "int8"]
 
 
+def test_blocks_are_shared_by_colocated_instances_under_bros_only() -> None:
+    plan = island(told(policy="bros", share_blocks=True, colocated_instances=2))
+    assert all(each.config.scheduling.share_blocks for each in plan.processes[2:])
+    with pytest.raises(ValueError, match="prefill and decode instances can't; give --colocated-instances"):
+        island(told(policy="bros", share_blocks=True))
+    with pytest.raises(ValueError, match="pool_kv_dtype='int8': must be auto then"):
+        island(told(policy="bros", share_blocks=True, colocated_instances=1, pool_kv_dtype="int8"))
+    with pytest.raises(ValueError, match="policy 'priority' can't; it must be one of bros"):
+        check(told(policy="priority", share_blocks=True), FOUND)
+
+
 def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_path: Path) -> None:
     by_name = told(EngineConfig("org/name"))
     assert island(by_name).processes[2].config.engine.model == MODEL

@@ -59,13 +59,13 @@ def plain_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_attention, "flash_attention", flash_attention)
 
 
-def chunks(*spans: tuple[int, int]) -> list[Chunk]:
-    """Of (tokens before, tokens computed), each with blocks of its own."""
+def chunks(*spans: tuple[int, int], is_reversed: bool = False) -> list[Chunk]:
+    """Of (tokens before, tokens computed), each with blocks of its own. `is_reversed`: every second one is."""
     free = torch.randperm(NUM_BLOCKS).tolist()
     made = []
     for before, count in spans:
         num_blocks = -(-(before + count) // BLOCK_SIZE)
-        made.append(Chunk([0] * count, before, free[:num_blocks]))
+        made.append(Chunk([0] * count, before, free[:num_blocks], is_reversed and len(made) % 2 == 0))
         del free[:num_blocks]
     return made
 
@@ -79,19 +79,21 @@ STEPS = {
 }
 
 
+@pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize("kernel", ["balanced", "plain"])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("spans", STEPS.values(), ids=STEPS.keys())
 def test_a_step_that_is_filled_up_computes_the_same(
-    spans: list[tuple[int, int]], window: int | None, kernel: str
+    spans: list[tuple[int, int]], window: int | None, kernel: str, is_reversed: bool
 ) -> None:
     torch.manual_seed(0)
-    work = chunks(*spans)
+    work = chunks(*spans, is_reversed=is_reversed)
     cache = torch.randn(NUM_BLOCKS, 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     spec = AttentionSpec(0, HEADS, KV_HEADS, HEAD_DIM, 0.3, sliding_window=window)
     num_tokens = sum(count for _, count in spans)
     qkv = torch.randn(num_tokens, WIDTH)
     step = StepInputs(max_tokens=40, max_seqs=6, max_blocks_per_seq=8)
+    step.has_reversed = is_reversed
     # of decodes none but the last wants an output, so that these are no step of decodes
     outputs = [0] * (len(work) - 1) + [1]
     fill_step(step, work, BLOCK_SIZE, outputs)

@@ -47,7 +47,7 @@ class Kept:
     def num_found(self, block_hashes: Sequence[bytes]) -> int:
         return BLOCK * len([*takewhile(self.hashes_kept.__contains__, block_hashes)])
 
-    def take(self, work: Work) -> int:
+    def take(self, work: Work, max_blocks: int | None = None) -> int:
         return self.num_found(self.block_hashes(work))
 
     def computed(self, work: Work, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from msgspec.structs import replace
 
 from alignedserve.protocol.messages import DecodeReport, Request
 from alignedserve.router.events import Event, Received, Send
-from alignedserve.scheduling.policies import POLICIES
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import POLICIES, make_policy
 from alignedserve.sim.island import Island
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
@@ -175,3 +177,56 @@ def test_whatever_dies_and_is_aborted_nothing_is_lost(seed: int, policy: str, nu
     island.settle()
     island.check_idle()
     assert {stream.outcome for stream in island.streams} <= {"stop", "length", "abort"}
+
+
+def shares_blocks(num_blocks: int, share_blocks: bool = True, **options: Any) -> Island:
+    """Real time whose prompts need many blocks, beside best effort that has them all."""
+    scheduling = {"share_blocks": share_blocks, "admit_ahead": 1}
+    return island_of("bros", decode=limits(num_blocks=num_blocks), scheduling=scheduling, **options)
+
+
+def moved(island: Island) -> Counter[str]:
+    """Counts the bytes of each kind of copy."""
+    found: Counter[str] = Counter()
+
+    def hear(now: float, event: Event, sends: list[Send]) -> None:
+        if isinstance(event, Received) and isinstance(event.message, DecodeReport):
+            found.update({each.what: each.num_bytes for each in event.message.moved})
+
+    island.router.observers.append(hear)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_requests_that_share_blocks_run_with_their_own_kv(seed: int) -> None:
+    """`SimEngine` looks at all KV of who shares blocks, at each of its iterations."""
+    rng = random.Random(seed)
+    island = shares_blocks(rng.choice([34, 40, 64]), enable_prefix_caching=seed % 2 == 0)
+    asked = requests(60, every_s=rng.choice([0.002, 0.01]), output_len=rng.choice([20, 40, 100]))
+    found = moved(island)
+    run(island, [replace(each, tier="be") if rng.random() < 0.6 else each for each in asked])
+    assert found["checkpoint"] >= found["restore"]
+
+
+def test_blocks_that_are_shared_spare_evictions() -> None:
+    """A long best-effort request has 30 of 34 blocks, and short real time comes one after the other."""
+    found = {}
+    for share_blocks in (False, True):
+        island = shares_blocks(34, share_blocks)
+        copied = moved(island)
+        job = make_request(1, 460, 30, arrival_s=0.0, tier="be")
+        chats = [make_request(2 + i, 100, 20, arrival_s=0.3 + i, ttft_s=0.5, tbt_s=0.1) for i in range(4)]
+        run(island, [job, *chats])
+        found[share_blocks] = evictions(island), copied
+    assert found[False][0] > 0 and found[True][0] == 0
+    whole, ends = found[False][1], found[True][1]
+    assert 0 < ends["checkpoint"] == ends["restore"] < whole["save"] and not ends["save"]
+
+
+def test_who_can_not_share_blocks_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="policy 'fcfs' can't; it must be one of bros"):
+        make_policy(SchedulingConfig("fcfs", share_blocks=True))
+    with pytest.raises(ValueError, match="give --colocated-instances"):
+        SchedulingConfig("bros", share_blocks=True).check_share_blocks(False, "auto")
+    with pytest.raises(ValueError, match="pool_kv_dtype='int8': must be auto"):
+        SchedulingConfig("bros", share_blocks=True).check_share_blocks(True, "int8")

@@ -30,6 +30,11 @@ def make_policy(config: SchedulingConfig) -> Policy:
     if config.preemption_mode == "recompute":
         # Nothing has to be ordered ahead of time: see `evict_ahead`.
         config = replace(config, evict_ahead=1)
+    if config.share_blocks and not found.can_share_blocks:
+        able = ", ".join(each.name for each in POLICIES.values() if each.can_share_blocks)
+        raise ValueError(f"share_blocks=True: policy {name!r} can't; it must be one of {able}")
+    if config.share_blocks and config.preemption_mode == "recompute":
+        raise ValueError("share_blocks=True: preemption_mode must be swap or defer, not recompute")
     return found(config)
 
 

@@ -182,6 +182,8 @@ class Policy:
     name: ClassVar[str]
     # The summary is one line for users.
     summary: ClassVar[str]
+    # Whether colocated instances may be configured to share blocks from both ends (`share_blocks`).
+    can_share_blocks: ClassVar[bool] = False
 
     def __init__(self, config: SchedulingConfig) -> None:
         self.config = config

@@ -10,7 +10,10 @@ The rules of the paper, with its sections:
   with the most residual time, if the iteration is in time then.
 - The size of a batch adapts (4.2): it doubles with each iteration that had time for all its RT, and falls back at once
   to where it began after one that had not.
-- RT that finds no blocks makes BE leave; where there is none, RT with the most residual time (5.2).
+- With `share_blocks`, on colocated instances: RT that finds no free block fills a block of BE from the other end, those
+  with the most empty slots first; only what it overwrites there is saved, and comes back before that BE goes on (5.1,
+  5.2, `decode_worker/shared_ends.py`). BE that finds no block sits out as long as RT is here.
+- RT that finds no blocks, its own or BE's, makes BE leave; where there is none, RT with the most residual time (5.2).
 
 Where this departs from the paper, and why:
 
@@ -21,8 +24,8 @@ Where this departs from the paper, and why:
 - Prompts that have more tokens than an iteration may are cut, and count as so many iterations.
 - The first RT that there is no time for, if it is a prompt, is computed in part, as far as there is time. In overload
   somebody is always at the brink, and a prompt that waited until nobody is would keep all behind it waiting as well.
-- Who leaves does so as a whole. That RT and BE share blocks from both ends, and that only what is overwritten is saved,
-  is no matter of who runs when, and is not there yet.
+- BE does not fill what RT leaves free in its blocks: it would soon be in RT's way, and RT goes first.
+- The time that an iteration may take has no part for saving what is overwritten: a few slots, before they are known.
 """
 
 from __future__ import annotations
@@ -58,6 +61,8 @@ class Batch:
         self.requests: list[DecodeRequest] = []
         # Those that run need blocks for their next tokens.
         self._num_blocks = at.num_free_blocks - at.growth(admit_ahead)
+        # RT may share these of BE when there are too few.
+        self._num_lendable = at.num_lendable_blocks
         self._num_slots = at.num_free_slots
         self._num_tokens_left = at.limits.max_num_batched_tokens
         # What is computed, as for the cost model, and the number of tokens whose KV is fetched.
@@ -69,7 +74,9 @@ class Batch:
 
     def has_blocks(self, request: DecodeRequest) -> bool:
         """Whether it runs already, or there is room for it."""
-        return request.num_blocks > 0 or (self._num_slots > 0 and self._needed(request) <= self._num_blocks)
+        num_lendable = self._num_lendable if request.is_rt and not request.num_pooled else 0
+        num_blocks = self._num_blocks + num_lendable
+        return request.num_blocks > 0 or (self._num_slots > 0 and self._needed(request) <= num_blocks)
 
     def add(self, request: DecodeRequest) -> None:
         self.requests.append(request)
@@ -267,18 +274,39 @@ class BrosDecode(DecodePart):
     ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
         """Who leaves so that the others can grow, and BE for RT that finds no room."""
         for_rt: list[DecodeRequest] = []
-        chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
-        num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
+        if self.config.share_blocks and any(each.is_rt for each in (*at.running, *at.arriving)):
+            chosen = self._victims_of_rt(at)
+        else:
+            chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
+        num_lendable = max(0, at.num_lendable_blocks - at.growth(self.config.evict_ahead, True))
+        num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(map(at.num_freed, chosen))
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
         be = [each for each in self.in_eviction_order(at.running, at) if not (each.is_rt or each in chosen)]
         for request in (each for each in rt if not each.num_blocks):
-            num_blocks -= at.growth_of(request, self.config.admit_ahead)
+            needed = at.growth_of(request, self.config.admit_ahead)
+            num_lent = 0 if request.num_pooled else min(needed, num_lendable)
+            num_lendable -= num_lent
+            num_blocks -= needed - num_lent
             num_slots -= 1
             while (num_blocks < 0 or num_slots < 0) and be:
                 for_rt.append(be.pop(0))
-                num_blocks += for_rt[-1].num_blocks
+                num_blocks += at.num_freed(for_rt[-1])
                 num_slots += 1
         return chosen, for_rt
+
+    def _victims_of_rt(self, at: DecodeBoundary) -> list[DecodeRequest]:
+        """Who leaves so that RT can grow, where BE's blocks that it may share do not suffice. BE that finds no block
+        sits out as long as RT is here."""
+        num_iterations = self.config.evict_ahead
+        missing = at.growth(num_iterations, True) - at.num_lendable_blocks
+        missing -= at.num_free_blocks + at.num_blocks_to_come
+        chosen: list[DecodeRequest] = []
+        for request in self.in_eviction_order(at.running, at)[:-1] if missing > 0 else ():
+            if missing <= 0:
+                break
+            chosen.append(request)
+            missing -= at.num_freed(request) + (at.growth_of(request, num_iterations) if request.is_rt else 0)
+        return chosen
 
 
 class BrosRouter(PriorityRouter):
@@ -289,6 +317,7 @@ class BrosRouter(PriorityRouter):
 
 class Bros(Policy):
     name = "bros"
+    can_share_blocks = True
     summary = (
         "real time by residual time, best effort as far as that leaves time, or in place of who can wait"
     )

@@ -29,10 +29,12 @@ inline void find_rows(const AttentionOp& op, const Step& step, const KeySpan& sp
   const int32_t* table = step.block_table + span.seq * step.block_table_stride;
   const int count = int(std::clamp<int64_t>(span.end - first_key, 0, kTileKeys));
   int64_t block = first_key / op.block_size, slot = first_key % op.block_size;
+  const bool is_reversed = step.is_reversed[span.seq];
+  const int64_t next_key = is_reversed ? -int64_t(op.head_dim) : op.head_dim;
   for (int i = 0; i < count; ++block, slot = 0) {
-    const T* key = key_of<T>(op, table[block], slot, span.kv_head);
+    const T* key = key_of<T>(op, table[block], is_reversed ? op.block_size - 1 - slot : slot, span.kv_head);
     const int run_end = int(std::min<int64_t>(count, i + op.block_size - slot));
-    for (; i < run_end; ++i, key += op.head_dim) {
+    for (; i < run_end; ++i, key += next_key) {
       rows.keys[i] = key;
       rows.values[i] = key + op.value_offset;
     }

@@ -102,6 +102,8 @@ struct Step {
   const int32_t* slots;
   const int32_t* query_start;
   const int32_t* context_len;
+  // 1: the sequence fills its blocks from the last slot down
+  const int32_t* is_reversed;
   const int32_t* block_table;
   // what gather picks; in the program of the forward: tokens, ascending, and of each sequence a run
   const int32_t* rows;

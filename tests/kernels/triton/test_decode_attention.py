@@ -33,6 +33,7 @@ class Case:
         head_dim: int,
         dtype: torch.dtype,
         num_queries: list[int] | None = None,
+        reversed_seqs: tuple[int, ...] = (),
     ) -> None:
         num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         ids = torch.randperm(sum(num_blocks) + 5).int()
@@ -43,6 +44,7 @@ class Case:
             table[seq, :count], ids = ids[:count], ids[count:]
             for position in range(length):
                 block, slot = int(table[seq, position // BLOCK_SIZE]), position % BLOCK_SIZE
+                slot = BLOCK_SIZE - 1 - slot if seq in reversed_seqs else slot
                 cache[block, :, :, :, slot] = torch.randn(2, 2, num_kv_heads, head_dim)
         counts = torch.tensor(num_queries or [1] * len(lengths))
         starts = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]).int()
@@ -54,6 +56,9 @@ class Case:
             block_table=table.to(DEVICE),
             table_stride=torch.tensor([columns], dtype=torch.int32, device=DEVICE),
             num_seqs=len(lengths),
+            is_reversed=torch.tensor([seq in reversed_seqs for seq in range(len(lengths))]).to(DEVICE).int()
+            if reversed_seqs
+            else None,
         )
 
     @property
@@ -122,6 +127,13 @@ def test_any_number_of_programs_gives_the_same(num_sms: int) -> None:
 @pytest.mark.parametrize("window", [1, 16, 40, 1000])
 def test_sliding_window(window: int) -> None:
     case = Case([7, 120, 41, 16], 4, 2, 64, torch.float32)
+    case.check(case.balanced(6, SMALL, window), window)
+    case.check(case.plain(SMALL, window), window)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_reversed_sequences_beside_others(window: int | None) -> None:
+    case = Case([7, 120, 41, 16], 4, 2, 64, torch.float32, reversed_seqs=(0, 2))
     case.check(case.balanced(6, SMALL, window), window)
     case.check(case.plain(SMALL, window), window)
 

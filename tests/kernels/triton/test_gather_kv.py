@@ -58,6 +58,21 @@ def test_few_programs_take_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
 
 
+def test_reversed_sequences_are_gathered_in_order() -> None:
+    """The second of three fills its blocks from the last slot down, as far as it has tokens."""
+    lens = [5, 11, 9]
+    cache, table = cached(lens, 2, 4, 8, torch.float32)
+    mine = table[1, :3].long()
+    cache[mine] = cache[mine].flip(4)
+    rows = torch.cat([torch.full((2, table.shape[1]), -(2**30), dtype=torch.int32, device=DEVICE), table])
+    k, v = (poison(25, 2, 8) for _ in range(2))
+    flags = ints(1, 1, 0, 1, 0)
+    gather_kv(cache, 0, rows.flatten(), ints(rows.shape[1]), ints(2), cumulated(lens), k, v, flags)
+    expected = gather_kv_reference(cache, 0, table, lens, reversed_rows=[1])
+    assert not expected[0].isnan().any()
+    assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
+
+
 def test_rows_of_the_table_begin_anywhere() -> None:
     cache, table = cached([5, 9], 2, 4, 8, torch.float32)
     wide = poison(len(cache), LAYERS + 3, *cache.shape[2:])

@@ -43,10 +43,19 @@ class Instance:
         limits: InstanceLimits = LIMITS,
         cost: CostModel = PLAIN,
         preemption_mode: str = "swap",
+        max_parts: int = 0,
     ) -> None:
+        """`max_parts`: of how many blocks host memory has room for what is overwritten; 0: blocks are not shared."""
         estimate = Estimate(cost)
-        config = SchedulingConfig(policy, evict_ahead=1, admit_ahead=1, preemption_mode=preemption_mode)
-        self.schedule = DecodeSchedule(limits, make_policy(config).colocated(limits, estimate), estimate)
+        config = SchedulingConfig(
+            policy,
+            evict_ahead=1,
+            admit_ahead=1,
+            preemption_mode=preemption_mode,
+            share_blocks=max_parts > 0,
+        )
+        part = make_policy(config).colocated(limits, estimate)
+        self.schedule = DecodeSchedule(limits, part, estimate, max_parts=max_parts)
 
     def runs(self, *works: Work, now: float = 0.0) -> None:
         """They decode from here on."""

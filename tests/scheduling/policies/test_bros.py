@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from alignedserve.decode_worker.plan import Checkpoint, Lend, Restore
 from alignedserve.scheduling.policies.bros import BASE_SIZE
 from tests.scheduling.policies.instance import LIMITS, Instance, decoding, document, job, key, keys, prompt
 
@@ -131,3 +132,53 @@ def test_who_is_first_is_fetched_even_if_that_takes_too_long() -> None:
     instance = Instance("bros")
     instance.waits(late := decoding(0.1, 120))
     assert [key(work) for work in instance.schedule.plan(0.0).pulls] == keys(late)
+
+
+# ---- blocks shared from both ends ------------------------------------------------------------------------------------
+
+# Of 10 blocks of 16.
+SMALL = replace(LIMITS, num_blocks=10, max_model_len=160)
+
+
+def test_real_time_that_finds_no_block_uses_what_best_effort_leaves_free() -> None:
+    """Of two jobs with 5 blocks one has 11 tokens in its last block, and the other one 5: that is lent first."""
+    instance = Instance("bros", SMALL, max_parts=4)
+    instance.runs(few := job(num_tokens=75), many := job(num_tokens=69))
+    instance.waits(chat := prompt(20, first_due_s=1.0))
+    plan = instance.iterate()
+    assert not plan.wants_evicted and plan.new_prompts == [chat]
+    lent = [op for op in plan.ends if isinstance(op, Lend)]
+    assert lent == [Lend(key(chat), key(many), 4, 0), Lend(key(chat), key(few), 4, 1)]
+    # It writes 16 tokens over the 5, and 4 beside the 11.
+    assert [op for op in plan.ends if isinstance(op, Checkpoint)] == [Checkpoint(key(many), 4, 0, 5)]
+    assert key(few) in plan.run and key(many) not in plan.run
+
+
+def test_best_effort_that_finds_no_block_sits_out_while_real_time_is_there() -> None:
+    instance = Instance("bros", SMALL, max_parts=4)
+    instance.runs(chat := decoding(0.5, 79), full := job(num_tokens=79))
+    assert instance.iterate().run == keys(chat, full)
+    for _ in range(3):
+        plan = instance.iterate()
+        assert plan.run == keys(chat) and not plan.wants_evicted
+    instance.schedule.ended(key(chat))
+    plan = instance.iterate()
+    assert plan.run == keys(full) and plan.ends == [Restore(key(full), 4, 13, 16)]
+
+
+def test_best_effort_leaves_when_host_memory_has_no_room() -> None:
+    instance = Instance("bros", SMALL, max_parts=1)
+    instance.runs(small := job(num_tokens=69), job(num_tokens=79))
+    instance.waits(chat := prompt(40, first_due_s=1.0))
+    plan = instance.iterate()
+    assert not plan.new_prompts and plan.wants_evicted == keys(small)
+    assert instance.schedule.evict(key(small)) and instance.schedule.evicted(key(small))
+    assert instance.iterate().new_prompts == [chat]
+
+
+def test_real_time_from_the_pool_needs_blocks_of_its_own() -> None:
+    instance = Instance("bros", SMALL, max_parts=4)
+    instance.runs(small := job(num_tokens=69), job(num_tokens=79))
+    instance.waits(decoding(0.5, 20))
+    plan = instance.iterate()
+    assert plan.wants_evicted == keys(small) and not plan.pulls

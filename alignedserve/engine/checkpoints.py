@@ -1,0 +1,59 @@
+"""Host memory for KV that others are about to overwrite in a block which two requests share from both ends.
+
+A part is as large as a block, and holds some of its slots, where they lay. The copies are made at once: what was
+computed before is in them, and what is computed after sees what they brought back.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from alignedserve.types import BlockId, RequestId
+
+
+class Checkpoints:
+    def __init__(self, blocks: torch.Tensor, num_parts: int) -> None:
+        self._blocks = blocks
+        # Slots are counted along the dimension before the last: [layer, k|v, kv_head, slot, head_dim].
+        self._block_size = blocks.shape[-2]
+        is_on_gpu = blocks.device.type == "cuda"
+        self._parts = torch.empty((num_parts, *blocks.shape[1:]), dtype=blocks.dtype, pin_memory=is_on_gpu)
+        self._free = [*range(num_parts)]
+        self._held: dict[RequestId, dict[int, int]] = {}
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self._blocks[0].numel() * self._blocks.element_size() // self._block_size
+
+    def save(self, owner: RequestId, index: int, block: BlockId, first: int, end: int) -> None:
+        """Copies tokens `first` to `end` of the owner's block, which is filled from the last slot down."""
+        held = self._held.setdefault(owner, {})
+        if index not in held:
+            if not self._free:
+                raise RuntimeError(
+                    f"{owner}: block {index} is to be kept, and all {len(self._parts)} parts are taken"
+                )
+            held[index] = self._free.pop()
+        slots = self._slots(first, end)
+        self._parts[held[index]][..., slots, :].copy_(self._blocks[block][..., slots, :])
+
+    def restore(self, owner: RequestId, index: int, block: BlockId, first: int, end: int) -> None:
+        """Copies them back, and frees the part."""
+        part, slots = self._held[owner].pop(index), self._slots(first, end)
+        self._blocks[block][..., slots, :].copy_(self._parts[part][..., slots, :])
+        self._free.append(part)
+        if not self._held[owner]:
+            del self._held[owner]
+
+    def drop(self, owner: RequestId) -> None:
+        """Frees all that the owner has. Safe to repeat."""
+        self._free += self._held.pop(owner, {}).values()
+
+    def _slots(self, first: int, end: int) -> slice:
+        return slice(self._block_size - end, self._block_size - first)
+
+    def check_idle(self) -> None:
+        if self._held or len(self._free) != len(self._parts):
+            raise RuntimeError(
+                f"idle, but {len(self._parts) - len(self._free)} parts of blocks are held: {[*self._held]}"
+            )

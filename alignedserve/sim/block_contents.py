@@ -1,0 +1,98 @@
+"""What the blocks of a simulated instance hold, slot by slot as far as that can be wrong: KV of one request from the
+first slot up, and of another from the last one down. What one writes over the other's is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from alignedserve.sim.segment import Content
+from alignedserve.types import BlockId, RequestKey
+
+# Returns the hash of a request's first so many tokens.
+Digest = Callable[[int], int]
+
+
+class BlockContents:
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        # A block that is no key has no KV at that end.
+        self._left: dict[BlockId, Content] = {}
+        self._right: dict[BlockId, Content] = {}
+        # The requests that fill blocks from the right.
+        self._reversed: set[RequestKey] = set()
+        # By request and index of the block: tokens which host memory has, first and end, and their hash.
+        self._away: dict[RequestKey, dict[int, tuple[int, int, int]]] = {}
+
+    def __setitem__(self, block: BlockId, content: Content) -> None:
+        """The whole block is overwritten."""
+        self.clear(block)
+        self._own(content.key)[block] = content
+
+    def is_reversed(self, key: RequestKey, is_reversed: bool) -> None:
+        """Notes which end the request fills its blocks from."""
+        (self._reversed.add if is_reversed else self._reversed.discard)(key)
+
+    def forget(self, key: RequestKey) -> None:
+        """The request has no blocks any more."""
+        self._reversed.discard(key)
+        self.drop(key)
+
+    def clear(self, block: BlockId) -> None:
+        self._left.pop(block, None)
+        self._right.pop(block, None)
+
+    def get(self, key: RequestKey, block: BlockId) -> Content | None:
+        """What lies at the end that the request fills blocks from."""
+        return self._own(key).get(block)
+
+    def write(self, block: BlockId, content: Content) -> None:
+        """The request's tokens of this block are there; what was in their slots is gone."""
+        own = self._own(content.key)
+        own[block] = content
+        other = self._left if own is self._right else self._right
+        if (held := other.get(block)) and held.num_tokens + content.num_tokens > self._block_size:
+            num_left = self._block_size - content.num_tokens
+            # Nobody knows the hash of what is left, and nobody may need it until it is whole again.
+            other[block] = held._replace(num_tokens=num_left, digest=0)
+
+    # ---- host memory -------------------------------------------------------------------------------------------------
+
+    def save(self, key: RequestKey, block: BlockId, index: int, first: int, end: int, digest: Digest) -> None:
+        held = self._right.get(block)
+        if held is None or (held.key, held.place) != (key, index) or held.num_tokens < end:
+            raise RuntimeError(f"request {key}: tokens to {end} of its block {index} are saved from {held}")
+        there = self._away.setdefault(key, {}).get(index)
+        if there and there[0] != end:
+            raise RuntimeError(
+                f"request {key}: tokens {first} to {end} of block {index} are saved beside {there}"
+            )
+        last, hashed = (there[1], there[2]) if there else (end, held.digest)
+        self._away[key][index] = (first, last, hashed)
+        self._right[block] = held._replace(
+            num_tokens=first, digest=digest(index * self._block_size + first) if first else 0
+        )
+
+    def restore(self, key: RequestKey, block: BlockId, index: int, first: int, end: int) -> None:
+        there, held = self._away[key].pop(index), self._right.get(block)
+        num_held = held.num_tokens if held and (held.key, held.place) == (key, index) else 0
+        if there[:2] != (first, end) or num_held != first:
+            raise RuntimeError(
+                f"request {key}: tokens {first} to {end} of block {index} come back from {there} to {held}"
+            )
+        self._right[block] = Content(key, index, end, there[2])
+
+    def drop(self, key: RequestKey) -> None:
+        """Host memory has nothing of the request any more."""
+        self._away.pop(key, None)
+
+    def copy(self, key: RequestKey, old: BlockId, new: BlockId) -> None:
+        """The request's KV in the old block is in the new one from here on."""
+        self.clear(new)
+        if held := self._right.pop(old, None):
+            if held.key != key:
+                raise RuntimeError(f"request {key}: its block {old} holds {held}")
+            self._right[new] = held
+
+    def _own(self, key: RequestKey) -> dict[BlockId, Content]:
+        return self._right if key in self._reversed else self._left

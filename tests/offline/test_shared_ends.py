@@ -1,0 +1,134 @@
+"""Real time and best effort in the same blocks, on a real engine: greedy tokens equal transformers' in float32,
+whatever is overwritten and comes back."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignedserve.decode_worker.end_ops import EndOps
+from alignedserve.offline.local_instance import LocalInstance
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
+from alignedserve.timing.deadlines import Deadlines
+from alignedserve.types import RequestId
+from tests.engine.helpers import greedy_params, make_engine
+from tests.tiny_models import MAX_LEN, greedy, prompts
+
+Directory = Callable[[str], Path]
+BLOCK_SIZE = 16
+RT = Deadlines(is_rt=True, first_due_s=0.0, tbt_s=1000.0)
+FAMILY = "llama-gqa-tied"
+
+
+def instance_of(directory: Path, num_blocks: int, share_blocks: bool = True, **options: Any) -> LocalInstance:
+    engine = make_engine(
+        directory,
+        kv_cache_memory_bytes=num_blocks * block_bytes_of(directory),
+        has_reversed=share_blocks,
+        block_size=BLOCK_SIZE,
+        **options,
+    )
+    config = SchedulingConfig("bros", share_blocks=share_blocks, evict_ahead=1, admit_ahead=1)
+    return LocalInstance(engine, make_policy(config), options.get("enable_prefix_caching", True))
+
+
+def block_bytes_of(directory: Path) -> int:
+    """3 layers, k and v, and as many heads as the model has, in float32."""
+    config = json.loads((directory / "config.json").read_text())
+    num_heads = config.get("num_key_value_heads", 4)
+    return 3 * 2 * num_heads * BLOCK_SIZE * (config.get("head_dim") or 16) * 4
+
+
+@pytest.fixture
+def num_ops(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often an instance has done each thing with blocks that two share."""
+    counts: Counter[str] = Counter()
+    plain = EndOps.carry_out
+
+    def counted(self: EndOps, ops: Any) -> None:
+        counts.update(type(op).__name__ for op in ops)
+        plain(self, ops)
+
+    monkeypatch.setattr(EndOps, "carry_out", counted)
+    return counts
+
+
+def run_both_classes(instance: LocalInstance, seed: int, every: int) -> list[list[int]]:
+    """Every prompt as best effort from the beginning, and once more as real time, one after another."""
+    rng = random.Random(seed)
+    outputs: dict[RequestId, list[int]] = {}
+    numbers = [*range(len(prompts()))]
+    rng.shuffle(numbers)
+
+    def add(name: str, number: int, deadlines: Deadlines | None) -> None:
+        outputs[RequestId(name)] = []
+        instance.add_request(RequestId(name), prompts()[number], greedy_params(), 0, deadlines)
+
+    def step() -> None:
+        for output in instance.step():
+            if output.token_id is not None:
+                outputs[output.request_id].append(output.token_id)
+
+    for number in numbers:
+        add(f"be {number}", number, None)
+    for number in numbers:
+        for _ in range(every):
+            step()
+        add(f"rt {number}", number, RT)
+    while instance.num_unfinished:
+        step()
+    instance.check_idle()
+    return [outputs[RequestId(f"{tier} {number}")] for tier in ("be", "rt") for number in sorted(numbers)]
+
+
+def check_used(num_ops: Counter[str]) -> None:
+    assert all(num_ops[name] for name in ("Lend", "Checkpoint", "GiveUp", "Renew", "Restore")), num_ops
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("num_blocks", [MAX_LEN // BLOCK_SIZE, MAX_LEN // BLOCK_SIZE + 20])
+def test_tokens_are_transformers_when_real_time_overwrites(
+    tiny_model: Directory, num_ops: Counter[str], backend: str, num_blocks: int
+) -> None:
+    directory = tiny_model(FAMILY)
+    instance = instance_of(directory, num_blocks, attention_backend=backend, max_num_batched_tokens=64)
+    assert run_both_classes(instance, seed=0, every=6) == greedy(directory) * 2
+    check_used(num_ops)
+
+
+@pytest.mark.parametrize("family", ["mistral-window", "opt", "qwen3"])
+def test_likewise_for_other_families(tiny_model: Directory, num_ops: Counter[str], family: str) -> None:
+    directory = tiny_model(family)
+    engine_blocks = MAX_LEN // BLOCK_SIZE + 8
+    instance = instance_of(directory, engine_blocks, max_num_batched_tokens=48, max_prefill_chunk=20)
+    assert run_both_classes(instance, seed=1, every=4) == greedy(directory) * 2
+    assert num_ops["Lend"]
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_in_any_order(
+    tiny_model: Directory, num_ops: Counter[str], seed: int, enable_prefix_caching: bool
+) -> None:
+    """With the cache, real time finds its prompts' KV of before, and never best effort's."""
+    directory = tiny_model(FAMILY)
+    num_blocks = MAX_LEN // BLOCK_SIZE + 6 * seed
+    instance = instance_of(directory, num_blocks, enable_prefix_caching=enable_prefix_caching)
+    assert run_both_classes(instance, seed, every=3 + seed) == greedy(directory) * 2
+    assert num_ops["Checkpoint"] and num_ops["Restore"]
+
+
+def test_the_tokens_are_those_without_sharing(tiny_model: Directory, num_ops: Counter[str]) -> None:
+    directory = tiny_model(FAMILY)
+    found = [
+        run_both_classes(instance_of(directory, MAX_LEN // BLOCK_SIZE, share_blocks), seed=0, every=6)
+        for share_blocks in (False, True)
+    ]
+    assert found[0] == found[1] and num_ops["Checkpoint"]
