@@ -75,6 +75,7 @@ class Engine:
         output: Sequence[int] = (),
         num_computed: int = 0,
         matcher: Matcher | None = None,
+        keeps_inputs: bool = False,
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. The caller decides when it runs and leaves.
 
@@ -83,15 +84,19 @@ class Engine:
         because they may be under a copy.
         `matcher` is the request's own, from `grammars`, if the caller had it made. A matcher which is not ready
         compiles when the first token is due, and the whole batch waits for it.
+        With `keeps_inputs` its blocks hold the inputs of each layer in place of K and V; nothing of it is there yet.
         Returns None and changes nothing if too few blocks are free (shared blocks stay held). Raises InvalidRequest if
         the request can't be run.
         """
-        num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output))
+        if keeps_inputs and (num_computed or not self.limits.can_keep_inputs):
+            raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
+        num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output), keeps_inputs)
         num_blocks -= len(self._blocks.held(request_id))
         if num_blocks > self._blocks.num_free:
             return None
         request = self._request(request_id, prompt_token_ids, params, seed, matcher)
         request.output, request.num_computed = list(output), num_computed
+        request.keeps_inputs = keeps_inputs
         if params.has_penalties:
             request.output_counts = dict(Counter(output))
         self._blocks.allocate(request_id, num_blocks)
@@ -226,7 +231,7 @@ class Engine:
 
     def _grow(self, request: Request, num_tokens: int) -> None:
         """Makes the request hold blocks for the KV of its first `num_tokens` tokens."""
-        count = self.cache.format.num_blocks(num_tokens) - request.num_blocks
+        count = self.cache.format.num_blocks(num_tokens, request.keeps_inputs) - request.num_blocks
         if count <= 0:
             return
         blocks = self._blocks.allocate(request.request_id, count)

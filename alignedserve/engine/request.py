@@ -32,10 +32,12 @@ class Request:
     max_output_len: int
     # The matcher of params.structured_outputs.
     matcher: Matcher | None = None
+    # Whether its blocks hold the inputs of each layer in place of K and V.
+    keeps_inputs: bool = False
 
     # These fields are set by the engine.
     status: Status = Status.HELD
-    # The number of tokens whose KV exists.
+    # The number of tokens whose KV, or inputs, exist.
     num_computed: int = 0
     num_blocks: int = 0
     output: list[int] = field(default_factory=list)

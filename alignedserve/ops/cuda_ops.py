@@ -21,7 +21,7 @@ from alignedserve.kernels.triton.sampling import argmax, sample
 from alignedserve.kernels.triton.silu_mul import silu_mul
 from alignedserve.kernels.triton.skinny_linear import can_be_skinny, skinny_linear, skinny_tuning
 from alignedserve.kernels.triton.truncate import truncate
-from alignedserve.ops.base import Activation, AttentionSpec
+from alignedserve.ops.base import Activation, AttentionSpec, Projected
 from alignedserve.ops.cuda_attention import CudaAttention, has_flash_attention
 from alignedserve.ops.cuda_model import CudaModel
 from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
@@ -93,7 +93,14 @@ class CudaOps(TorchOps):
             return _one_row(x, weight, stream)
         return _many_rows(_plain(x), weight, stream)
 
-    def attention(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
+        if restored_kv is not None:
+            raise ValueError("hidden_cache: not with attention_backend='triton'")
+        super().bind_cache(cache)
+
+    def attention(
+        self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
+    ) -> torch.Tensor:
         if self._attention is None:
             raise RuntimeError("attention can only be called by the functions given to compile")
         out = self._attention(qkv, spec)
