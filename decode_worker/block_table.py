@@ -79,6 +79,10 @@ class BlockTable:
     def ended(self, key: RequestKey) -> None:
         self._free(self._running.pop(key))
 
+    def drop(self, request: ScheduledRequest) -> None:
+        self.ended(request.key)
+        request.num_blocks = 0
+
     def abort(self, key: RequestKey) -> bool:
         if key in self._running:
             self.ended(key)

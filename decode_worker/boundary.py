@@ -129,6 +129,21 @@ class Boundary:
         if unknown := self._evicted - self._block_table.running.keys():
             raise RuntimeError(f"requests {sorted(unknown)}: to be evicted, but they do not run")
 
+    def drop(self, requests: Iterable[DecodeRequest]) -> None:
+        for request in [*requests]:
+            scheduled = _own(request)
+            if scheduled.key not in self._block_table.running or scheduled.last_run == self._num_planned:
+                raise RuntimeError(
+                    f"request {scheduled.key}: to be dropped, but it does not run, or is planned"
+                )
+            self._block_table.drop(scheduled)
+            self._dedup.dropped(scheduled)
+            # It can't be planned any more.
+            scheduled.last_run = self._num_planned
+            self.plan.drops.append(scheduled.key)
+        self._evicted -= {*self.plan.drops}
+        self.plan.wants_evicted = [key for key in self.plan.wants_evicted if key in self._evicted]
+
     def admit(self, request: DecodeRequest) -> None:
         scheduled = _own(request)
         needed = -(-scheduled.num_tokens // self.limits.block_size)

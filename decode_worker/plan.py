@@ -10,6 +10,8 @@ from alignedserve.types import RequestKey
 
 @dataclass
 class DecodePlan:
+    # These requests leave at once, with their KV: their blocks are free before anybody takes any.
+    drops: list[RequestKey] = field(default_factory=list)
     # The KV of these requests is to be copied here; their blocks are taken. `pulled` or `pull_failed` follows.
     pulls: list[Work] = field(default_factory=list)
     # These prompts, of which there is no KV, start: their blocks are taken, and they may run at once.

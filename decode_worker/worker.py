@@ -48,6 +48,7 @@ class Changes:
 
     admitted: list[RequestKey] = field(default_factory=list)
     evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
+    dropped: list[RequestKey] = field(default_factory=list)
     # The errors of prompts that can't be run.
     refused: list[NewTokens] = field(default_factory=list)
     progress: list[tuple[RequestKey, int]] = field(default_factory=list)
@@ -289,6 +290,9 @@ class DecodeWorker(Worker[DecodeStep]):
         self._stopwatch.begin()
         plan = self.schedule.plan(begun_s)
         self.patience_s = plan.hold_s or None
+        for key in plan.drops:
+            self._leave(key)
+        self._changes.dropped += plan.drops
         for work in plan.new_prompts:
             self._start(work)
         self._pull(plan.pulls)
@@ -382,6 +386,7 @@ class DecodeWorker(Worker[DecodeStep]):
             is_mixed=step.is_mixed,
             scheduling_s=step.scheduling_s,
             outside_s=schedule.outside_s,
+            dropped=changes.dropped,
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:

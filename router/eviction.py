@@ -18,7 +18,7 @@ from alignedserve.router.outbox import Outbox
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.pool_demand import PoolDemand
 from alignedserve.router.recaller import Recaller
-from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.router.request_state import RUNNING_PHASES, Phase, RequestState
 from alignedserve.router.request_table import RequestTable
 from alignedserve.router.requeuer import Requeuer
 from alignedserve.router.transitions import PhaseTransitions
@@ -60,6 +60,19 @@ class Eviction:
                 self._counters.of(instance_id).num_preemptions += 1
                 self._transitions.enter(state, Phase.MAKING_ROOM, instance_id)
                 self.reserve(state)
+
+    def dropped(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
+        """The instance has dropped them, with their KV. They go on with what the pool has."""
+        for key in keys:
+            view.refused.pop(key, None)
+            if state := self._requests.find(key, view.instance_id, *RUNNING_PHASES):
+                self._counters.of(view.instance_id).num_preemptions += 1
+                self._counters.num_recomputed += 1
+                awaits_blocks = state.phase is Phase.MAKING_ROOM and not state.blocks
+                self._recaller.recall(state, forgotten_by=view.instance_id)
+                if awaits_blocks:
+                    # The pool may be about to reserve some.
+                    self._pool.release([key])
 
     def reserve(self, state: RequestState) -> None:
         if pool := self._cluster.pool:

@@ -59,6 +59,7 @@ class InstanceReports:
         view.pace = report.pace
         if isinstance(view, ColocatedView):
             self._computed(view, report.progress)
+        self._eviction.dropped(view, report.dropped)
         self._eviction.wanted(view, report)
         for key, num_tokens in report.evicted:
             self._eviction.evicted(view, key, num_tokens)

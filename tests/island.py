@@ -87,7 +87,7 @@ class Rules:
         self.reports: list[DecodeReport] = []
         # tokens that a request may compute while the order to evict it is on its way
         self.evict_slack = 0
-        self.num_turns = self.num_evicted = self.num_recomputed = 0
+        self.num_turns = self.num_evicted = self.num_dropped = self.num_recomputed = 0
 
     # ---- for tests --------------------------------------------------------------------------------------------------
 
@@ -167,6 +167,9 @@ class Rules:
         for key in report.wants_evicted:
             if self.entries[key].place == "running":
                 self.evict(self.entries[key])
+        for key in report.dropped:
+            self.num_dropped += 1
+            self.entries[key].place = "queued"
         for key, num_tokens in report.evicted:
             self.num_evicted += 1
             self._saved(self.entries[key], num_tokens)

@@ -66,6 +66,12 @@ class PrefixDedup:
                 # Real time does not wait for best effort, and other requests of real time follow the real-time one.
                 self._coming[name] = request
 
+    def dropped(self, request: Member) -> None:
+        """The request computes nothing any more."""
+        for name in request.block_hashes:
+            if self._coming.get(name) is request:
+                del self._coming[name]
+
     def had_better_wait(self, request: Member) -> bool:
         """Whether a prompt under way will have computed enough of what the request needs, or is still computing what
         the request began to wait for."""

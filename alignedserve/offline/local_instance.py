@@ -77,7 +77,8 @@ class LocalInstance:
         self._keys = count(1)
         self._wake = threading.Event()
         self._memory: HostMemory | None = None
-        self.num_evictions = 0
+        # The number of times that a request left with its KV, and without it.
+        self.num_evictions = self.num_drops = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -234,6 +235,10 @@ class LocalInstance:
         for news in report.news:
             if (request := self._requests.get(news.key)) and not news.first:
                 request.num_found = news.num_reused
+        self.num_drops += len(report.dropped)
+        for key in report.dropped:
+            if request := self._requests.get(key):
+                self._come_back(request, 0)
         self.num_evictions += len(report.evicted)
         for key, num_tokens in report.evicted:
             if request := self._requests.get(key):

@@ -71,7 +71,7 @@ def about(message: Message) -> Iterator[About]:
             yield from _unnamed([*_turns(report.news), *(key for key, _ in report.saved), *report.staged])
         case DecodeReport() as report:
             evicted = (key for key, _ in report.evicted)
-            yield from _unnamed([*report.admitted, *_turns(report.news), *evicted])
+            yield from _unnamed([*report.admitted, *_turns(report.news), *evicted, *report.dropped])
 
 
 def _named(request: Request) -> About:

@@ -435,6 +435,8 @@ class DecodeReport(Message):
     scheduling_s: float | None = None
     # The recent seconds of an iteration in which the engine computes nothing.
     outside_s: float = 0.0
+    # The requests that the instance has dropped with their KV: it is to be computed again.
+    dropped: list[RequestKey] = []
 
 
 class Gone(Message):

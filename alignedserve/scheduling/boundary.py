@@ -147,6 +147,11 @@ class DecodeBoundary(Protocol):
         """Evicts these, with their KV, to the pool, as soon as there is room for it. They may run until then, but get
         no more blocks. A request that is not given stays, even if an earlier call gave it."""
 
+    def drop(self, requests: Iterable[DecodeRequest]) -> None:
+        """Drops these running requests, with their KV: their blocks and slots are free at once. They are candidates
+        again later, when the router offers them, and all that the pool does not have of them is computed again. None of
+        them may be planned before."""
+
     def admit(self, request: DecodeRequest) -> None:
         """Admits a candidate: its blocks are taken, and its KV is on its way. If there is no KV of it, it runs from
         here on. There must be room for it."""

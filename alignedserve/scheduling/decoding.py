@@ -145,11 +145,11 @@ def begin_in_order(
     candidates: Iterable[DecodeRequest],
     num_tokens: int | None = None,
 ) -> None:
-    """Admits evicted requests and then prompts, while there is room for them and tokens are left. A prompt that waits
-    for another does not keep others from starting. `num_tokens` bounds the tokens of all prompts that begin in this
-    iteration."""
+    """Admits requests that had to leave and then new prompts, while there is room for them and tokens are left. A
+    prompt that waits for another does not keep others from starting. `num_tokens` bounds the tokens of all prompts that
+    begin in this iteration."""
     num_left = at.num_tokens_left if num_tokens is None else num_tokens
-    for request in sorted(candidates, key=lambda request: not request.num_pooled):
+    for request in sorted(candidates, key=lambda request: not (request.num_pooled or request.num_output)):
         if not request.num_pooled and at.had_better_wait(request):
             continue
         if num_left <= 0 or not has_room(at, request, config.admit_ahead):

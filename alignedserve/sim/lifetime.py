@@ -105,6 +105,7 @@ class Lifetimes:
                 self._news(now, message.news)
                 self._note(now, "admitted", message.admitted)
                 self._note(now, "evicted", (key for key, _ in message.evicted))
+                self._note(now, "dropped", message.dropped)
                 self._iteration(now, sender, message)
             case _:
                 pass

@@ -46,6 +46,7 @@ class Mixture:
     rt: RealTime
     be: BestEffort
     num_evicted: int
+    num_dropped: int
     num_sat_out: int
     num_interrupted: int
     moved_bytes: int
@@ -68,6 +69,7 @@ def mixture(ran: Ran, begin_s: float, end_s: float) -> Mixture:
         rt=real_time(rt, begin_s, end_s),
         be=best_effort(be, begin_s, end_s),
         num_evicted=len(pauses.evicted),
+        num_dropped=len(pauses.dropped),
         num_sat_out=len(pauses.sat_out),
         num_interrupted=len(pauses.interrupted),
         moved_bytes=int(num_moved_tokens * ran.scenario.cost.pool_bytes_per_token),

@@ -1,6 +1,7 @@
 """How often requests had to stop and went on later, and what was moved for it. An observer of the router's messages.
 
 - evicted: it left its decode instance, its KV kept, and came back;
+- dropped: it left its decode instance without its KV, and came back;
 - sat out: it stayed there, blocks and all, but the instance ran iterations without it;
 - interrupted: its prompt was computed in part, and the instance computed others before it went on.
 
@@ -23,6 +24,7 @@ _Members = dict[RequestKey, bool]
 class Pauses:
     def __init__(self) -> None:
         self.evicted: list[RequestKey] = []
+        self.dropped: list[RequestKey] = []
         self.sat_out: list[RequestKey] = []
         self.interrupted: list[RequestKey] = []
         # Tokens whose KV was copied to the pool for evictions, and tokens whose KV has to be copied back.
@@ -35,7 +37,7 @@ class Pauses:
 
     @property
     def count(self) -> int:
-        return len(self.evicted) + len(self.sat_out) + len(self.interrupted)
+        return len(self.evicted) + len(self.dropped) + len(self.sat_out) + len(self.interrupted)
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
         match event:
@@ -72,6 +74,7 @@ class Pauses:
                 pass
 
     def _decoded(self, running: _Members, report: DecodeReport) -> None:
+        self._dropped(running, report.dropped)
         if report.news:
             ran = {news.key for news in report.news}
             self.sat_out += _left_out(running, ran, unless=[*report.wants_evicted, *self._num_in_pool])
@@ -87,6 +90,12 @@ class Pauses:
             self.evicted.append(key)
             self.num_saved_tokens += num_tokens - self._num_in_pool.pop(key, 0)
             self.num_fetched_tokens += num_tokens
+
+    def _dropped(self, running: _Members, keys: Iterable[RequestKey]) -> None:
+        for key in keys:
+            running.pop(key, None)
+            self._num_in_pool.pop(key, None)
+            self.dropped.append(key)
 
     def _prefilled(self, prompts: _Members, report: PrefillReport) -> None:
         computed = [key for key, _ in report.progress]

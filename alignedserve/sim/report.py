@@ -61,6 +61,8 @@ class Report:
     # The share of iterations that mix batches: see DecodeReport.
     mixed: float
     num_evictions: int
+    # Times that a request left without its KV, which was computed again.
+    num_drops: int
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -122,6 +124,7 @@ def make_report(streams: Sequence[Stream], lifetimes: Lifetimes, slo: Slo) -> Re
         max_over_mean_length=mean_over_time([each.max_length / each.mean_length for each in iterations]),
         mixed=sum(each.is_mixed for each in iterations) / max(len(iterations), 1),
         num_evictions=lifetimes.count("evicted"),
+        num_drops=lifetimes.count("dropped"),
     )
 
 

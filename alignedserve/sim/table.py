@@ -22,6 +22,7 @@ _ISLAND = (
     "pool, at most",
     "evicted",
     "evicted, GB",
+    "dropped",
     "interrupted",
 )
 
@@ -135,6 +136,7 @@ def _island(outcome: Outcome) -> list[str]:
         _percent(outcome.pool_peak),
         str(found.num_evicted),
         f"{found.moved_bytes / 1e9:.1f}",
+        str(found.num_dropped),
         str(found.num_interrupted),
     ]
 

@@ -32,6 +32,8 @@ class History:
         # to whom, and who had staged it
         self.admitted: Counter[tuple[InstanceId, InstanceId | None]] = Counter()
         self.evicted: Counter[InstanceId] = Counter()
+        # who left without its KV
+        self.dropped: Counter[InstanceId] = Counter()
         self.most_running: Counter[InstanceId] = Counter()
         # spare copies that had to go
         self.num_dropped = 0
@@ -53,6 +55,7 @@ class History:
                 self.found[sender] += num_found
             case Received(sender=sender, message=DecodeReport() as report):
                 self.evicted[sender] += len(report.evicted)
+                self.dropped[sender] += len(report.dropped)
                 self.found[sender] += report.num_found
                 self.most_running[sender] = max(self.most_running[sender], report.num_running)
                 for key in report.admitted:

@@ -28,6 +28,7 @@ from alignedserve.protocol.messages import AnyMessage
 from alignedserve.sim.model import make_request
 from alignedserve.sim.world import NoFaults
 from alignedserve.types import RequestKey
+from tests.scheduling import dropping
 from tests.sim.islands import COST, limits, small_island, with_slow_copies
 
 MAX_MODEL_LEN = 512
@@ -171,7 +172,9 @@ class Chaos(RuleBasedStateMachine):
 # virtual time and a random search: a second run would hide what the first one found
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize("link", ["host", "gloo"])
-@pytest.mark.parametrize("policy", ["aligned", pytest.param("priority", marks=pytest.mark.slow), "fcfs"])
+@pytest.mark.parametrize(
+    "policy", ["aligned", pytest.param("priority", marks=pytest.mark.slow), "fcfs", dropping.NAME]
+)
 def test_nothing_is_lost_and_nothing_is_left(policy: str, link: str) -> None:
     machine: Any = type("Chaos", (Chaos,), {"policy": policy, "link": link})
     run_state_machine_as_test(

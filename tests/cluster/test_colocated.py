@@ -27,6 +27,7 @@ from tests.cluster.requests import (
     sampled_requests,
 )
 from tests.cluster.scene import NUM_EARLY, NUM_REQUESTS, Scene
+from tests.scheduling import dropping
 from tests.tiny_models import greedy
 
 Directory = Callable[[str], Path]
@@ -116,3 +117,11 @@ def test_of_two_one_goes_on_with_what_the_other_had(scenes: Callable[..., Scene]
         scene.processes.start(COLOCATED)
 
     scene.play(kill)
+
+
+def test_killed_among_drops(scenes: Callable[..., Scene]) -> None:
+    """Who leaves does so without its KV, and is computed again wherever it goes on."""
+    scene = scenes(policy=dropping.NAME)
+    scene.kill_in_turn((COLOCATED, ROUTER))
+    history = History(scene.processes.logs)
+    assert history.dropped[COLOCATED] > 3 and not history.evicted[COLOCATED]

@@ -14,6 +14,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from tests.engine.helpers import greedy_params, make_engine, run, tokens
 from tests.island import Entry, Island
+from tests.scheduling import dropping
 from tests.tiny_models import MAX_LEN, VOCAB_SIZE, greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -113,6 +114,18 @@ def test_a_decode_instance_computes_what_is_missing_itself(tiny_model: Directory
         meddle=all_of(evict_every(5), lose),
     )
     assert island.run(prompts(), [greedy_params()] * len(prompts())) == greedy(directory)
+
+
+def test_who_leaves_without_its_kv_is_computed_again_and_changes_nothing(tiny_model: Directory) -> None:
+    """A decode instance with room for one of the longest, and nine to run."""
+    directory = tiny_model("llama-gqa-tied")
+    island = Island(
+        directory,
+        decode={"kv_cache_memory_bytes": BLOCK_BYTES * MAX_LEN // 16},
+        policy=make_policy(SchedulingConfig(dropping.NAME, admit_ahead=1)),
+    )
+    assert island.run(prompts(), [greedy_params()] * len(prompts())) == greedy(directory)
+    assert island.num_dropped > 0 and not island.num_evicted
 
 
 SAMPLED = [

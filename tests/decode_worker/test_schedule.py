@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.protocol.messages import InstanceLimits, Work
+from alignedserve.scheduling import decoding
+from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
 from alignedserve.scheduling.policies.base import DecodePart
@@ -59,6 +61,16 @@ def iterate(schedule: DecodeSchedule) -> DecodePlan:
     return plan
 
 
+class DropsFirst(DecodePart):
+    """Drops who has run longest, whenever two run."""
+
+    def plan(self, at: DecodeBoundary) -> None:
+        at.evict(at.running)
+        at.drop(at.running[:1] if len(at.running) > 1 else [])
+        decoding.run_all(at)
+        decoding.admit_in_order(at, self.config)
+
+
 # ---- rules ----------------------------------------------------------------------------------------------------------
 
 
@@ -68,6 +80,36 @@ def test_candidate_requests_come_before_the_candidate_batch() -> None:
     schedule.offer(batch, is_batch=True)
     schedule.offer([request], is_batch=False)
     assert keys(schedule.plan(0.0).pulls) == keys([request, *batch])
+
+
+def test_who_is_dropped_leaves_its_blocks_to_others_in_the_same_plan() -> None:
+    schedule = DecodeSchedule(LIMITS, DropsFirst(LIMITS, SchedulingConfig(admit_ahead=1)))
+    first, second, third = make_work(30), make_work(30), make_work(30)
+    schedule.offer([first, second], is_batch=False)
+    admit_all(schedule)
+    schedule.offer([third], is_batch=False)
+    plan = schedule.plan(0.0)
+    assert plan.drops == keys([first]) and plan.wants_evicted == plan.run == keys([second])
+    assert plan.pulls == [third]
+    schedule.check()
+    schedule.offer([first], is_batch=False)
+    for work in (second, third, first):
+        schedule.abort(work.request.key)
+    assert schedule.num_free_blocks == LIMITS.num_blocks - 8  # The third is under a copy.
+
+
+def test_only_who_runs_and_is_not_planned_can_be_dropped() -> None:
+    class DropsAfter(DecodePart):
+        def plan(self, at: DecodeBoundary) -> None:
+            decoding.run_all(at)
+            at.drop(at.running)
+            decoding.admit_in_order(at, self.config)
+
+    schedule = DecodeSchedule(LIMITS, DropsAfter(LIMITS, SchedulingConfig(admit_ahead=1)))
+    schedule.offer([work := make_work(8)], is_batch=False)
+    admit_all(schedule)
+    with pytest.raises(RuntimeError, match=f"request {work.request.key}: to be dropped, but"):
+        schedule.plan(0.0)
 
 
 def test_the_batch_waits_while_a_candidate_request_does() -> None:

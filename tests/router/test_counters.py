@@ -50,6 +50,14 @@ def test_an_eviction_is_a_preemption_that_kept_the_kv() -> None:
     assert (stats(script).num_preemptions, stats(script).num_evictions) == (1, 1)
 
 
+def test_a_drop_is_a_preemption_that_kept_nothing() -> None:
+    script = Script()
+    script.running()
+    script.decode(dropped=[ONE])
+    assert (stats(script).num_preemptions, stats(script).num_evictions) == (1, 0)
+    assert asked(script).sharing["recomputed"] == 1
+
+
 def test_a_batch_is_switched_to_once() -> None:
     script = Script()
     script.pooled(1)

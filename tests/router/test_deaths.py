@@ -49,6 +49,35 @@ def test_a_decode_instance_dies_after_the_spare_copy_was_dropped() -> None:
     assert script.take_one(Prefill, PREFILL).works[0].num_cached == 0
 
 
+def test_a_request_that_was_dropped_goes_on_with_what_the_pool_has() -> None:
+    script = Script()
+    script.running()
+    script.token()
+    script.take()
+    script.decode(dropped=[ONE])
+    assert script.take_reserve() == (ONE, 8)
+    script.reserve()
+    work = script.take_one(Prefill, PREFILL).works[0]
+    assert (work.num_cached, work.output) == (6, [50, 60])
+
+
+def test_room_that_was_asked_for_a_request_that_is_dropped_is_released() -> None:
+    """Whether the pool has answered, or is about to."""
+    for is_answered in (True, False):
+        script = Script()
+        script.running()
+        script.say(POOL, Reserved(RequestKey(9), None, dropped=[ONE]))
+        script.decode(wants_evicted=[ONE])
+        if is_answered:
+            script.reserve()
+        script.take()
+        script.decode(dropped=[ONE])
+        kinds = [type(message) for name, message in script.take() if name == POOL]
+        assert kinds[0] is Release
+        script.reserve()
+        assert script.take_one(Prefill, PREFILL).works[0].num_cached == 0
+
+
 def test_what_was_only_offered_goes_back_to_the_candidates() -> None:
     script = Script()
     script.pooled()
