@@ -51,10 +51,11 @@ class Prompts:
 
     # ---- prompts that have started -----------------------------------------------------------------------------------
 
-    def start(self, work: Work) -> Request:
+    def start(self, work: Work, keeps_inputs: bool = False) -> Request:
         key = work.request.key
-        prefix = self._prefixes[key] = self.prefix_cache.start(work)
-        request = adopt(self._engine, work, self.preparation.take(key), prefix.num_found)
+        prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not keeps_inputs)
+        matcher = self.preparation.take(key)
+        request = adopt(self._engine, work, matcher, prefix.num_found, keeps_inputs)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs[key] = []

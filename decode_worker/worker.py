@@ -244,9 +244,9 @@ class DecodeWorker(Worker[DecodeStep]):
             else:
                 self._compiling.when_ready(key, partial(self._arrived, key))
 
-    def _start(self, work: Work) -> None:
+    def _start(self, work: Work, keeps_inputs: bool) -> None:
         key = work.request.key
-        request = self._requests[key] = self._prompts.start(work)
+        request = self._requests[key] = self._prompts.start(work, keeps_inputs)
         self.engine.join(request)
         self._changes.admitted.append(key)
         if request.num_computed:
@@ -294,7 +294,7 @@ class DecodeWorker(Worker[DecodeStep]):
             self._leave(key)
         self._changes.dropped += plan.drops
         for work in plan.new_prompts:
-            self._start(work)
+            self._start(work, work.request.key in plan.keep_inputs)
         self._pull(plan.pulls)
         return self._launch(DecodeStep(begun_s, plan, None, []))
 

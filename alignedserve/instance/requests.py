@@ -24,10 +24,17 @@ def limits_of(engine: Executor) -> InstanceLimits:
         max_model_len=engine.max_model_len,
         block_bytes=engine.format.block_bytes,
         max_prefill_chunk=engine.limits.max_prefill_chunk,
+        can_keep_inputs=engine.limits.can_keep_inputs,
     )
 
 
-def adopt(engine: Executor, work: Work, matcher: Matcher | None = None, num_shared: int = 0) -> Request:
+def adopt(
+    engine: Executor,
+    work: Work,
+    matcher: Matcher | None = None,
+    num_shared: int = 0,
+    keeps_inputs: bool = False,
+) -> Request:
     """Makes the engine's request, for which the schedule has taken blocks. `num_shared` is the number of tokens whose
     KV it shares."""
     wanted, params = work.request, work.request.params
@@ -42,6 +49,7 @@ def adopt(engine: Executor, work: Work, matcher: Matcher | None = None, num_shar
         work.output,
         work.num_cached or num_shared,
         matcher,
+        keeps_inputs,
     )
     if request is None:
         num_tokens = len(wanted.prompt) + len(work.output)

@@ -8,11 +8,18 @@ The rules of the paper, with its sections:
 - Of these it takes those worth most for each block (5), in that order, as long as there are blocks; or the one that is
   worth most, if that is more than all of those: so it has at least half of what could be had.
 - Whoever decodes, and finds no block for its next token, leaves: those worth least for each block.
+- With `hidden_cache`, a prompt may have the inputs of layers kept in place of KV (4.2): in half the memory, and worth
+  less by the time that restoring its KV takes, once for each request that waits or runs, since all wait for it.
+- What its first half of the memory gains, and what the second half gains, which makes KV of inputs, are chosen like
+  requests of their own, by gain for memory (5). Where all of it at once gains more for its memory than the first half
+  does, there are no halves.
 
 Where this departs from the paper, and why:
 
-- All keep KV. That some keep layers' inputs instead, in half the memory, is a format, and is not there yet.
-- Who left has its KV in the pool and fetches it, beside an iteration of any kind, instead of computing it again.
+- Who left with KV has it in the pool and fetches it, beside an iteration of any kind, instead of computing it again. So
+  what is kept of a request is chosen when it begins, and again when it begins once more, who left with inputs. Those
+  that run do not change from one to the other: that would cost as much as a prompt.
+- Who is late has KV: what is worth next to nothing is worth nobody's time.
 - A prompt with more tokens than an iteration may have is cut, and its next chunk is in the next iteration of prompts.
 - What a request has waited at the router counts only where its objective tells.
 - It chooses among a bounded number of prompts, which is far more than an instance runs at once.
@@ -23,6 +30,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding, routing
@@ -32,6 +40,7 @@ from alignedserve.scheduling.island import Island, Room, RoutedRequest
 from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
 from alignedserve.scheduling.token_times import TokenTimes
 from alignedserve.timing.estimate import Estimate
+from alignedserve.types import RequestKey
 
 # What is worth next to nothing, in seconds.
 LITTLE_S = 1e-6
@@ -40,19 +49,47 @@ LITTLE_S = 1e-6
 NUM_CHOICES = 4
 
 
+@dataclass(frozen=True)
+class Step:
+    """Memory that a request may be given, and what that gains."""
+
+    request: DecodeRequest
+    # Whether inputs are kept of it with this memory, and what it had before.
+    keeps_inputs: bool
+    gain_s: float
+    # In blocks: what it takes as it is now, by which gains are compared, and what it takes until it has grown.
+    memory: float
+    num_blocks: int
+    # Whether it begins with this one.
+    is_first: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A request that begins."""
+
+    request: DecodeRequest
+    keeps_inputs: bool
+    gain_s: float
+
+
 class AptDecode(DecodePart):
     """Candidates are prompts as well, on a colocated instance."""
 
-    def __init__(self, limits: InstanceLimits, config: SchedulingConfig) -> None:
+    def __init__(
+        self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None = None
+    ) -> None:
+        """`estimate` says what inputs cost that are kept; without it none are."""
         super().__init__(limits, config)
         self._times = TokenTimes()
+        self._estimate = estimate if limits.can_keep_inputs else None
 
     def plan(self, at: DecodeBoundary) -> None:
         waiting = [
             each for each in (*at.requests, *at.batch) if each.num_pooled or not at.had_better_wait(each)
         ]
         self._times.look([*at.running, *waiting], at.now)
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self._make_room(at)
         ready, begun = at.ready_and_behind()
         self._admit(at, [each for each in waiting if each.num_pooled])
         prompts = [each for each in waiting if not each.num_pooled]
@@ -68,6 +105,14 @@ class AptDecode(DecodePart):
                 decoding.compute(at, request, at.num_tokens_left)
             self._admit(at, prompts)
 
+    def _make_room(self, at: DecodeBoundary) -> None:
+        """Inputs are dropped when there is no block for the next iteration, since their blocks are free at once."""
+        leaving = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
+        at.evict([request for request in leaving if not request.keeps_inputs])
+        if any(request.keeps_inputs for request in leaving):
+            now_missing = decoding.victims(at, 1, self.in_eviction_order)
+            at.drop([request for request in now_missing if request.keeps_inputs])
+
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
     ) -> Sequence[DecodeRequest]:
@@ -82,41 +127,71 @@ class AptDecode(DecodePart):
         is_late = request.is_rt and self._times.left_s(request, now) < 0
         return LITTLE_S if is_late else max(now - request.mark.since_s, LITTLE_S)
 
-    def choose(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
-        """Which of these requests begin, in the blocks and slots that are free."""
-        num_blocks, num_slots = at.num_free_blocks - at.growth(self.config.admit_ahead), at.num_free_slots
-        chosen, best = [], None
-        for request in self._in_order(requests, at):
-            needed = at.growth_of(request, self.config.admit_ahead)
-            if needed > at.num_free_blocks - at.growth(self.config.admit_ahead):
-                continue
-            if best is None or self.worth_s(request, at.now) > self.worth_s(best, at.now):
-                best = request
-            if needed <= num_blocks and num_slots > 0:
-                chosen.append(request)
-                num_blocks -= needed
-                num_slots -= 1
-        is_more = best is not None and self.worth_s(best, at.now) > sum(
-            self.worth_s(request, at.now) for request in chosen
-        )
-        return [best] if best is not None and is_more and at.num_free_slots > 0 else chosen
+    def choose(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[Choice]:
+        """Which of these requests begin, in the blocks and slots that are free, and what is kept of each."""
+        if at.num_free_slots <= 0:
+            return []
+        loss_s = self._loss_s(at)
+        steps = [step for request in requests for step in self._steps(request, at, loss_s)]
+        steps.sort(key=lambda step: step.gain_s / step.memory, reverse=True)
+        chosen: dict[RequestKey, Choice] = {}
+        num_free = num_blocks = at.num_free_blocks - at.growth(self.config.admit_ahead)
+        best = None
+        for step in steps:
+            key = step.request.key
+            if step.is_first and step.num_blocks <= num_free and (best is None or step.gain_s > best.gain_s):
+                best = step
+            has_slot = len(chosen) < at.num_free_slots if step.is_first else key in chosen
+            if has_slot and step.num_blocks <= num_blocks:
+                num_blocks -= step.num_blocks
+                gained_s = step.gain_s if step.is_first else chosen[key].gain_s + step.gain_s
+                chosen[key] = Choice(step.request, step.keeps_inputs, gained_s)
+        if best is not None and best.gain_s > sum(choice.gain_s for choice in chosen.values()):
+            return [Choice(best.request, best.keeps_inputs, best.gain_s)]
+        return [*chosen.values()]
+
+    def _loss_s(self, at: DecodeBoundary) -> float | None:
+        """How much longer all wait together for each token that is kept as inputs; None: none may be."""
+        if self._estimate is None:
+            return None
+        num_requests = len(at.requests) + len(at.batch) + len(at.running)
+        return num_requests * self._estimate.restored_token_s
+
+    def _steps(self, request: DecodeRequest, at: DecodeBoundary, loss_s: float | None) -> list[Step]:
+        """What memory gains that the request is given: all that its KV takes, or one half after the other."""
+        worth_s, memory = self.worth_s(request, at.now), self._num_blocks(request, at)
+        needed = at.growth_of(request, self.config.admit_ahead)
+        whole = [Step(request, False, worth_s, memory, needed, is_first=True)]
+        if loss_s is None or request.num_pooled:
+            return whole
+        lost_s = loss_s * request.num_tokens
+        half = at.growth_of(request, self.config.admit_ahead, keeps_inputs=True)
+        if 2 * (worth_s - lost_s) <= worth_s or half == needed:
+            return whole
+        return [
+            Step(request, True, worth_s - lost_s, memory / 2, half, is_first=True),
+            Step(request, False, lost_s, memory / 2, needed - half, is_first=False),
+        ]
+
+    def _num_blocks(self, request: DecodeRequest, at: DecodeBoundary) -> int:
+        return math.ceil((request.num_tokens + 1) / at.limits.block_size)
 
     def _in_order(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
         """Those worth most for each block first."""
-        block_size = at.limits.block_size
 
         def density(request: DecodeRequest) -> float:
-            return self.worth_s(request, at.now) / math.ceil((request.num_tokens + 1) / block_size)
+            return self.worth_s(request, at.now) / self._num_blocks(request, at)
 
         return sorted(requests, key=density, reverse=True)
 
     def _admit(self, at: DecodeBoundary, candidates: Iterable[DecodeRequest]) -> bool:
         """Returns whether anybody began."""
         has_begun = False
-        for request in self.choose(candidates, at):
+        for choice in self.choose(candidates, at):
+            request = choice.request
             if not request.num_pooled and at.num_tokens_left <= 0:
                 break
-            at.admit(request)
+            at.admit(request, choice.keeps_inputs)
             has_begun = True
             if not request.num_pooled:
                 decoding.compute(at, request, at.num_tokens_left)
@@ -143,6 +218,7 @@ class AptRouter(RouterPart):
 class Apt(Policy):
     name = "apt"
     summary = "who has waited longest for the memory it needs; who is late goes last"
+    keeps_inputs = True
 
     def router(self) -> RouterPart:
         return AptRouter(self.config)
@@ -151,4 +227,4 @@ class Apt(Policy):
         return AptDecode(limits, self.config)
 
     def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
-        return AptDecode(limits, self.config)
+        return AptDecode(limits, self.config, estimate)

@@ -166,6 +166,8 @@ class Policy:
     name: ClassVar[str]
     # The summary is one line for users.
     summary: ClassVar[str]
+    # Whether a colocated instance of this policy may keep inputs of layers in place of KV (`DecodeBoundary.admit`).
+    keeps_inputs: ClassVar[bool] = False
 
     def __init__(self, config: SchedulingConfig) -> None:
         self.config = config
