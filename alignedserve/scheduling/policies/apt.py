@@ -10,15 +10,15 @@ The rules of the paper, with its sections:
 - Whoever decodes, and finds no block for its next token, leaves: those worth least for each block.
 - With `hidden_cache`, a prompt may have the inputs of layers kept in place of KV (4.2): in half the memory, and worth
   less by the time that restoring its KV takes, once for each request that waits or runs, since all wait for it.
-- What its first half of the memory gains, and what the second half gains, which makes KV of inputs, are chosen like
-  requests of their own, by gain for memory (5). Where all of it at once gains more for its memory than the first half
-  does, there are no halves.
+- The first half of its memory, and the second, which makes KV of inputs, are chosen like requests of their own, by what
+  they gain for memory (5). Where the whole gains more for its memory than the first half does, there are no halves.
+- In an iteration of decodes, whoever has inputs runs if that is worth more than it costs (5); until then it waits with
+  its blocks. Who would not begin with inputs any more is computed again with KV, when there is room for that (5).
 
 Where this departs from the paper, and why:
 
 - Who left with KV has it in the pool and fetches it, beside an iteration of any kind, instead of computing it again. So
-  what is kept of a request is chosen when it begins, and again when it begins once more, who left with inputs. Those
-  that run do not change from one to the other: that would cost as much as a prompt.
+  it comes back with KV. Nobody who runs with KV is computed again for the sake of having inputs.
 - Who is late has KV: what is worth next to nothing is worth nobody's time.
 - A prompt with more tokens than an iteration may have is cut, and its next chunk is in the next iteration of prompts.
 - What a request has waited at the router counts only where its objective tells.
@@ -30,47 +30,22 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Island, Room, RoutedRequest
+from alignedserve.scheduling.marginal_gains import Piece, choose
 from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
 from alignedserve.scheduling.token_times import TokenTimes
 from alignedserve.timing.estimate import Estimate
-from alignedserve.types import RequestKey
 
 # What is worth next to nothing, in seconds.
 LITTLE_S = 1e-6
 # So many prompts may wait at a colocated instance for each request that it can run. Those behind them wait at the
 # router in order of arrival, however little memory they need.
 NUM_CHOICES = 4
-
-
-@dataclass(frozen=True)
-class Step:
-    """Memory that a request may be given, and what that gains."""
-
-    request: DecodeRequest
-    # Whether inputs are kept of it with this memory, and what it had before.
-    keeps_inputs: bool
-    gain_s: float
-    # In blocks: what it takes as it is now, by which gains are compared, and what it takes until it has grown.
-    memory: float
-    num_blocks: int
-    # Whether it begins with this one.
-    is_first: bool
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A request that begins."""
-
-    request: DecodeRequest
-    keeps_inputs: bool
-    gain_s: float
 
 
 class AptDecode(DecodePart):
@@ -83,6 +58,8 @@ class AptDecode(DecodePart):
         super().__init__(limits, config)
         self._times = TokenTimes()
         self._estimate = estimate if limits.can_keep_inputs else None
+        # Of the plan that is made.
+        self._loss_s = 0.0
 
     def plan(self, at: DecodeBoundary) -> None:
         waiting = [
@@ -90,6 +67,8 @@ class AptDecode(DecodePart):
         ]
         self._times.look([*at.running, *waiting], at.now)
         self._make_room(at)
+        self._loss_s = self._loss_of_a_token_s(at)
+        at.drop(self._switching(at))
         ready, begun = at.ready_and_behind()
         self._admit(at, [each for each in waiting if each.num_pooled])
         prompts = [each for each in waiting if not each.num_pooled]
@@ -98,20 +77,12 @@ class AptDecode(DecodePart):
                 decoding.compute(at, request, at.num_tokens_left)
             if self._admit(at, prompts) or begun:
                 return
-        at.run_each(self._in_order(ready, at))
+        at.run_each(self._in_order(self._worth_running(ready, at.now), at))
         if not ready:
             # Nobody has waited, since all have just come.
             for request in begun:
                 decoding.compute(at, request, at.num_tokens_left)
             self._admit(at, prompts)
-
-    def _make_room(self, at: DecodeBoundary) -> None:
-        """Inputs are dropped when there is no block for the next iteration, since their blocks are free at once."""
-        leaving = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
-        at.evict([request for request in leaving if not request.keeps_inputs])
-        if any(request.keeps_inputs for request in leaving):
-            now_missing = decoding.victims(at, 1, self.in_eviction_order)
-            at.drop([request for request in now_missing if request.keeps_inputs])
 
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
@@ -127,54 +98,71 @@ class AptDecode(DecodePart):
         is_late = request.is_rt and self._times.left_s(request, now) < 0
         return LITTLE_S if is_late else max(now - request.mark.since_s, LITTLE_S)
 
-    def choose(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[Choice]:
-        """Which of these requests begin, in the blocks and slots that are free, and what is kept of each."""
-        if at.num_free_slots <= 0:
-            return []
-        loss_s = self._loss_s(at)
-        steps = [step for request in requests for step in self._steps(request, at, loss_s)]
-        steps.sort(key=lambda step: step.gain_s / step.memory, reverse=True)
-        chosen: dict[RequestKey, Choice] = {}
-        num_free = num_blocks = at.num_free_blocks - at.growth(self.config.admit_ahead)
-        best = None
-        for step in steps:
-            key = step.request.key
-            if step.is_first and step.num_blocks <= num_free and (best is None or step.gain_s > best.gain_s):
-                best = step
-            has_slot = len(chosen) < at.num_free_slots if step.is_first else key in chosen
-            if has_slot and step.num_blocks <= num_blocks:
-                num_blocks -= step.num_blocks
-                gained_s = step.gain_s if step.is_first else chosen[key].gain_s + step.gain_s
-                chosen[key] = Choice(step.request, step.keeps_inputs, gained_s)
-        if best is not None and best.gain_s > sum(choice.gain_s for choice in chosen.values()):
-            return [Choice(best.request, best.keeps_inputs, best.gain_s)]
-        return [*chosen.values()]
+    # ---- which leave -------------------------------------------------------------------------------------------------
 
-    def _loss_s(self, at: DecodeBoundary) -> float | None:
-        """How much longer all wait together for each token that is kept as inputs; None: none may be."""
+    def _make_room(self, at: DecodeBoundary) -> None:
+        """Inputs are dropped only when there is no block for the next iteration, since their blocks are free at
+        once."""
+        leaving = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
+        at.evict([request for request in leaving if not request.keeps_inputs])
+        if any(request.keeps_inputs for request in leaving):
+            missing = decoding.victims(at, 1, self.in_eviction_order)
+            at.drop([request for request in missing if request.keeps_inputs])
+
+    def _switching(self, at: DecodeBoundary) -> list[DecodeRequest]:
+        """Those with inputs that would not begin with them now, if there is room for their KV."""
+        num_free = at.num_free_blocks - at.growth(self.config.admit_ahead)
+        found = []
+        for request in self._in_order((each for each in at.running if each.keeps_inputs), at):
+            num_more = self._num_blocks(request, at, self.config.admit_ahead) - request.num_blocks
+            if request.num_pending == 1 and num_more <= num_free and not self._pays(request, at.now):
+                found.append(request)
+                num_free -= num_more
+        return found
+
+    # ---- what keeping inputs costs -----------------------------------------------------------------------------------
+
+    def _loss_of_a_token_s(self, at: DecodeBoundary) -> float:
+        """How much longer all wait together in an iteration for each token that is kept as inputs."""
         if self._estimate is None:
-            return None
+            return 0.0
         num_requests = len(at.requests) + len(at.batch) + len(at.running)
         return num_requests * self._estimate.restored_token_s
 
-    def _steps(self, request: DecodeRequest, at: DecodeBoundary, loss_s: float | None) -> list[Step]:
-        """What memory gains that the request is given: all that its KV takes, or one half after the other."""
+    def _gain_s(self, request: DecodeRequest, now: float) -> float:
+        """What an iteration with its inputs is worth."""
+        return self.worth_s(request, now) - self._loss_s * request.num_tokens
+
+    def _pays(self, request: DecodeRequest, now: float) -> bool:
+        """Whether half of the memory gains more, with its inputs, than half of what all of it gains with its KV."""
+        return 2 * self._gain_s(request, now) > self.worth_s(request, now)
+
+    def _worth_running(self, ready: list[DecodeRequest], now: float) -> list[DecodeRequest]:
+        """Those whose running gains more than it costs the others; all, if there are no others."""
+        found = [each for each in ready if not each.keeps_inputs or self._gain_s(each, now) > 0]
+        return found or ready
+
+    # ---- which begin -------------------------------------------------------------------------------------------------
+
+    def _pieces(self, request: DecodeRequest, at: DecodeBoundary) -> list[Piece]:
+        """All memory that its KV takes, or one half after the other."""
         worth_s, memory = self.worth_s(request, at.now), self._num_blocks(request, at)
         needed = at.growth_of(request, self.config.admit_ahead)
-        whole = [Step(request, False, worth_s, memory, needed, is_first=True)]
-        if loss_s is None or request.num_pooled:
+        whole = [Piece(request, False, worth_s, memory, needed)]
+        if self._estimate is None or request.num_pooled or not self._pays(request, at.now):
             return whole
-        lost_s = loss_s * request.num_tokens
         half = at.growth_of(request, self.config.admit_ahead, keeps_inputs=True)
-        if 2 * (worth_s - lost_s) <= worth_s or half == needed:
+        if half == needed:
             return whole
+        gain_s = self._gain_s(request, at.now)
         return [
-            Step(request, True, worth_s - lost_s, memory / 2, half, is_first=True),
-            Step(request, False, lost_s, memory / 2, needed - half, is_first=False),
+            Piece(request, True, gain_s, memory / 2, half),
+            Piece(request, False, worth_s - gain_s, memory / 2, needed - half, is_second=True),
         ]
 
-    def _num_blocks(self, request: DecodeRequest, at: DecodeBoundary) -> int:
-        return math.ceil((request.num_tokens + 1) / at.limits.block_size)
+    def _num_blocks(self, request: DecodeRequest, at: DecodeBoundary, num_more: int = 1) -> int:
+        """The number of blocks that its KV takes with so many more tokens."""
+        return math.ceil((request.num_tokens + num_more) / at.limits.block_size)
 
     def _in_order(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
         """Those worth most for each block first."""
@@ -187,7 +175,9 @@ class AptDecode(DecodePart):
     def _admit(self, at: DecodeBoundary, candidates: Iterable[DecodeRequest]) -> bool:
         """Returns whether anybody began."""
         has_begun = False
-        for choice in self.choose(candidates, at):
+        num_free = at.num_free_blocks - at.growth(self.config.admit_ahead)
+        pieces = (piece for request in candidates for piece in self._pieces(request, at))
+        for choice in choose(pieces, num_free, at.num_free_slots):
             request = choice.request
             if not request.num_pooled and at.num_tokens_left <= 0:
                 break
