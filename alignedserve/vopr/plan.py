@@ -19,6 +19,8 @@ SYSTEMS = ("island", "whole")
 # that they have about a quarter of the time.
 WHOLE_SHARE = 0.1
 
+_KEEP_INPUTS = {name for name, policy in POLICIES.items() if policy.keeps_inputs}
+
 
 class FrontPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a whole system has in front of its islands."""
@@ -79,6 +81,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     duration_s: float
     # None: it is an island alone.
     front: FrontPlan | None = None
+    # Whether colocated instances may keep inputs of layers in place of KV.
+    hidden_cache: bool = False
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -172,4 +176,5 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         load=random.choice([0.6, 1.0, 1.5]),
         be_part=random.choice([0.0, 0.3, 0.6, 1.0]),
         duration_s=random.choice([120.0, 300.0, 600.0]),
+        hidden_cache=is_colocated and policy in _KEEP_INPUTS and Random(f"inputs of {seed}").random() < 0.7,
     )
