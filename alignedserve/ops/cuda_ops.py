@@ -93,18 +93,21 @@ class CudaOps(TorchOps):
             return _one_row(x, weight, stream)
         return _many_rows(_plain(x), weight, stream)
 
-    def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
-        if restored_kv is not None:
-            raise ValueError("hidden_cache: not with attention_backend='triton'")
-        super().bind_cache(cache)
-
     def attention(
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
     ) -> torch.Tensor:
         if self._attention is None:
             raise RuntimeError("attention can only be called by the functions given to compile")
-        out = self._attention(qkv, spec)
-        return self._running().output_rows(out) if spec.outputs_only else out
+        step = self._running()
+        if step.keeps_inputs and step.kept_inputs is not None:
+            restored_kv = self._restore(spec, projected)
+            out = self._attention.with_inputs(qkv, spec, step.kept_inputs, restored_kv)
+        else:
+            out = self._attention(qkv, spec)
+        return step.output_rows(out) if spec.outputs_only else out
+
+    def _plain(self, x: CudaValue) -> torch.Tensor:
+        return _plain(x)
 
     def outputs(self, x: CudaValue) -> torch.Tensor:
         return self._running().output_rows(_plain(x))
