@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest, ScheduledRequests
 from alignedserve.decode_worker.shared_ends import SharedEnds
+from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.types import RequestKey
 
@@ -49,7 +50,7 @@ class BlockTable:
         self._pulling[request.key] = request
 
     def start(self, request: ScheduledRequest) -> None:
-        count = self._blocks_for(request.num_tokens)
+        count = self._blocks_for(request.num_tokens, request.keeps_inputs)
         self._take_or_borrow(request, count, max(0, count - self.num_free))
         self._running[request.key] = request
 
@@ -117,7 +118,7 @@ class BlockTable:
     def grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Makes the request hold blocks for the KV of its first `num_tokens` tokens, to be written in the iteration
         that is planned. Returns False and changes nothing if too few are free or lent."""
-        count = max(0, self._blocks_for(num_tokens) - request.num_blocks)
+        count = max(0, self._blocks_for(num_tokens, request.keeps_inputs) - request.num_blocks)
         if request.shares and not request.is_rt:
             return self._complete(request, num_tokens, count)
         if (num_lent := max(0, count - self.num_free)) > self.num_lendable_to(request):
@@ -187,16 +188,17 @@ class BlockTable:
         self.num_free += self.ends.cut(lender, num_blocks)
         lender.num_blocks = num_blocks
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._limits.block_size)
+    def _blocks_for(self, num_tokens: int, keeps_inputs: bool = False) -> int:
+        return -(-num_tokens // tokens_per_block(self._limits.block_size, keeps_inputs))
 
     # ---- what will be needed ----------------------------------------------------------------------------------------
 
-    def growth_of(self, request: ScheduledRequest, num_iterations: int) -> int:
+    def growth_of(self, request: ScheduledRequest, num_iterations: int, keeps_inputs: bool = False) -> int:
         """The number of blocks that the request needs for so many iterations beyond those it holds. A request that is
-        to be admitted holds none."""
+        to be admitted holds none; `keeps_inputs` says what would be kept of it."""
         num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
-        num_more = max(0, self._blocks_for(num_cached) - request.num_blocks)
+        num_blocks = self._blocks_for(num_cached, keeps_inputs or request.keeps_inputs)
+        num_more = max(0, num_blocks - request.num_blocks)
         if request.shares and not request.is_rt:
             num_more += self.ends.num_renewed_at_most(request, num_cached)
         return num_more
@@ -211,9 +213,10 @@ class BlockTable:
             num_cached = request.num_tokens + num_more
             if num_cached > request.max_cached:
                 num_cached = request.max_cached
-            missing = num_cached - request.num_blocks * block_size
+            per_block = 2 * block_size if request.keeps_inputs else block_size
+            missing = num_cached - request.num_blocks * per_block
             if missing > 0:
-                growth += self._blocks_for(missing)
+                growth += -(-missing // per_block)
         return growth
 
     # ---- all requests -----------------------------------------------------------------------------------------------

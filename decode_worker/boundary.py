@@ -17,6 +17,7 @@ from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.instance.prefix_lookup import PrefixLookup
+from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey
@@ -55,9 +56,10 @@ class Boundary:
         self._were_evicted, self._evicted = evicted, frozenset[RequestKey]()
         self.num_tokens_left = self.limits.max_num_batched_tokens
         # What the iteration computes, for the cost model: (tokens computed before, tokens to compute) of each chunk,
-        # and the length of each decode in tokens.
+        # the length of each decode in tokens, and how many tokens' KV is restored from inputs.
         self.chunks: list[tuple[int, int]] = []
         self.lengths: list[int] = []
+        self.num_restored = 0
 
     # ---- the requests here -------------------------------------------------------------------------------------------
 
@@ -127,8 +129,8 @@ class Boundary:
             requests = (request for request in requests if request.is_rt is is_rt)
         return self._block_table.growth(requests, num_iterations)
 
-    def growth_of(self, request: DecodeRequest, num_iterations: int) -> int:
-        return self._block_table.growth_of(_own(request), num_iterations)
+    def growth_of(self, request: DecodeRequest, num_iterations: int, keeps_inputs: bool = False) -> int:
+        return self._block_table.growth_of(_own(request), num_iterations, keeps_inputs)
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
@@ -137,6 +139,11 @@ class Boundary:
         self._evicted = frozenset(self.plan.wants_evicted)
         if unknown := self._evicted - self._block_table.running.keys():
             raise RuntimeError(f"requests {sorted(unknown)}: to be evicted, but they do not run")
+        running = self._block_table.running
+        if without_kv := sorted(key for key in self._evicted if running[key].keeps_inputs):
+            raise RuntimeError(
+                f"requests {without_kv}: to be evicted, but they have no KV, and can only be dropped"
+            )
 
     def drop(self, requests: Iterable[DecodeRequest]) -> None:
         for request in [*requests]:
@@ -153,9 +160,13 @@ class Boundary:
         self._evicted -= {*self.plan.drops}
         self.plan.wants_evicted = [key for key in self.plan.wants_evicted if key in self._evicted]
 
-    def admit(self, request: DecodeRequest) -> None:
+    def admit(self, request: DecodeRequest, keeps_inputs: bool = False) -> None:
         scheduled = _own(request)
-        needed = -(-scheduled.num_tokens // self.limits.block_size)
+        if keeps_inputs and (scheduled.num_cached or not self.limits.can_keep_inputs):
+            raise RuntimeError(
+                f"request {scheduled.key}: its inputs can't be kept; the pool has KV of {scheduled.num_cached} tokens"
+            )
+        needed = -(-scheduled.num_tokens // tokens_per_block(self.limits.block_size, keeps_inputs))
         num_lendable = 0 if scheduled.num_cached else self._block_table.num_lendable_to(scheduled)
         if needed > self.num_free_blocks + num_lendable or self.num_free_slots <= 0:
             raise RuntimeError(
@@ -167,7 +178,12 @@ class Boundary:
             self._block_table.admit(scheduled)
             self.plan.pulls.append(scheduled.work)
             return
-        scheduled.num_cached = self._lookup.take(scheduled.work, self.num_free_blocks)
+        if keeps_inputs:
+            # It has no KV that others could share, nor that is shared with it.
+            scheduled.keeps_inputs, scheduled.block_hashes = True, ()
+            self.plan.keep_inputs.add(scheduled.key)
+        else:
+            scheduled.num_cached = self._lookup.take(scheduled.work, self.num_free_blocks)
         self._block_table.start(scheduled)
         self._dedup.started(scheduled)
         self.plan.new_prompts.append(scheduled.work)
@@ -188,6 +204,8 @@ class Boundary:
                 request.last_run = number
                 run.append(request.work.request.key)
                 lengths.append(num_tokens)
+                if request.keeps_inputs:
+                    self.num_restored += request.num_cached
                 found.append(requests[index])
         self.num_tokens_left = self.limits.max_num_batched_tokens - sum(count for _, count in self.chunks)
         self.num_tokens_left -= len(lengths)
@@ -212,6 +230,8 @@ class Boundary:
             self.plan.chunks.append((scheduled.key, num_tokens))
         else:
             self.plan.run.append(scheduled.key)
+        if scheduled.keeps_inputs:
+            self.num_restored += scheduled.num_cached
         if scheduled.num_pending == 1:
             self.lengths.append(scheduled.num_tokens)
         else:
@@ -224,10 +244,11 @@ class Boundary:
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Returns False if too few blocks are free, and for requests to be evicted: those are about to free their own
         blocks."""
-        if not request.shares and num_tokens <= request.num_blocks * self.limits.block_size:
+        size = tokens_per_block(self.limits.block_size, request.keeps_inputs)
+        has_blocks = num_tokens <= request.num_blocks * size
+        if not request.shares and has_blocks:
             return True
         if request.key in self._evicted:
-            has_blocks = num_tokens <= request.num_blocks * self.limits.block_size
             return has_blocks and request.is_rt and self._block_table.grow(request, num_tokens)
         return self._block_table.grow(request, num_tokens)
 

@@ -66,6 +66,8 @@ class DecodePlan:
     pulls: list[Work] = field(default_factory=list)
     # These prompts, of which there is no KV, start: their blocks are taken, and they may run at once.
     new_prompts: list[Work] = field(default_factory=list)
+    # Those of the new prompts of which the inputs of layers are kept in place of KV.
+    keep_inputs: set[RequestKey] = field(default_factory=set)
     # These requests compute all their pending tokens, usually one, and sample the next: `sampled` follows.
     run: list[RequestKey] = field(default_factory=list)
     # These requests compute so many tokens, fewer than they have pending: `computed` follows.

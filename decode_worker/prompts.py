@@ -55,12 +55,12 @@ class Prompts:
 
     # ---- prompts that have started -----------------------------------------------------------------------------------
 
-    def start(self, work: Work, num_lent: int = 0) -> Request:
-        """`num_lent`: see `Engine.adopt`."""
+    def start(self, work: Work, num_lent: int = 0, keeps_inputs: bool = False) -> Request:
+        """`num_lent` and `keeps_inputs`: see `Engine.adopt`."""
         key = work.request.key
-        prefix = self._prefixes[key] = self.prefix_cache.start(work)
+        prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not keeps_inputs)
         matcher, is_reversed = self.preparation.take(key), self.is_reversed(work)
-        request = adopt(self._engine, work, matcher, prefix.num_found, is_reversed, num_lent)
+        request = adopt(self._engine, work, matcher, prefix.num_found, is_reversed, num_lent, keeps_inputs)
         self._computing.add(key)
         if request.params.prompt_logprobs is not None:
             self._logprobs[key] = []

@@ -59,7 +59,7 @@ class DecodeSchedule:
             self._dedup.look(self._policy.in_order(self._block_table.computing, now), now)
         self._policy.plan(at)
         if self._estimate and at.plan.goes_on:
-            self._predicted_s = self._estimate.iteration(at.chunks, at.lengths)
+            self._predicted_s = self._estimate.iteration(at.chunks, at.lengths, at.num_restored)
         return at.plan
 
     # ---- orders -----------------------------------------------------------------------------------------------------

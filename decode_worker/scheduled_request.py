@@ -26,6 +26,8 @@ class ScheduledRequest:
     # The number of tokens whose KV it can ever need.
     max_cached: int
     is_rt: bool
+    # Whether its blocks hold the inputs of layers in place of KV. What is said of its KV is then true of these.
+    keeps_inputs: bool = False
     num_blocks: int = 0
     # The number of the last iteration for which it was planned.
     last_run: int = 0

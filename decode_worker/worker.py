@@ -264,9 +264,9 @@ class DecodeWorker(Worker[DecodeStep]):
             else:
                 self._compiling.when_ready(key, partial(self._arrived, key))
 
-    def _start(self, work: Work, num_lent: int) -> None:
+    def _start(self, work: Work, num_lent: int, keeps_inputs: bool) -> None:
         key = work.request.key
-        request = self._requests[key] = self._prompts.start(work, num_lent)
+        request = self._requests[key] = self._prompts.start(work, num_lent, keeps_inputs)
         self.engine.join(request)
         self._changes.admitted.append(key)
         if request.num_computed:
@@ -315,7 +315,8 @@ class DecodeWorker(Worker[DecodeStep]):
             self._leave(key)
         self._changes.dropped += plan.drops
         for work in plan.new_prompts:
-            self._start(work, plan.num_lent(work.request.key))
+            key = work.request.key
+            self._start(work, plan.num_lent(key), key in plan.keep_inputs)
         if plan.ends:
             self._carry_out(plan)
         self._pull(plan.pulls)

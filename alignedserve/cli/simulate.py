@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from alignedserve.sim.compare import Comparison, Row
     from alignedserve.timing.cost import CostModel
 
-_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size")
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "hidden_cache")
 _OF_AN_ENGINE = {field.name for field in fields(EngineConfig)} - {*_LIMITS}
 # The exit status of a program that was interrupted.
 _SIGINT = 130

@@ -9,6 +9,7 @@ import numpy as np
 
 from alignedserve.engine.request import Request, Work
 from alignedserve.ops.step import StepInputs
+from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.types import BlockId
 
 
@@ -44,14 +45,17 @@ class Batch:
     """The work of one iteration: decodes, which compute the token that was sampled last, and then chunks.
 
     Chunks of one token come before longer ones, because a GPU's kernels need all that computes one token to be
-    contiguous.
+    contiguous. For the same reason those whose inputs are kept come last among as long ones, and are no decodes.
     """
 
     def __init__(self, work: Work) -> None:
-        is_decode = [count == 1 == request.num_pending and bool(request.output) for request, count in work]
+        is_decode = [
+            count == 1 == request.num_pending and bool(request.output) and not request.keeps_inputs
+            for request, count in work
+        ]
         decodes = [item for item, fits in zip(work, is_decode, strict=True) if fits]
         chunks = [item for item, fits in zip(work, is_decode, strict=True) if not fits]
-        chunks.sort(key=lambda item: item[1] != 1)
+        chunks.sort(key=lambda item: (item[1] != 1, item[0].keeps_inputs))
         self.num_decodes = len(decodes)
         self.work = decodes + chunks
         self.rows = np.array([request.row for request, _ in self.work], dtype=np.intp)
@@ -70,6 +74,8 @@ class BatchTable:
         self._block_size = block_size
         self._blocks = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
+        # How many tokens a block of the row has room for.
+        self._tokens_per_block = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self._last_token = np.zeros(max_num_seqs, dtype=np.int32)
         # The slot that a block's first token has: the first one, or of a reversed request the last one.
@@ -89,6 +95,7 @@ class BatchTable:
         self._decodes = None
         row = request.row = self._free_rows.pop()
         self._num_blocks[row] = request.num_blocks
+        self._tokens_per_block[row] = tokens_per_block(self._block_size, request.keeps_inputs)
         self._num_computed[row] = request.num_computed
         self._last_token[row] = request.output[-1] if request.output else 0
         self._num_left[row] = request.max_output_len - len(request.output)
@@ -121,7 +128,9 @@ class BatchTable:
     def outgrown(self, batch: Batch) -> list[int]:
         """The entries of the batch's work that need more blocks than they have."""
         ends = self._num_computed[batch.rows] + batch.counts
-        entries: list[int] = np.flatnonzero(ends > self._num_blocks[batch.rows] * self._block_size).tolist()
+        entries: list[int] = np.flatnonzero(
+            ends > self._num_blocks[batch.rows] * self._tokens_per_block[batch.rows]
+        ).tolist()
         return entries
 
     def computed(self, batch: Batch) -> None:
@@ -143,17 +152,21 @@ class BatchTable:
         Returns for each entry where its outputs end among the step's outputs.
         """
         step.wait_until_sent()
-        num_columns = int(self._num_blocks[batch.rows].max())
+        num_columns = self._num_columns(batch)
         table = step.host_block_table(len(batch.work), num_columns)
         table[:] = self._blocks[batch.rows, :num_columns]
+        if step.kept_inputs is not None:
+            step.kept_inputs.begin()
         step.host.query_start[0] = 0
         self._fill_decodes(step, batch)
         output_ends = np.empty(len(batch.work), dtype=np.int32)
         output_ends[: batch.num_decodes] = self._counting[1 : batch.num_decodes + 1]
         start = num_outputs = batch.num_decodes
         for entry in range(batch.num_decodes, len(batch.work)):
-            start, num_outputs = self._fill_chunk(step, batch, entry, start, num_outputs)
-            output_ends[entry] = num_outputs
+            end, num_outputs = self._fill_chunk(step, batch, entry, start, num_outputs)
+            if batch.work[entry][0].keeps_inputs:
+                self._keep_inputs(step, batch, entry, slice(start, end), table)
+            start, output_ends[entry] = end, num_outputs
         step.commit(start, len(batch.work), num_outputs)
         return output_ends
 
@@ -187,6 +200,34 @@ class BatchTable:
         wanted = request.num_outputs(count)
         host.outputs[num_outputs : num_outputs + wanted] = np.arange(end - wanted, end)
         return end, num_outputs + wanted
+
+    def _num_columns(self, batch: Batch) -> int:
+        """How many blocks of the block table the step needs. Restored KV takes as many as K and V would."""
+        num_columns = int(self._num_blocks[batch.rows].max())
+        for request, count in batch.work[batch.num_decodes :]:
+            if request.keeps_inputs:
+                num_columns = max(num_columns, -(-(request.num_computed + count) // self._block_size))
+        return num_columns
+
+    def _keep_inputs(
+        self, step: StepInputs, batch: Batch, entry: int, tokens: slice, table: np.ndarray
+    ) -> None:
+        """Attention finds K and V of this entry in restored KV."""
+        request, count = batch.work[entry]
+        if step.kept_inputs is None:
+            raise RuntimeError(
+                f"{request.request_id}: its inputs are kept, and nothing is there to restore KV in"
+            )
+        blocks, slots = step.kept_inputs.add(
+            entry,
+            tokens,
+            self._blocks[request.row],
+            request.num_computed,
+            request.num_computed + count,
+            self._block_size,
+        )
+        table[entry, : len(blocks)] = blocks
+        step.host.slots[tokens] = slots
 
     def _slots(self, rows: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
         block, offset = np.divmod(positions, self._block_size)

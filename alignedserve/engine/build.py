@@ -12,6 +12,7 @@ from alignedserve.engine.blocks import BlockManager
 from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
     block_format,
+    check_hidden_cache,
     choose_dtype,
     choose_max_model_len,
     choose_num_blocks,
@@ -72,6 +73,8 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
     dtype_name = choose_dtype(config, model_config, is_cpu=device.type == "cpu")
     dtype = TORCH_DTYPES[dtype_name]
     max_model_len = choose_max_model_len(config, model_config)
+    if config.hidden_cache:
+        check_hidden_cache(model_config)
     ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim, _cuda_options(config))
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)
@@ -100,13 +103,21 @@ def _assemble(
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, ops, form, step)
     blocks = BlockManager(choose_num_blocks(config, form, max_model_len, budget))
     cache = KVCache(form, blocks.num_blocks, ops.device, allocate)
-    ops.bind_cache(cache.blocks)
+    if config.hidden_cache:
+        num_restored = min(2 * blocks.num_blocks, max_seqs * max_blocks_per_seq)
+        restored_kv = torch.empty((num_restored, 1, *form.shape[1:]), dtype=ops.dtype, device=ops.device)
+        max_restored = num_restored * form.block_size
+        step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device, max_restored)
+        ops.bind_cache(cache.blocks, restored_kv)
+    else:
+        ops.bind_cache(cache.blocks)
     compiled = ops.compile(model.forward, model.logits, step, max_rows=max_seqs)
     limits = Limits(
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max_tokens,
         max_prefill_chunk=min(config.max_prefill_chunk or max_tokens, max_tokens),
         block_size=form.block_size,
+        can_keep_inputs=config.hidden_cache,
     )
     return Engine(
         runner=ModelRunner(compiled, Sampler(ops), step, max_rows=max_seqs),

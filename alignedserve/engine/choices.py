@@ -58,14 +58,25 @@ def block_format(config: EngineConfig, model_config: ModelConfig, dtype: str) ->
     )
 
 
+def check_hidden_cache(model_config: ModelConfig) -> None:
+    """Raises ValueError unless a layer's input is as wide as its K, and so half as large as K and V."""
+    width = model_config.num_kv_heads * model_config.head_dim
+    if width != model_config.hidden_size:
+        raise ValueError(
+            f"hidden_cache: of this model's layers K is {width} values wide and the input {model_config.hidden_size}; "
+            "it takes models where both are as wide, such as OPT"
+        )
+
+
 def choose_num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, budget: int) -> int:
     """The number of blocks of an instance's KV cache, for a `budget` in bytes."""
-    affordable = max(budget, 0) // form.block_bytes
+    each = form.block_bytes + (form.restored_bytes if config.hidden_cache else 0)
+    affordable = max(budget, 0) // each
     needed = form.num_blocks(max_model_len)
     if affordable < needed:
         raise ValueError(
-            f"kv_cache_memory_bytes={budget}: {affordable} blocks of {form.block_bytes} bytes, but one request of "
-            f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {needed * form.block_bytes} bytes "
+            f"kv_cache_memory_bytes={budget}: {affordable} blocks of {each} bytes, but one request of "
+            f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {needed * each} bytes "
             f"(on a GPU gpu_memory_utilization does it, too), or set max_model_len to at most "
             f"{affordable * form.block_size}"
         )

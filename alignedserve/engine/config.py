@@ -52,6 +52,9 @@ class EngineConfig:
     )
     block_size: Annotated[int, "tokens per KV block"] = 16
     enable_prefix_caching: Annotated[bool, "prompts that begin like earlier ones reuse their KV"] = True
+    hidden_cache: Annotated[bool, "the inputs of layers may be kept in place of KV, in half the memory"] = (
+        False
+    )
     kv_cache_memory_bytes: Annotated[
         int | None, "memory for KV [default: 4 GiB, or most of a GPU's free]"
     ] = None

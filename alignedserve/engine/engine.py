@@ -81,6 +81,7 @@ class Engine:
         matcher: Matcher | None = None,
         is_reversed: bool = False,
         num_lent: int = 0,
+        keeps_inputs: bool = False,
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. The caller decides when it runs and leaves.
 
@@ -91,17 +92,21 @@ class Engine:
         compiles when the first token is due, and the whole batch waits for it.
         `is_reversed`: it fills each block from the last slot down, also those of which there is KV already.
         `num_lent`: so many of its blocks, the last ones, follow by `lend`.
+        With `keeps_inputs` its blocks hold the inputs of each layer in place of K and V; nothing of it is there yet.
         Returns None and changes nothing if too few blocks are free (shared blocks stay held). Raises InvalidRequest if
         the request can't be run.
         """
         if is_reversed and not self._has_reversed:
             raise RuntimeError(f"{request_id}: is reversed, and the engine was built without has_reversed")
-        num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output))
+        if keeps_inputs and (num_computed or is_reversed or not self.limits.can_keep_inputs):
+            raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
+        num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output), keeps_inputs)
         num_blocks -= len(self._blocks.held(request_id)) + num_lent
         if num_blocks > self._blocks.num_free:
             return None
         request = self._request(request_id, prompt_token_ids, params, seed, matcher)
-        request.output, request.num_computed, request.is_reversed = list(output), num_computed, is_reversed
+        request.output, request.num_computed = list(output), num_computed
+        request.is_reversed, request.keeps_inputs = is_reversed, keeps_inputs
         if params.has_penalties:
             request.output_counts = dict(Counter(output))
         self._blocks.allocate(request_id, num_blocks)
@@ -297,7 +302,7 @@ class Engine:
 
     def _grow(self, request: Request, num_tokens: int) -> None:
         """Makes the request hold blocks for the KV of its first `num_tokens` tokens."""
-        count = self.cache.format.num_blocks(num_tokens) - request.num_blocks
+        count = self.cache.format.num_blocks(num_tokens, request.keeps_inputs) - request.num_blocks
         if count <= 0:
             return
         blocks = self._blocks.allocate(request.request_id, count)

@@ -13,3 +13,5 @@ class Limits:
     # Tokens of one request in one iteration.
     max_prefill_chunk: int
     block_size: int
+    # Whether a request's inputs may be kept in place of its KV.
+    can_keep_inputs: bool = False

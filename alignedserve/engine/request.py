@@ -34,10 +34,12 @@ class Request:
     matcher: Matcher | None = None
     # It fills its blocks from the last slot down, so that another request can have the first ones.
     is_reversed: bool = False
+    # Whether its blocks hold the inputs of each layer in place of K and V.
+    keeps_inputs: bool = False
 
     # These fields are set by the engine.
     status: Status = Status.HELD
-    # The number of tokens whose KV exists.
+    # The number of tokens whose KV, or inputs, exist.
     num_computed: int = 0
     num_blocks: int = 0
     output: list[int] = field(default_factory=list)

@@ -29,7 +29,7 @@ class Format(Protocol):
     @property
     def block_bytes(self) -> int: ...
 
-    def num_blocks(self, num_tokens: int) -> int: ...
+    def num_blocks(self, num_tokens: int, keeps_inputs: bool = False) -> int: ...
 
 
 class Limits(Protocol):
@@ -41,6 +41,9 @@ class Limits(Protocol):
 
     @property
     def max_prefill_chunk(self) -> int: ...
+
+    @property
+    def can_keep_inputs(self) -> bool: ...
 
 
 class Grammars(Protocol):
@@ -90,6 +93,7 @@ class Executor(Protocol):
         matcher: Matcher | None = None,
         is_reversed: bool = False,
         num_lent: int = 0,
+        keeps_inputs: bool = False,
     ) -> Request | None: ...
 
     def join(self, request: Request) -> None: ...

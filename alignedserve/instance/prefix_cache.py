@@ -69,8 +69,12 @@ class PrefixCache:
             self._num_found += prefix.num_found
         return prefix.num_found
 
-    def start(self, work: Work) -> HashedPrefix:
-        return self._waiting.pop(work.request.key, None) or self._hashed(work)
+    def start(self, work: Work, is_shared: bool = True) -> HashedPrefix:
+        """If not `is_shared`, the request will have no KV for others."""
+        waiting = self._waiting.pop(work.request.key, None)
+        if not is_shared:
+            return HashedPrefix([])
+        return waiting or self._hashed(work)
 
     def forget(self, key: RequestKey) -> None:
         """Forgets a prompt which will not start, or not soon."""

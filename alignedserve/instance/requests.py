@@ -24,6 +24,7 @@ def limits_of(engine: Executor) -> InstanceLimits:
         max_model_len=engine.max_model_len,
         block_bytes=engine.format.block_bytes,
         max_prefill_chunk=engine.limits.max_prefill_chunk,
+        can_keep_inputs=engine.limits.can_keep_inputs,
     )
 
 
@@ -34,6 +35,7 @@ def adopt(
     num_shared: int = 0,
     is_reversed: bool = False,
     num_lent: int = 0,
+    keeps_inputs: bool = False,
 ) -> Request:
     """Makes the engine's request, for which the schedule has taken blocks. `num_shared` is the number of tokens whose
     KV it shares. `is_reversed` and `num_lent`: see `Engine.adopt`."""
@@ -51,6 +53,7 @@ def adopt(
         matcher,
         is_reversed,
         num_lent,
+        keeps_inputs,
     )
     if request is None:
         num_tokens = len(wanted.prompt) + len(work.output)

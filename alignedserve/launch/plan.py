@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alignedserve.engine.choices import block_format, choose_dtype, choose_max_model_len
+from alignedserve.engine.choices import (
+    block_format,
+    check_hidden_cache,
+    choose_dtype,
+    choose_max_model_len,
+)
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.keys import owners_of
-from alignedserve.instance.config import InstanceConfig, TransferConfig
+from alignedserve.instance.config import NO_PROFILE, InstanceConfig, TransferConfig
 from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.settings import Settings
 from alignedserve.models.locate import Location
@@ -19,7 +25,7 @@ from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.router.process import RouterProcessConfig
-from alignedserve.scheduling.policies import make_policy
+from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
 from alignedserve.transport.choose import choose_transport
 from alignedserve.types import GATEWAY, InstanceId
 
@@ -77,9 +83,18 @@ def check(settings: Settings, model: Location) -> None:
     if settings.engine.device not in DEVICES:
         # Ray decides which GPU an instance has.
         raise ValueError(f"device={settings.engine.device!r}: must be one of {', '.join(DEVICES)}")
-    make_policy(settings.scheduling)
+    policy = make_policy(settings.scheduling)
+    if settings.engine.hidden_cache:
+        _check_hidden_cache(policy, settings, model)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     choose_max_model_len(settings.engine, model.config)
+
+
+def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> None:
+    check_hidden_cache(model.config)
+    check_keeps_inputs(policy)
+    if settings.launch.cost_profile == NO_PROFILE:
+        raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
 
 
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
@@ -89,6 +104,10 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)
     num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), node)
     transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=settings.router.link)
+    if settings.engine.hidden_cache and "colocated" not in roles:
+        raise ValueError(
+            f"hidden_cache: takes colocated instances; on {node.name} there are {_counted(roles)}"
+        )
     if "colocated" in roles:
         # KV does not move between instances.
         transport = "host"
@@ -186,6 +205,10 @@ def _local(settings: Settings, model: Location) -> EngineConfig:
     if settings.launch.address is not None or model.directory is None:
         return settings.engine
     return replace(settings.engine, model=str(model.directory), revision=None)
+
+
+def _counted(roles: Mapping[str, int]) -> str:
+    return " and ".join(f"{count} {role}" for role, count in roles.items())
 
 
 def _gpus_of_each(num_instances: int, node: Node) -> float:

@@ -10,7 +10,7 @@ from alignedserve.models.base import Layers
 from alignedserve.models.config import ModelConfig, RopeConfig
 from alignedserve.models.rope import rope_table
 from alignedserve.models.weights import WeightSource
-from alignedserve.ops.base import Activation, AttentionSpec, Linear, Ops, Value
+from alignedserve.ops.base import Activation, AttentionSpec, Linear, Ops, Projected, Value
 from alignedserve.ops.step import StepInputs
 
 
@@ -51,10 +51,12 @@ class Llama:
         )
 
     def _attend(self, layer: DecoderLayer, x: Value) -> Value:
-        qkv = self._ops.linear(self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps), layer.qkv)
+        normed = self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps)
+        qkv = self._ops.linear(normed, layer.qkv)
         if layer.attention.outputs_only:
             x = self._ops.outputs(x)
-        return self._ops.linear(self._ops.attention(qkv, layer.attention), layer.attention_out, residual=x)
+        attended = self._ops.attention(qkv, layer.attention, Projected(normed, layer.qkv))
+        return self._ops.linear(attended, layer.attention_out, residual=x)
 
     def _mlp(self, layer: DecoderLayer, x: Value) -> Value:
         gated = self._ops.linear(self._ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps), layer.gate_up)

@@ -9,7 +9,7 @@ import torch
 from alignedserve.models.base import Layers
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.weights import WeightSource
-from alignedserve.ops.base import Activation, AttentionSpec, Linear, Ops, Value
+from alignedserve.ops.base import Activation, AttentionSpec, Linear, Ops, Projected, Value
 from alignedserve.ops.step import StepInputs
 
 # OPT's position table begins with two rows that were meant for padding.
@@ -72,7 +72,7 @@ class Opt:
     def _attend(self, layer: DecoderLayer, x: Value) -> Value:
         ops, before = self._ops, self.config.norm_before
         normed = self._normed(x, layer.attention_norm) if before else x
-        attended = ops.attention(ops.linear(normed, layer.qkv), layer.attention)
+        attended = ops.attention(ops.linear(normed, layer.qkv), layer.attention, Projected(normed, layer.qkv))
         if layer.attention.outputs_only:
             x = ops.outputs(x)
         x = ops.linear(attended, layer.attention_out, residual=x)

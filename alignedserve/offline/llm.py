@@ -26,7 +26,7 @@ from alignedserve.offline.vllm_options import without_vllm_options
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import make_policy
+from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
 from alignedserve.seeds import child_seed
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.estimate import Estimate
@@ -100,6 +100,10 @@ class LLM:
             if name not in known:
                 raise ValueError(f"{name}: unknown option; known: {', '.join(sorted(known))}")
         self.config = EngineConfig(model=model, **options)
+        if self.config.hidden_cache:
+            check_keeps_inputs(made)
+            if cost_profile is None:
+                raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
         built = build_engine(self.config)
         self.engine = built.engine
         estimate = None

@@ -59,6 +59,14 @@ Value = Any
 Linear = Any
 
 
+@dataclass(frozen=True)
+class Projected:
+    """What a layer's qkv was projected from: from `x`, where that is kept, K and V are projected again."""
+
+    x: Value
+    weight: Linear
+
+
 class Ops(ABC):
     name: str
     device: torch.device
@@ -82,10 +90,11 @@ class Ops(ABC):
         device."""
 
     @abstractmethod
-    def bind_cache(self, cache: torch.Tensor) -> None:
+    def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
         """Sets the KV cache that `attention` reads and writes: [block, layer, k|v, kv_head, slot, head_dim].
 
-        It is called once, before `compile`.
+        `restored_kv`, [block, 1, k|v, kv_head, slot, head_dim], is given where inputs may be kept in place of K and V
+        (`ops/kept_inputs.py`). It is called once, before `compile`.
         """
 
     @abstractmethod
@@ -113,8 +122,9 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
-        """Norms and rotates q and k, writes k and v into the cache at the step's slots, and attends causally.
+    def attention(self, qkv: Value, spec: AttentionSpec, projected: Projected | None = None) -> Value:
+        """Norms and rotates q and k, writes k and v into the cache at the step's slots, and attends causally. Of
+        sequences whose inputs are kept it writes `projected.x` instead, and restores what they attend to.
 
         `qkv` is [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads.
         Returns [tokens, num_heads * head_dim], or [outputs, ...] if `spec.outputs_only`.

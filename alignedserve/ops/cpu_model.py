@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from alignedserve.kernels.cpu.program import Program, Value
+from alignedserve.kernels.cpu.program import Program, Rows, Value
 from alignedserve.kernels.cpu.structs import Op, Step
 from alignedserve.ops.base import CompiledModel
 from alignedserve.ops.step import StepInputs
@@ -48,8 +48,22 @@ class CpuModel(CompiledModel):
             )
         self._struct.num_tokens, self._struct.num_seqs = step.num_tokens, step.num_seqs
         self._struct.num_rows, self._struct.rows = step.num_outputs, step.outputs.data_ptr()
+        self._describe_kept()
         self._run(self._forward)
-        return self._hidden.tensor[: step.num_outputs if self._hidden.of_rows else step.num_tokens]
+        return self._hidden.tensor[
+            : step.num_outputs if self._hidden.rows is Rows.OUTPUTS else step.num_tokens
+        ]
+
+    def _describe_kept(self) -> None:
+        kept = self._step.kept_inputs
+        if kept is None:
+            return
+        self._struct.num_restored = kept.num_restored
+        self._struct.is_kept = kept.is_kept.data_ptr() if kept.num_seqs else None
+        self._struct.input_rows = kept.rows.data_ptr()
+        self._struct.restored_rows = kept.sources.data_ptr()
+        self._struct.restored_slots = kept.targets.data_ptr()
+        self._struct.restored_positions = kept.positions.data_ptr()
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         if (

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from alignedserve.kernels.cpu import sampling
 from alignedserve.kernels.cpu.arena import Arena
-from alignedserve.kernels.cpu.program import Buffers, Program, Value
+from alignedserve.kernels.cpu.program import Buffers, Program, Rows, Value
 from alignedserve.kernels.cpu.structs import (
     ActivationCode,
     AttentionOp,
     EmbedOp,
     GatherOp,
+    KeptInputsOp,
     LinearOp,
     NormOp,
     OpKind,
 )
 from alignedserve.kernels.cpu.weights import PackedWeight, pack
-from alignedserve.ops.base import Activation, AttentionSpec, Ops
+from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.step import StepInputs
 
@@ -38,9 +40,11 @@ class CpuOps(Ops):
         self.num_threads = num_threads
         self._arena = Arena()
         self._cache: torch.Tensor | None = None
+        self._restored_kv: torch.Tensor | None = None
         # What is being recorded while `compile` runs.
         self._program = Program()
         self._buffers = Buffers(0)
+        self._restored_buffers = Buffers(0)
         self._step: StepInputs | None = None
 
     def linear_weight(
@@ -54,14 +58,14 @@ class CpuOps(Ops):
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=self.dtype, copy=True).contiguous()
 
-    def bind_cache(self, cache: torch.Tensor) -> None:
+    def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
         if cache.dim() != 6 or cache.shape[2] != 2 or not cache.is_contiguous():
             raise ValueError(
                 "cache must be contiguous [block, layer, 2, kv_head, slot, head_dim], not "
                 f"{tuple(cache.shape)} with strides {cache.stride()}"
             )
         _check_tensor("cache", cache, self.dtype)
-        self._cache = cache
+        self._cache, self._restored_kv = cache, restored_kv
 
     def embed(
         self,
@@ -78,7 +82,7 @@ class CpuOps(Ops):
         else:
             self._check_parameter("table", table, (None, None))
             rows, width, tile_bytes = table, table.shape[1], 0
-        out = self._value(width, of_rows=False)
+        out = self._value(width, Rows.TOKENS)
         args = EmbedOp(
             table=rows.data_ptr(),
             tile_bytes=tile_bytes,
@@ -109,7 +113,7 @@ class CpuOps(Ops):
         self._recorded_step()
         self._check_parameter("weight", weight, (x.width,))
         self._check_parameter("bias", bias, (x.width,))
-        out = self._value(x.width, x.of_rows)
+        out = self._value(x.width, x.rows)
         args = NormOp(
             x=x.pointer,
             weight=_pointer(weight),
@@ -131,7 +135,7 @@ class CpuOps(Ops):
             raise ValueError(f"weight must be {self.dtype}, not {weight.dtype}")
         if residual is not None and weight.activation is not ActivationCode.NONE:
             raise ValueError("a linear layer has an activation or a residual, not both")
-        out = self._value(weight.out_features, x.of_rows)
+        out = self._value(weight.out_features, x.rows)
         args = LinearOp(
             x=x.pointer,
             weight=weight.tiles.data_ptr(),
@@ -155,7 +159,7 @@ class CpuOps(Ops):
         _check_of_tokens("x", x)
         return self._gather(x)
 
-    def attention(self, qkv: Value, spec: AttentionSpec) -> Value:
+    def attention(self, qkv: Value, spec: AttentionSpec, projected: Projected | None = None) -> Value:
         cache = self._checked_cache(spec)
         _check_of_tokens("qkv", qkv)
         _check_width("qkv", qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
@@ -164,30 +168,44 @@ class CpuOps(Ops):
         rope = spec.rope
         if rope is not None:
             _check_tensor("rope", rope, torch.float32, (None, spec.head_dim))
-        out = self._value(spec.num_heads * spec.head_dim, spec.outputs_only)
-        args = AttentionOp(
-            qkv=qkv.pointer,
-            out=out.pointer,
-            cache=cache[:, spec.layer].data_ptr(),
-            rope=_pointer(rope),
-            q_norm=_pointer(spec.q_norm),
-            k_norm=_pointer(spec.k_norm),
-            qkv_stride=qkv.stride,
-            out_stride=out.stride,
-            block_stride=cache.stride(0),
-            value_offset=cache.stride(2),
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            block_size=cache.shape[4],
-            window=spec.sliding_window or 0,
-            scale=spec.scale,
-            eps=spec.norm_eps,
-        )
-        keep = [qkv, cache, rope, spec.q_norm, spec.k_norm]
+        out = self._value(spec.num_heads * spec.head_dim, Rows.OUTPUTS if spec.outputs_only else Rows.TOKENS)
+        self._attend(_attention_op(qkv, out, cache[:, spec.layer], spec), out, [qkv, cache, spec])
+        if self._recorded_step().kept_inputs is not None:
+            self._attend_restored(qkv, out, spec, projected)
+        return out
+
+    def _attend(self, args: AttentionOp, out: Value, keep: list[object]) -> None:
         self._program.append(OpKind.WRITE_KV, self.dtype, args, out, keep)
         self._program.append(OpKind.ATTENTION, self.dtype, args, out, keep)
-        return out
+
+    def _attend_restored(
+        self, qkv: Value, out: Value, spec: AttentionSpec, projected: Projected | None
+    ) -> None:
+        """Writes inputs that are kept, restores KV from those of earlier steps, and attends to that."""
+        cache, restored_kv = self._checked_cache(spec), self._restored_kv
+        if projected is None or restored_kv is None:
+            raise ValueError("inputs are kept only with restored_kv bound, and where attention is given them")
+        x: Value = projected.x
+        _check_of_tokens("projected.x", x)
+        _check_width("projected.x", x, spec.num_kv_heads * spec.head_dim)
+        inputs = KeptInputsOp(
+            cache=cache[:, spec.layer].data_ptr(),
+            block_stride=cache.stride(0),
+            rows_per_block=2 * cache.shape[4],
+            width=x.width,
+        )
+        inputs.x, inputs.x_stride = x.pointer, x.stride
+        self._program.append(OpKind.WRITE_INPUTS, self.dtype, inputs, x, [cache])
+        before = self._value(x.width, Rows.RESTORED)
+        inputs.out, inputs.x_stride = before.pointer, before.stride
+        self._program.append(OpKind.READ_INPUTS, self.dtype, inputs, before, [cache])
+        kv = self.linear(before, projected.weight.outputs_from(spec.num_heads * spec.head_dim))
+        # These rows have no heads of q before those of k.
+        restored = _attention_op(kv, kv, restored_kv[:, 0], replace(spec, num_heads=0))
+        self._program.append(OpKind.RESTORE_KV, self.dtype, restored, kv, [restored_kv, spec])
+        args = _attention_op(qkv, out, restored_kv[:, 0], spec)
+        args.of_kept = 1
+        self._attend(args, out, [qkv, restored_kv, spec])
 
     def _checked_cache(self, spec: AttentionSpec) -> torch.Tensor:
         self._recorded_step()
@@ -228,6 +246,8 @@ class CpuOps(Ops):
         self._step = step
         try:
             self._start_recording(step.max_tokens)
+            if step.kept_inputs is not None:
+                self._restored_buffers = Buffers(step.kept_inputs.max_restored)
             hidden = forward(step)
             forward_program = self._program
             self._start_recording(max_rows)
@@ -240,15 +260,17 @@ class CpuOps(Ops):
     def _start_recording(self, num_rows: int) -> None:
         self._program = Program()
         self._buffers = Buffers(num_rows)
+        self._restored_buffers = Buffers(0)
 
     def _gather(self, x: Value) -> Value:
-        out = self._value(x.width, of_rows=True)
+        out = self._value(x.width, Rows.OUTPUTS)
         args = GatherOp(x=x.pointer, out=out.pointer, width=x.width, x_stride=x.stride, out_stride=out.stride)
         self._program.append(OpKind.GATHER, self.dtype, args, out, [x])
         return out
 
-    def _value(self, width: int, of_rows: bool) -> Value:
-        return Value(self._buffers, width, self.dtype, of_rows)
+    def _value(self, width: int, rows: Rows) -> Value:
+        buffers = self._restored_buffers if rows is Rows.RESTORED else self._buffers
+        return Value(buffers, width, self.dtype, rows)
 
     def _recorded_step(self) -> StepInputs:
         if self._step is None:
@@ -262,17 +284,40 @@ class CpuOps(Ops):
             _check_tensor(name, tensor, self.dtype, shape)
 
 
+def _attention_op(qkv: Value, out: Value, cache: torch.Tensor, spec: AttentionSpec) -> AttentionOp:
+    """`cache`: one layer's, [block, k|v, kv_head, slot, head_dim]."""
+    return AttentionOp(
+        qkv=qkv.pointer,
+        out=out.pointer,
+        cache=cache.data_ptr(),
+        rope=_pointer(spec.rope),
+        q_norm=_pointer(spec.q_norm),
+        k_norm=_pointer(spec.k_norm),
+        qkv_stride=qkv.stride,
+        out_stride=out.stride,
+        block_stride=cache.stride(0),
+        value_offset=cache.stride(1),
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=cache.shape[3],
+        window=spec.sliding_window or 0,
+        scale=spec.scale,
+        eps=spec.norm_eps,
+    )
+
+
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
 def _check_of_tokens(name: str, value: Value) -> None:
-    if value.of_rows:
+    if value.rows is not Rows.TOKENS:
         raise ValueError(f"{name} must have a row for each token of the step, not for outputs only")
 
 
 def _check_same_rows(name: str, value: Value, out: Value) -> None:
-    if value.of_rows != out.of_rows:
+    if value.rows is not out.rows:
         raise ValueError(f"{name} must have the same rows as the result: all tokens, or outputs only")
 
 

@@ -7,6 +7,7 @@ be captured.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from alignedserve.kernels.triton.decode_attention import (
@@ -19,6 +20,15 @@ from alignedserve.kernels.triton.decode_attention import (
 from alignedserve.kernels.triton.gather_kv import gather_kv
 from alignedserve.kernels.triton.rope_write import rope_write
 from alignedserve.ops.base import AttentionSpec
+from alignedserve.ops.cuda_inputs import (
+    Part,
+    chunks_plainly,
+    decode_part,
+    gather_part,
+    parts_of,
+    write_part,
+)
+from alignedserve.ops.kept_inputs import KeptInputs
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import attend_sequence
 
@@ -58,6 +68,43 @@ class CudaAttention:
         if has_decodes:
             self._decode(q, spec, out)
         return out.flatten(1)
+
+    def with_inputs(
+        self, qkv: torch.Tensor, spec: AttentionSpec, kept: KeptInputs, restored_kv: torch.Tensor
+    ) -> torch.Tensor:
+        """Attends in a step in which inputs of some sequences are kept, whose KV was restored."""
+        step = self._step
+        parts = parts_of(step, kept, self._cache, restored_kv, spec.layer)
+        of_cache, of_restored = (write_part(qkv, step, spec, part) for part in parts)
+        q = torch.where((parts[1].slots < 0)[:, None, None], of_cache, of_restored)
+        out = torch.empty_like(q)
+        for part in parts:
+            decode_part(q, step, spec, part, out)
+            if not part.chunks:
+                continue
+            if has_flash_attention(q.device, q.dtype):
+                self._chunks_of(q, spec, part, out)
+            else:
+                chunks_plainly(q, step, spec, part, out)
+        return out.flatten(1)
+
+    def _chunks_of(self, q: torch.Tensor, spec: AttentionSpec, part: Part, out: torch.Tensor) -> None:
+        step = self._step
+        k, v, context_start = gather_part(step, spec, part)
+        starts = step.host.query_start[part.chunks.start : part.chunks.stop + 1]
+        tokens = slice(int(starts[0]), int(starts[-1]))
+        found = flash_attention(
+            q[tokens],
+            k,
+            v,
+            step.query_start[part.chunks.start : part.chunks.stop + 1] - int(starts[0]),
+            context_start,
+            int(np.diff(starts).max()),
+            int(step.host.context_len[part.chunks.start : part.chunks.stop].max()),
+            spec.scale,
+            spec.sliding_window,
+        )
+        out[tokens] = found
 
     def _paged_step(self) -> PagedStep:
         step = self._step

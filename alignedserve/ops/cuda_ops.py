@@ -21,7 +21,7 @@ from alignedserve.kernels.triton.sampling import argmax, sample
 from alignedserve.kernels.triton.silu_mul import silu_mul
 from alignedserve.kernels.triton.skinny_linear import can_be_skinny, skinny_linear, skinny_tuning
 from alignedserve.kernels.triton.truncate import truncate
-from alignedserve.ops.base import Activation, AttentionSpec
+from alignedserve.ops.base import Activation, AttentionSpec, Projected
 from alignedserve.ops.cuda_attention import CudaAttention, has_flash_attention
 from alignedserve.ops.cuda_model import CudaModel
 from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
@@ -93,11 +93,21 @@ class CudaOps(TorchOps):
             return _one_row(x, weight, stream)
         return _many_rows(_plain(x), weight, stream)
 
-    def attention(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def attention(
+        self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
+    ) -> torch.Tensor:
         if self._attention is None:
             raise RuntimeError("attention can only be called by the functions given to compile")
-        out = self._attention(qkv, spec)
-        return self._running().output_rows(out) if spec.outputs_only else out
+        step = self._running()
+        if step.keeps_inputs and step.kept_inputs is not None:
+            restored_kv = self._restore(spec, projected)
+            out = self._attention.with_inputs(qkv, spec, step.kept_inputs, restored_kv)
+        else:
+            out = self._attention(qkv, spec)
+        return step.output_rows(out) if spec.outputs_only else out
+
+    def _plain(self, x: CudaValue) -> torch.Tensor:
+        return _plain(x)
 
     def outputs(self, x: CudaValue) -> torch.Tensor:
         return self._running().output_rows(_plain(x))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from alignedserve.ops.kept_inputs import KeptInputs
 from alignedserve.ops.step_shape import Ladder, StepShape
 
 
@@ -43,8 +44,14 @@ class StepInputs:
     `upload`."""
 
     def __init__(
-        self, max_tokens: int, max_seqs: int, max_blocks_per_seq: int, device: torch.device | str = "cpu"
+        self,
+        max_tokens: int,
+        max_seqs: int,
+        max_blocks_per_seq: int,
+        device: torch.device | str = "cpu",
+        max_restored: int = 0,
     ) -> None:
+        """`max_restored`: tokens for which restored KV has room; 0: inputs are never kept (`kept_inputs.py`)."""
         self.max_tokens = max_tokens
         self.max_seqs = max_seqs
         self.max_blocks_per_seq = max_blocks_per_seq
@@ -86,7 +93,8 @@ class StepInputs:
         # These have an entry per token.
         self.token_ids = view("token_ids")
         self.positions = view("positions")
-        # Where its K and V go: block id * block size + offset within the block.
+        # Where its K and V go: block id * block size + offset within the block. Where inputs of its sequence are kept,
+        # these are blocks of restored KV, here and in the block table.
         self.slots = view("slots")
         # Per output, the token it is of. They ascend, and are a run of each sequence's tokens (or none of them).
         self.outputs = view("outputs")
@@ -116,6 +124,12 @@ class StepInputs:
         # The shapes that steps are filled up to.
         self.ladder = Ladder()
         self.shape = StepShape(0, 0, 0)
+        self.kept_inputs = KeptInputs(max_tokens, max_seqs, max_restored, device) if max_restored else None
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether inputs are kept of any sequence of this step."""
+        return self.kept_inputs is not None and self.kept_inputs.num_seqs > 0
 
     def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
         """Returns [num_seqs, num_columns] to be filled in, whatever was there before."""
@@ -141,7 +155,9 @@ class StepInputs:
         self.host.num_used[0] = self._table_offset + num_seqs * self.num_columns
         is_decode = num_tokens == num_seqs == num_outputs
         own = StepShape(num_tokens, num_outputs, num_seqs) if is_decode else self._shape_with_chunks()
-        self._fill_up(own, self.ladder.rung(own))
+        if self.kept_inputs is not None:
+            self.kept_inputs.commit(num_tokens, num_seqs)
+        self._fill_up(own, own if self.keeps_inputs else self.ladder.rung(own))
 
     def commit_empty(self, shape: StepShape) -> None:
         """Declares an empty step, filled up to this shape, for capturing it."""
@@ -192,6 +208,8 @@ class StepInputs:
         `wait_until_sent`."""
         if self._sent is not None:
             self.send(self._host_buffer, self._device_buffer)
+            if self.kept_inputs is not None:
+                self.kept_inputs.upload()
 
     def mark_sent(self) -> None:
         """Notes that the copy of the buffers has been launched."""

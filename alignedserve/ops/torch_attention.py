@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from alignedserve.ops.base import AttentionSpec
@@ -9,8 +11,13 @@ from alignedserve.ops.step import StepInputs
 
 
 def paged_attention(
-    qkv: torch.Tensor, cache: torch.Tensor, step: StepInputs, spec: AttentionSpec
+    qkv: torch.Tensor,
+    cache: torch.Tensor,
+    step: StepInputs,
+    spec: AttentionSpec,
+    restored_kv: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """`restored_kv` is given if inputs of some sequences are kept: it has what was restored for this layer."""
     num_tokens = step.num_tokens
     heads = qkv.view(num_tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
     q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
@@ -18,17 +25,32 @@ def paged_attention(
     q = rotate(head_norm(q, spec.q_norm, spec.norm_eps), positions, spec.rope)
     k = rotate(head_norm(k, spec.k_norm, spec.norm_eps), positions, spec.rope)
 
-    keys, values = cache[:, spec.layer, 0], cache[:, spec.layer, 1]
     slots = step.slots[:num_tokens].long()
+    out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+    kept = step.kept_inputs
+    if kept is None or restored_kv is None:
+        write_kv(k, v, cache, spec.layer, slots)
+        is_kept = [0] * step.num_seqs
+    else:
+        restored = kept.rows[:num_tokens] >= 0
+        write_kv(k[~restored], v[~restored], cache, spec.layer, slots[~restored])
+        write_kv(k[restored], v[restored], restored_kv, 0, slots[restored])
+        is_kept = kept.host_is_kept[: step.num_seqs].tolist()
+    for seq in range(step.num_seqs):
+        if is_kept[seq] and restored_kv is not None:
+            attend_sequence(q, restored_kv, step, seq, replace(spec, layer=0), out)
+        else:
+            attend_sequence(q, cache, step, seq, spec, out)
+    out = out.flatten(1)
+    return step.output_rows(out) if spec.outputs_only else out
+
+
+def write_kv(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int, slots: torch.Tensor) -> None:
+    """Writes k and v [tokens, kv heads, dim] into these slots of the layer."""
+    keys, values = cache[:, layer, 0], cache[:, layer, 1]
     block_size = cache.shape[4]
     block, slot = slots // block_size, slots % block_size
     keys[block, :, slot], values[block, :, slot] = k, v
-
-    out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
-    for seq in range(step.num_seqs):
-        attend_sequence(q, cache, step, seq, spec, out)
-    out = out.flatten(1)
-    return step.output_rows(out) if spec.outputs_only else out
 
 
 def attend_sequence(

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
-from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops
+from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import paged_attention
+from alignedserve.ops.torch_inputs import restore, write_inputs
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class TorchOps(Ops):
         self.dtype = dtype
         self.device = torch.device(device)
         self._cache: torch.Tensor | None = None
+        self._restored_kv: torch.Tensor | None = None
         self._step: StepInputs | None = None
 
     def linear_weight(
@@ -43,8 +45,8 @@ class TorchOps(Ops):
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device=self.device, dtype=self.dtype, copy=True).contiguous()
 
-    def bind_cache(self, cache: torch.Tensor) -> None:
-        self._cache = cache
+    def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
+        self._cache, self._restored_kv = cache, restored_kv
 
     def embed(
         self,
@@ -74,10 +76,29 @@ class TorchOps(Ops):
         out = activate(F.linear(x, weight.weight, weight.bias), weight.activation)
         return out if residual is None else residual + out
 
-    def attention(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def attention(
+        self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
+    ) -> torch.Tensor:
         if self._cache is None:
             raise ValueError("bind_cache comes before attention")
-        return paged_attention(qkv, self._cache, self._running(), spec)
+        restored_kv = self._restore(spec, projected) if self._running().keeps_inputs else None
+        return paged_attention(qkv, self._cache, self._running(), spec, restored_kv)
+
+    def _restore(self, spec: AttentionSpec, projected: Projected | None) -> torch.Tensor:
+        """Writes the step's inputs which are kept, and returns KV restored from those of earlier steps."""
+        kept = self._running().kept_inputs
+        if kept is None or projected is None or self._cache is None or self._restored_kv is None:
+            raise ValueError("inputs are kept only with restored_kv bound, and where attention is given them")
+        write_inputs(self._plain(projected.x), self._cache, spec.layer, kept)
+        first, linear = spec.num_heads * spec.head_dim, projected.weight
+        bias = None if linear.bias is None else linear.bias[first:]
+        restore(linear.weight[first:], bias, self._cache, self._restored_kv, spec, kept)
+        return self._restored_kv
+
+    def _plain(self, x: Value) -> torch.Tensor:
+        """A value that may not be computed yet, as a tensor."""
+        tensor: torch.Tensor = x
+        return tensor
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
         return self._running().output_rows(x)

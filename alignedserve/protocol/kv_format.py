@@ -3,6 +3,9 @@
 A block is contiguous over all layers, [layer, k|v, kv_head, slot, head_dim], so that it moves as one copy; a head's
 slots lie together, so that attention reads them in one piece.
 
+A request may have the inputs of each layer kept in place of K and V (`ops/kept_inputs.py`), where K is as wide as
+they are: a block of the same bytes then holds twice as many tokens. Such blocks never leave their instance.
+
 In the pool a block may be `kv-int8`: a byte for each value, and for each channel (a layer's k or v, a head, one of
 head_dim) the least and the greatest of its values in this block, between which the 256 codes lie evenly. So scale and
 zero point follow from the block alone:
@@ -18,6 +21,11 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # The encodings of the pool's blocks, by what `pool_kv_dtype` says.
 POOL_KV_DTYPES = {"auto": "kv", "int8": "kv-int8"}
+
+
+def tokens_per_block(block_size: int, keeps_inputs: bool) -> int:
+    """How many tokens a block has room for, whose `block_size` is in tokens of K and V."""
+    return 2 * block_size if keeps_inputs else block_size
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,13 @@ class BlockFormat:
             return self.num_channels * (self.block_size + 2 * dtype_bytes)
         return self.num_channels * self.block_size * dtype_bytes
 
-    def num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def num_blocks(self, num_tokens: int, keeps_inputs: bool = False) -> int:
+        return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
+
+    @property
+    def restored_bytes(self) -> int:
+        """The bytes of restored KV for a block that is full of inputs: K and V of one layer, of all its tokens."""
+        return 2 * self.block_bytes // self.num_layers
 
     def in_pool(self, pool_kv_dtype: str) -> BlockFormat:
         """Returns the format that these blocks have in the pool."""

@@ -68,6 +68,8 @@ class InstanceLimits(Message):
     enable_prefix_caching: bool = False
     # The most tokens of one request in one iteration of a colocated instance; 0: as many as of all requests.
     max_prefill_chunk: int = 0
+    # Whether the inputs of layers may be kept of a request, in half as many blocks as its KV takes.
+    can_keep_inputs: bool = False
 
 
 class Stored(Message):

@@ -56,6 +56,12 @@ class DecodeRequest(Protocol):
     def num_blocks(self) -> int: ...
 
     @property
+    def keeps_inputs(self) -> bool:
+        """Whether the inputs of layers are kept of it in place of KV: its blocks hold twice as many tokens, and in each
+        iteration that it runs in, K and V of all its earlier tokens are computed from them. It can be dropped, not
+        evicted."""
+
+    @property
     def num_output(self) -> int: ...
 
     @property
@@ -145,9 +151,9 @@ class DecodeBoundary(Protocol):
         """The number of blocks that the running and arriving requests, or those of one class, need for so many
         iterations beyond those they have."""
 
-    def growth_of(self, request: DecodeRequest, num_iterations: int) -> int:
+    def growth_of(self, request: DecodeRequest, num_iterations: int, keeps_inputs: bool = False) -> int:
         """The number of blocks that the request needs for so many iterations beyond those it has; a candidate has
-        none."""
+        none, and `keeps_inputs` says what would be kept of it."""
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
@@ -160,9 +166,10 @@ class DecodeBoundary(Protocol):
         again later, when the router offers them, and all that the pool does not have of them is computed again. None of
         them may be planned before."""
 
-    def admit(self, request: DecodeRequest) -> None:
+    def admit(self, request: DecodeRequest, keeps_inputs: bool = False) -> None:
         """Admits a candidate: its blocks are taken, and its KV is on its way. If there is no KV of it, it runs from
-        here on. There must be room for it."""
+        here on; then, and where `limits.can_keep_inputs`, `keeps_inputs` says what is kept of it as long as it is here.
+        There must be room for it."""
 
     def run(self, request: DecodeRequest) -> bool:
         """Plans all pending tokens of the request, so that it samples a token. Returns False and does nothing if

@@ -11,7 +11,7 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import make_policy
+from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
 from alignedserve.sim.config import SimConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import Goodput, find_goodput
@@ -147,7 +147,11 @@ class Comparison:
         config, block_size = self._config, self._engine.block_size
         router = replace(self._router, link=config.link)
         scheduling = replace(self._scheduling, policy=setting.policy)
-        make_policy(scheduling)
+        policy = make_policy(scheduling)
+        if self._engine.hidden_cache:
+            check_keeps_inputs(policy)
+            if not setting.num_colocated:
+                raise ValueError("hidden_cache: takes colocated_instances")
         most_tokens = self._cost.num_kv_tokens // block_size * block_size
         max_model_len = config.max_model_len or min(MAX_MODEL_LEN, most_tokens)
         kv_bytes = most_tokens * self._cost.kv_bytes_per_token
@@ -175,6 +179,7 @@ class Comparison:
             sharing=Sharing(config.shared_links, config.gpus_per_pcie_root, config.host_memory_bandwidth),
             foresee=_foresight(config.length_predictor, max_model_len),
             overhead=Overhead(config.pace, config.outside_ms / 1000),
+            hidden_cache=self._engine.hidden_cache,
         )
 
 

@@ -17,6 +17,7 @@ from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.instance.requests import key_of
+from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.sim import model
@@ -38,8 +39,8 @@ class SimFormat:
     # In the pool.
     pool_block_bytes: int
 
-    def num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def num_blocks(self, num_tokens: int, keeps_inputs: bool = False) -> int:
+        return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
 
 
 @dataclass
@@ -104,8 +105,11 @@ class SimEngine:
         matcher: Matcher | None = None,
         is_reversed: bool = False,
         num_lent: int = 0,
+        keeps_inputs: bool = False,
     ) -> Request | None:
-        num_blocks = self.format.num_blocks(len(prompt_token_ids) + len(output))
+        if keeps_inputs and (num_computed or not self.limits.can_keep_inputs):
+            raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
+        num_blocks = self.format.num_blocks(len(prompt_token_ids) + len(output), keeps_inputs)
         num_blocks -= len(self._blocks.held(request_id)) + num_lent
         if num_blocks > self._blocks.num_free:
             return None
@@ -122,6 +126,7 @@ class SimEngine:
             stop_token_ids=frozenset(),
             max_output_len=min(room, params.max_tokens or room),
             matcher=matcher,
+            keeps_inputs=keeps_inputs,
             status=Status.HELD,
             num_computed=num_computed,
             output=list(output),
@@ -224,8 +229,8 @@ class SimEngine:
     # ---- checks of what blocks hold ----------------------------------------------------------------------------------
 
     def _check_content(self, request: Request) -> None:
-        key, size, blocks = key_of(request.request_id), self.format.block_size, self.blocks_of(request)
-        for index in range(self.format.num_blocks(request.num_computed)):
+        key, size, blocks = key_of(request.request_id), self._size_of(request), self.blocks_of(request)
+        for index in range(self.format.num_blocks(request.num_computed, request.keeps_inputs)):
             held = self.contents.get(key, blocks[index])
             least = min(size, request.num_computed - index * size)
             is_its_own = index < self._num_shared[request.request_id] or (held and held.key == key)
@@ -237,10 +242,17 @@ class SimEngine:
 
     def _check_digest(self, request: Request, held: Content) -> None:
         """Raises RuntimeError unless the block holds KV of the request's own tokens, from a prefix of its own."""
-        num_tokens = held.place * self.format.block_size + held.num_tokens
+        key, num_tokens = key_of(request.request_id), held.place * self._size_of(request) + held.num_tokens
+        if held.is_inputs is not request.keeps_inputs:
+            raise RuntimeError(
+                f"request {key} takes inputs for KV, or KV for inputs, in its block {held.place}"
+            )
         if held.digest != self._chains[request.request_id].hash_of(num_tokens):
-            key = key_of(request.request_id)
             raise RuntimeError(f"request {key} has KV of other tokens in its block {held.place}: {held}")
+
+    def _size_of(self, request: Request) -> int:
+        """How many of the request's tokens a block has room for."""
+        return tokens_per_block(self.format.block_size, request.keeps_inputs)
 
     # ---- prefixes ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +272,7 @@ class SimEngine:
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def launch(self, work: Work) -> SimIteration:
-        chunks, lengths, requests = [], [], []
+        chunks, lengths, requests, num_restored = [], [], [], 0
         for request, count in work:
             is_due = count == request.num_pending
             if is_due:
@@ -269,18 +281,21 @@ class SimEngine:
                 lengths.append(request.num_tokens)
             else:
                 chunks.append((request.num_computed, count))
+            if request.keeps_inputs:
+                num_restored += request.num_computed
             self._compute(request, count)
+        computing_s = self._pace * self._cost.iteration(chunks, lengths, num_restored)
         copies_s, self._copies_s = self._copies_s, 0.0
-        return SimIteration(requests, copies_s + self._pace * self._cost.iteration(chunks, lengths))
+        return SimIteration(requests, copies_s + computing_s)
 
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
         return [self._sample(request) for request in iteration.requests]
 
     def _compute(self, request: Request, count: int) -> None:
-        key, size, first = key_of(request.request_id), self.format.block_size, request.num_computed
+        key, size, first = key_of(request.request_id), self._size_of(request), request.num_computed
         end = first + count
         blocks = self._blocks.held(request.request_id)
-        missing = self.format.num_blocks(end) - len(blocks)
+        missing = self.format.num_blocks(end, request.keeps_inputs) - len(blocks)
         if missing > 0:
             self._allocate(request.request_id, missing)
             blocks = self._blocks.held(request.request_id)
@@ -292,9 +307,11 @@ class SimEngine:
                 raise RuntimeError(f"request {key} goes on after {first} tokens, the last of which are gone")
             self._check_digest(request, held)
         chain = self._chains[request.request_id]
-        for index in range(first // size, self.format.num_blocks(end)):
+        for index in range(first // size, self.format.num_blocks(end, request.keeps_inputs)):
             until = min(end, (index + 1) * size)
-            content = Content(key, index, until - index * size, chain.hash_of(until))
+            content = Content(
+                key, index, until - index * size, chain.hash_of(until), is_inputs=request.keeps_inputs
+            )
             self.contents.write(blocks[index], content)
         request.num_computed = end
         self._computed[key] += count

@@ -48,6 +48,8 @@ class Scenario:
     # Returns the output length that is known of a request beforehand.
     foresee: Foresee = nothing
     overhead: Overhead = NO_OVERHEAD
+    # Whether colocated instances may keep inputs of layers in place of KV.
+    hidden_cache: bool = False
 
     def island(self) -> Island:
         limits = InstanceLimits(
@@ -56,6 +58,7 @@ class Scenario:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            can_keep_inputs=self.hidden_cache,
         )
         config = IslandConfig(
             cost=self.cost,

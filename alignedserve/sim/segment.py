@@ -22,6 +22,8 @@ class Content(NamedTuple):
     num_tokens: int
     # The hash of the tokens whose KV it is, with all before them: see kv_model.py.
     digest: int = 0
+    # Whether it is inputs of layers in place of KV, which never leave their instance.
+    is_inputs: bool = False
 
 
 class Write:

@@ -106,6 +106,8 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     # Additional seconds per token of KV beyond so many: a CPU's caches hold no more.
     decode_far_s: float = 0.0
     num_near_tokens: int = 0
+    # Seconds per token of which K and V are restored from layers' inputs (ops/kept_inputs.py); 0: see `restoring`.
+    restored_token_s: float = 0.0
     # In the pool, where that is not as much as in an instance; 0: it is.
     pool_kv_bytes_per_token: float = 0.0
 
@@ -118,9 +120,16 @@ class CostModel(Record, frozen=True, omit_defaults=True):
             return self
         return msgspec.structs.replace(self, pool_kv_bytes_per_token=bytes_per_token)
 
-    def iteration(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> float:
+    def restoring(self, num_tokens: int) -> float:
+        """The seconds in which K and V of so many tokens are restored from inputs. If nobody has measured that, it is
+        what K and V are of OPT's weights, two parts of twelve, of a prompt's linear layers."""
+        return (self.restored_token_s or self.prefill_token_s / 6) * num_tokens
+
+    def iteration(
+        self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int], num_restored: int = 0
+    ) -> float:
         """The seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with
-        these prefix `lengths`."""
+        these prefix `lengths`. `num_restored`: tokens of which K and V are restored from inputs."""
         fixed_s = self.prefill_fixed_s if chunks else 0.0
         if lengths:
             fixed_s = max(
@@ -132,6 +141,7 @@ class CostModel(Record, frozen=True, omit_defaults=True):
             + linear_s
             + sum(self.chunk_s(*chunk) for chunk in chunks)
             + self.decode_attention(lengths)
+            + self.restoring(num_restored)
         )
 
     def chunks_together(self) -> ChunkCosts:

@@ -41,9 +41,16 @@ class Estimate:
         self._last: deque[float] = deque(maxlen=_WINDOW)
         self._last_outside_s: deque[float] = deque(maxlen=_WINDOW)
 
-    def iteration(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> float:
+    def iteration(
+        self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int], num_restored: int = 0
+    ) -> float:
         """The seconds of `CostModel.iteration`, corrected."""
-        return self.corrected(self._model.iteration(chunks, lengths))
+        return self.corrected(self._model.iteration(chunks, lengths, num_restored))
+
+    @property
+    def restored_token_s(self) -> float:
+        """The seconds by which each token that is kept as inputs makes an iteration longer."""
+        return self._model.restoring(1) * self.pace
 
     def fetch(self, num_tokens: int) -> float:
         """The seconds in which the KV of so many tokens comes from the pool."""

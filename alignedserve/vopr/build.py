@@ -85,6 +85,7 @@ def _limits(plan: Plan, num_blocks: int) -> InstanceLimits:
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_model_len=MAX_MODEL_LEN,
+        can_keep_inputs=plan.hidden_cache,
     )
 
 

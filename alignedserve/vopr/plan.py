@@ -20,6 +20,8 @@ SYSTEMS = ("island", "whole")
 # that they have about a quarter of the time.
 WHOLE_SHARE = 0.1
 
+_KEEP_INPUTS = {name for name, policy in POLICIES.items() if policy.keeps_inputs}
+
 
 class FrontPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a whole system has in front of its islands."""
@@ -83,6 +85,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     front: FrontPlan | None = None
     # Whether requests share blocks from both ends.
     share_blocks: bool = False
+    # Whether colocated instances may keep inputs of layers in place of KV.
+    hidden_cache: bool = False
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -180,4 +184,5 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         duration_s=random.choice([120.0, 300.0, 600.0]),
         preemption_mode=preemption_mode,
         share_blocks=may_share and Random(f"ends of {seed}").random() < 0.7,
+        hidden_cache=is_colocated and policy in _KEEP_INPUTS and Random(f"inputs of {seed}").random() < 0.7,
     )

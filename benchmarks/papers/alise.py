@@ -33,7 +33,7 @@ HOW = (
 )
 
 
-def scenario(policy: str, foresee: Foresee, mode: str) -> Scenario:
+def scenario(policy: str, foresee: Foresee, mode: str = "swap") -> Scenario:
     base = colocated(with_memory(ONE_GPU, 2, 32e9), max_model_len=MAX_MODEL_LEN)
     chosen = replace(scheduling(policy), preemption_mode=mode)
     return replace(base, scheduling=chosen, foresee=foresee, max_num_seqs=1024)

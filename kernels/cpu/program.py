@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import defaultdict
+from enum import IntEnum
 from itertools import pairwise
 from typing import Any
 
@@ -43,15 +44,22 @@ def _stride(width: int, dtype: torch.dtype) -> int:
     return stride + line if stride % page == 0 else stride
 
 
+class Rows(IntEnum):
+    """What the rows of a value are."""
+
+    TOKENS = 0
+    # The step's `rows`.
+    OUTPUTS = 1
+    # The tokens of which K and V are restored.
+    RESTORED = 2
+
+
 class Value:
-    """The result of an operation of a program. Its buffer is free again as soon as this object is gone.
+    """The result of an operation of a program. Its buffer is free again as soon as this object is gone."""
 
-    It has a row for each token of the step, or (`of_rows`) for each of the step's `rows`.
-    """
-
-    def __init__(self, buffers: Buffers, width: int, dtype: torch.dtype, of_rows: bool) -> None:
+    def __init__(self, buffers: Buffers, width: int, dtype: torch.dtype, rows: Rows) -> None:
         self.buffers = buffers
-        self.of_rows = of_rows
+        self.rows = rows
         self.tensor = buffers.allocate(width, dtype)
 
     def __del__(self) -> None:
@@ -71,6 +79,15 @@ class Value:
         return self.tensor.data_ptr()
 
 
+# The fields of those operations that have no field of their own name.
+_FIELDS = {
+    OpKind.WRITE_KV: "attention",
+    OpKind.RESTORE_KV: "attention",
+    OpKind.WRITE_INPUTS: "inputs",
+    OpKind.READ_INPUTS: "inputs",
+}
+
+
 class Program:
     def __init__(self) -> None:
         self._ops: list[Op] = []
@@ -81,8 +98,8 @@ class Program:
     def append(
         self, kind: OpKind, dtype: torch.dtype, args: ctypes.Structure, out: Value, keep: list[object]
     ) -> None:
-        op = Op(kind=kind, dtype=DTYPE_CODES[str(dtype).removeprefix("torch.")], of_rows=out.of_rows)
-        field = "attention" if kind is OpKind.WRITE_KV else kind.name.lower()
+        op = Op(kind=kind, dtype=DTYPE_CODES[str(dtype).removeprefix("torch.")], of_rows=out.rows)
+        field = _FIELDS.get(kind, kind.name.lower())
         setattr(op.args, field, args)
         self._ops.append(op)
         self._kept += [kept.tensor if isinstance(kept, Value) else kept for kept in [*keep, out]]

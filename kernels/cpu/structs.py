@@ -16,6 +16,9 @@ class OpKind(IntEnum):
     WRITE_KV = 3
     ATTENTION = 4
     GATHER = 5
+    WRITE_INPUTS = 6
+    READ_INPUTS = 7
+    RESTORE_KV = 8
 
 
 class ActivationCode(IntEnum):
@@ -59,6 +62,7 @@ class AttentionOp(Structure):
         *((name, c_void_p) for name in ("qkv", "out", "cache", "rope", "q_norm", "k_norm")),
         *((name, c_int64) for name in ("qkv_stride", "out_stride", "block_stride", "value_offset")),
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "window")),
+        ("of_kept", c_int32),
         ("scale", c_float),
         ("eps", c_float),
     ]
@@ -71,6 +75,13 @@ class GatherOp(Structure):
     ]
 
 
+class KeptInputsOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "out", "cache")),
+        *((name, c_int64) for name in ("x_stride", "block_stride", "rows_per_block", "width")),
+    ]
+
+
 class _AnyOp(Union):
     _fields_ = [
         ("embed", EmbedOp),
@@ -78,6 +89,7 @@ class _AnyOp(Union):
         ("linear", LinearOp),
         ("attention", AttentionOp),
         ("gather", GatherOp),
+        ("inputs", KeptInputsOp),
     ]
 
 
@@ -87,7 +99,10 @@ class Op(Structure):
 
 class Step(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("num_tokens", "num_rows", "num_seqs", "block_table_stride")),
+        *(
+            (name, c_int64)
+            for name in ("num_tokens", "num_rows", "num_seqs", "block_table_stride", "num_restored")
+        ),
         *(
             (name, c_void_p)
             for name in (
@@ -98,6 +113,11 @@ class Step(Structure):
                 "is_reversed",
                 "block_table",
                 "rows",
+                "is_kept",
+                "input_rows",
+                "restored_rows",
+                "restored_slots",
+                "restored_positions",
                 "ended_ns",
             )
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,6 +30,19 @@ class PackedWeight:
     def tile_bytes(self) -> int:
         """The bytes of a tile of 32 columns; a row of the unpacked weight is a column here."""
         return _num_steps(self.in_features, self.dtype) * TILE_COLUMNS * _WORD_BYTES
+
+    def outputs_from(self, first: int) -> PackedWeight:
+        """Returns the layer that yields its outputs from `first` on alone. It shares the memory."""
+        if first % TILE_COLUMNS or self.activation is ActivationCode.SILU_GATED:
+            raise ValueError(
+                f"outputs from {first} on: must begin at a multiple of {TILE_COLUMNS}, not be gated"
+            )
+        return replace(
+            self,
+            tiles=self.tiles[first // TILE_COLUMNS * self.tile_bytes :],
+            bias=None if self.bias is None else self.bias[first:],
+            out_features=self.out_features - first,
+        )
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,38 @@ def test_only_who_runs_and_is_not_planned_can_be_dropped() -> None:
         schedule.plan(0.0)
 
 
+class KeepsInputs(DecodePart):
+    """Keeps the inputs of every prompt, and evicts who has five tokens."""
+
+    def plan(self, at: DecodeBoundary) -> None:
+        at.evict([request for request in at.running if request.num_tokens >= 35])
+        decoding.run_all(at)
+        for request in at.requests:
+            at.admit(request, keeps_inputs=True)
+
+
+def test_inputs_take_half_the_blocks_and_cannot_be_evicted() -> None:
+    limits = replace(LIMITS, can_keep_inputs=True)
+    schedule = DecodeSchedule(limits, KeepsInputs(limits, SchedulingConfig()))
+    schedule.offer([work := make_work(30, output_len=0, num_cached=0)], is_batch=False)
+    plan = schedule.plan(0.0)
+    assert plan.new_prompts == [work] and plan.keep_inputs == {*keys([work])}
+    num_held = LIMITS.num_blocks - schedule.num_free_blocks
+    assert num_held == -(-30 // (2 * LIMITS.block_size))
+    with pytest.raises(RuntimeError, match="have no KV, and can only be dropped"):
+        for _ in range(6):
+            iterate(schedule)
+    schedule.check()
+
+
+def test_inputs_are_kept_only_of_a_prompt_and_where_they_can_be() -> None:
+    for limits, num_cached in ((LIMITS, 0), (replace(LIMITS, can_keep_inputs=True), 29)):
+        schedule = DecodeSchedule(limits, KeepsInputs(limits, SchedulingConfig()))
+        schedule.offer([make_work(30, output_len=1, num_cached=num_cached)], is_batch=False)
+        with pytest.raises(RuntimeError, match="its inputs can't be kept"):
+            schedule.plan(0.0)
+
+
 def test_the_batch_waits_while_a_candidate_request_does() -> None:
     schedule = DecodeSchedule(LIMITS, NEXT_ONLY)
     schedule.offer([make_work(40), make_work(41)], is_batch=False)

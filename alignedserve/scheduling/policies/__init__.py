@@ -38,6 +38,15 @@ def make_policy(config: SchedulingConfig) -> Policy:
     return found(config)
 
 
+def check_keeps_inputs(policy: Policy) -> None:
+    """Raises ValueError unless a colocated instance of the policy keeps inputs of layers in place of KV."""
+    if not policy.keeps_inputs:
+        known = ", ".join(each.name for each in POLICIES.values() if each.keeps_inputs)
+        raise ValueError(
+            f"hidden_cache: policy {policy.name} keeps KV alone; those that do otherwise: {known}"
+        )
+
+
 def _import(name: str) -> type[Policy]:
     module, _, attribute = name.partition(":")
     try:
@@ -49,4 +58,4 @@ def _import(name: str) -> type[Policy]:
     return found
 
 
-__all__ = ["POLICIES", "Policy", "make_policy"]
+__all__ = ["POLICIES", "Policy", "check_keeps_inputs", "make_policy"]

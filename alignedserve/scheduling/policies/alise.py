@@ -108,7 +108,8 @@ class AliseDecode(DecodePart):
 
     def own_queue_of(self, request: DecodeRequest) -> int:
         """Likewise, had it not risen."""
-        number = bisect_left(_QUEUE_ENDS_S, self._predictor.remaining_s(request)) + request.mark.num_exceeded
+        mark: Mark = request.mark
+        number = bisect_left(_QUEUE_ENDS_S, self._predictor.remaining_s(request)) + mark.num_exceeded
         return min(number, NUM_QUEUES - 1)
 
     def waiting_times(self, in_order: Iterable[DecodeRequest], now: float) -> list[float]:

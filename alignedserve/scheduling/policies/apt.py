@@ -8,11 +8,18 @@ The rules of the paper, with its sections:
 - Of these it takes those worth most for each block (5), in that order, as long as there are blocks; or the one that is
   worth most, if that is more than all of those: so it has at least half of what could be had.
 - Whoever decodes, and finds no block for its next token, leaves: those worth least for each block.
+- With `hidden_cache`, a prompt may have the inputs of layers kept in place of KV (4.2): in half the memory, and worth
+  less by the time that restoring its KV takes, once for each request that waits or runs, since all wait for it.
+- The first half of its memory, and the second, which makes KV of inputs, are chosen like requests of their own, by what
+  they gain for memory (5). Where the whole gains more for its memory than the first half does, there are no halves.
+- In an iteration of decodes, whoever has inputs runs if that is worth more than it costs (5); until then it waits with
+  its blocks. Who would not begin with inputs any more is computed again with KV, when there is room for that (5).
 
 Where this departs from the paper, and why:
 
-- All keep KV. That some keep layers' inputs instead, in half the memory, is a format, and is not there yet.
-- Who left has its KV in the pool and fetches it, beside an iteration of any kind, instead of computing it again.
+- Who left with KV has it in the pool and fetches it, beside an iteration of any kind, instead of computing it again. So
+  it comes back with KV. Nobody who runs with KV is computed again for the sake of having inputs.
+- Who is late has KV: what is worth next to nothing is worth nobody's time.
 - A prompt with more tokens than an iteration may have is cut, and its next chunk is in the next iteration of prompts.
 - What a request has waited at the router counts only where its objective tells.
 - It chooses among a bounded number of prompts, which is far more than an instance runs at once.
@@ -28,6 +35,7 @@ from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Island, RoutedRequest
+from alignedserve.scheduling.marginal_gains import Piece, choose
 from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
 from alignedserve.scheduling.token_times import TokenTimes
 from alignedserve.timing.estimate import Estimate
@@ -39,14 +47,22 @@ LITTLE_S = 1e-6
 class AptDecode(DecodePart):
     """Candidates are prompts as well, on a colocated instance."""
 
-    def __init__(self, limits: InstanceLimits, config: SchedulingConfig) -> None:
+    def __init__(
+        self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None = None
+    ) -> None:
+        """`estimate` says what inputs cost that are kept; without it none are."""
         super().__init__(limits, config)
         self._times = TokenTimes()
+        self._estimate = estimate if limits.can_keep_inputs else None
+        # Of the plan that is made.
+        self._loss_s = 0.0
 
     def plan(self, at: DecodeBoundary) -> None:
         waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
         self._times.look([*at.running, *waiting], at.now)
-        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self._make_room(at)
+        self._loss_s = self._loss_of_a_token_s(at)
+        at.drop(self._switching(at))
         ready, begun = at.ready_and_behind()
         self._admit(at, [each for each in waiting if each.num_pooled])
         prompts = [each for each in waiting if not each.num_pooled]
@@ -55,7 +71,7 @@ class AptDecode(DecodePart):
                 decoding.compute(at, request, at.num_tokens_left)
             if self._admit(at, prompts) or begun:
                 return
-        at.run_each(self._in_order(ready, at))
+        at.run_each(self._in_order(self._worth_running(ready, at.now), at))
         if not ready:
             # Nobody has waited, since all have just come.
             for request in begun:
@@ -76,43 +92,92 @@ class AptDecode(DecodePart):
         is_late = request.is_rt and self._times.left_s(request, now) < 0
         return LITTLE_S if is_late else max(now - request.mark.since_s, LITTLE_S)
 
-    def choose(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
-        """Which of these requests begin, in the blocks and slots that are free."""
-        num_blocks, num_slots = at.num_free_blocks - at.growth(self.config.admit_ahead), at.num_free_slots
-        chosen, best = [], None
-        for request in self._in_order(requests, at):
-            needed = at.growth_of(request, self.config.admit_ahead)
-            if needed > at.num_free_blocks - at.growth(self.config.admit_ahead):
-                continue
-            if best is None or self.worth_s(request, at.now) > self.worth_s(best, at.now):
-                best = request
-            if needed <= num_blocks and num_slots > 0:
-                chosen.append(request)
-                num_blocks -= needed
-                num_slots -= 1
-        is_more = best is not None and self.worth_s(best, at.now) > sum(
-            self.worth_s(request, at.now) for request in chosen
-        )
-        return [best] if best is not None and is_more and at.num_free_slots > 0 else chosen
+    # ---- which leave -------------------------------------------------------------------------------------------------
+
+    def _make_room(self, at: DecodeBoundary) -> None:
+        """Inputs are dropped only when there is no block for the next iteration, since their blocks are free at
+        once."""
+        leaving = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
+        self.preempt(at, [request for request in leaving if not request.keeps_inputs])
+        if any(request.keeps_inputs for request in leaving):
+            missing = decoding.victims(at, 1, self.in_eviction_order)
+            at.drop([request for request in missing if request.keeps_inputs])
+
+    def _switching(self, at: DecodeBoundary) -> list[DecodeRequest]:
+        """Those with inputs that would not begin with them now, if there is room for their KV."""
+        num_free = at.num_free_blocks - at.growth(self.config.admit_ahead)
+        found = []
+        for request in self._in_order((each for each in at.running if each.keeps_inputs), at):
+            num_more = self._num_blocks(request, at, self.config.admit_ahead) - request.num_blocks
+            if request.num_pending == 1 and num_more <= num_free and not self._pays(request, at.now):
+                found.append(request)
+                num_free -= num_more
+        return found
+
+    # ---- what keeping inputs costs -----------------------------------------------------------------------------------
+
+    def _loss_of_a_token_s(self, at: DecodeBoundary) -> float:
+        """How much longer all wait together in an iteration for each token that is kept as inputs."""
+        if self._estimate is None:
+            return 0.0
+        num_requests = len(at.requests) + len(at.batch) + len(at.running)
+        return num_requests * self._estimate.restored_token_s
+
+    def _gain_s(self, request: DecodeRequest, now: float) -> float:
+        """What an iteration with its inputs is worth."""
+        return self.worth_s(request, now) - self._loss_s * request.num_tokens
+
+    def _pays(self, request: DecodeRequest, now: float) -> bool:
+        """Whether half of the memory gains more, with its inputs, than half of what all of it gains with its KV."""
+        return 2 * self._gain_s(request, now) > self.worth_s(request, now)
+
+    def _worth_running(self, ready: list[DecodeRequest], now: float) -> list[DecodeRequest]:
+        """Those whose running gains more than it costs the others; all, if there are no others."""
+        found = [each for each in ready if not each.keeps_inputs or self._gain_s(each, now) > 0]
+        return found or ready
+
+    # ---- which begin -------------------------------------------------------------------------------------------------
+
+    def _pieces(self, request: DecodeRequest, at: DecodeBoundary) -> list[Piece]:
+        """All memory that its KV takes, or one half after the other."""
+        worth_s, memory = self.worth_s(request, at.now), self._num_blocks(request, at)
+        needed = at.growth_of(request, self.config.admit_ahead)
+        whole = [Piece(request, False, worth_s, memory, needed)]
+        if self._estimate is None or request.num_pooled or not self._pays(request, at.now):
+            return whole
+        half = at.growth_of(request, self.config.admit_ahead, keeps_inputs=True)
+        if half == needed:
+            return whole
+        gain_s = self._gain_s(request, at.now)
+        return [
+            Piece(request, True, gain_s, memory / 2, half),
+            Piece(request, False, worth_s - gain_s, memory / 2, needed - half, is_second=True),
+        ]
+
+    def _num_blocks(self, request: DecodeRequest, at: DecodeBoundary, num_more: int = 1) -> int:
+        """The number of blocks that its KV takes with so many more tokens."""
+        return math.ceil((request.num_tokens + num_more) / at.limits.block_size)
 
     def _in_order(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
         """Those worth most for each block first."""
-        block_size = at.limits.block_size
 
         def density(request: DecodeRequest) -> float:
-            return self.worth_s(request, at.now) / math.ceil((request.num_tokens + 1) / block_size)
+            return self.worth_s(request, at.now) / self._num_blocks(request, at)
 
         return sorted(requests, key=density, reverse=True)
 
     def _admit(self, at: DecodeBoundary, candidates: Iterable[DecodeRequest]) -> bool:
         """Returns whether anybody began."""
         has_begun = False
-        for request in self.choose(candidates, at):
+        num_free = at.num_free_blocks - at.growth(self.config.admit_ahead)
+        pieces = (piece for request in candidates for piece in self._pieces(request, at))
+        for choice in choose(pieces, num_free, at.num_free_slots):
+            request = choice.request
             if not request.num_pooled and at.num_tokens_left <= 0:
                 break
             if decoding.had_better_wait(at, request):
                 continue
-            at.admit(request)
+            at.admit(request, choice.keeps_inputs)
             has_begun = True
             if not request.num_pooled:
                 decoding.compute(at, request, at.num_tokens_left)
@@ -132,6 +197,7 @@ class AptRouter(RouterPart):
 class Apt(Policy):
     name = "apt"
     summary = "who has waited longest for the memory it needs; who is late goes last"
+    keeps_inputs = True
 
     def router(self) -> RouterPart:
         return AptRouter(self.config)
@@ -140,4 +206,4 @@ class Apt(Policy):
         return AptDecode(limits, self.config)
 
     def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
-        return AptDecode(limits, self.config)
+        return AptDecode(limits, self.config, estimate)

@@ -184,6 +184,8 @@ class Policy:
     summary: ClassVar[str]
     # Whether colocated instances may be configured to share blocks from both ends (`share_blocks`).
     can_share_blocks: ClassVar[bool] = False
+    # Whether a colocated instance of this policy may keep inputs of layers in place of KV (`DecodeBoundary.admit`).
+    keeps_inputs: ClassVar[bool] = False
 
     def __init__(self, config: SchedulingConfig) -> None:
         self.config = config

@@ -49,6 +49,7 @@ void make_attention_plan(const Step& step, AttentionPlan& plan) {
     const TokenBlock all = tokens_of(step, seq, num_kv_heads);
     const TokenBlock wanted = plan.of_rows ? rows_of(step, all, row) : all;
     row += wanted.num_tokens;
+    if (plan.of_kept != (step.is_kept && step.is_kept[seq])) continue;
     // A token's KV heads lie side by side in memory, so a task takes as many as keep its rows few; unless that would
     // leave threads without tasks.
     const int64_t rows = std::max<int64_t>(1, group * wanted.num_tokens);

@@ -19,6 +19,9 @@ enum class OpKind : int32_t {
   WriteKv = 3,
   Attention = 4,
   Gather = 5,
+  WriteInputs = 6,
+  ReadInputs = 7,
+  RestoreKv = 8,
 };
 
 // out = table[ids + offset] (+ add_to)
@@ -68,7 +71,20 @@ struct AttentionOp {
   int32_t num_heads, num_kv_heads, head_dim, block_size;
   // 0: all tokens
   int32_t window;
+  // 1: of the sequences whose inputs are kept, and the cache is restored KV; 0: of all others
+  int32_t of_kept;
   float scale, eps;
+};
+
+// Inputs of tokens, and the cache's blocks of this layer as rows of inputs: row r of all begins at
+// cache + r / rows_per_block * block_stride + r % rows_per_block * width.
+struct KeptInputsOp {
+  const void* x;
+  void* out;
+  void* cache;
+  // of x or out
+  int64_t x_stride;
+  int64_t block_stride, rows_per_block, width;
 };
 
 // out[i] = x[step.rows[i]]
@@ -81,7 +97,7 @@ struct GatherOp {
 struct Op {
   OpKind kind;
   Dtype dtype;
-  // 1: its result has a row for each of step.rows; 0: for each token
+  // its result has a row, 0: for each token, 1: for each of step.rows, 2: for each token that is restored
   int32_t of_rows;
   union {
     EmbedOp embed;
@@ -89,6 +105,7 @@ struct Op {
     LinearOp linear;
     AttentionOp attention;
     GatherOp gather;
+    KeptInputsOp inputs;
   };
 };
 
@@ -98,6 +115,7 @@ struct Step {
   int64_t num_rows;
   int64_t num_seqs;
   int64_t block_table_stride;
+  int64_t num_restored;
   const int32_t* positions;
   const int32_t* slots;
   const int32_t* query_start;
@@ -107,6 +125,13 @@ struct Step {
   const int32_t* block_table;
   // what gather picks; in the program of the forward: tokens, ascending, and of each sequence a run
   const int32_t* rows;
+  // per sequence: 1 if its inputs are kept; null: none's are
+  const int32_t* is_kept;
+  // per token: the cache's row for its inputs, or -1. Of a restored token: the row that has them.
+  const int32_t* input_rows;
+  const int32_t* restored_rows;
+  const int32_t* restored_slots;
+  const int32_t* restored_positions;
   // if not null: receives the clock at the end of each op
   int64_t* ended_ns;
   int32_t num_threads;
@@ -120,7 +145,7 @@ struct TokenBlock {
 // What attention does in this step; the same for all layers with as many heads and rows.
 struct AttentionPlan {
   int64_t num_heads, num_kv_heads;
-  bool of_rows;
+  bool of_rows, of_kept;
   std::vector<TokenBlock> queries;
   // tokens whose K and V are written before any attention begins (those of the other sequences: by their only task)
   std::vector<TokenBlock> writes;
@@ -140,3 +165,11 @@ void linear(const LinearOp& op, Dtype dtype, const Step& step, int64_t chunk);
 void write_kv(const AttentionOp& op, Dtype dtype, const Step& step, const AttentionPlan& plan, int64_t chunk);
 void attention(const AttentionOp& op, Dtype dtype, const Step& step, const AttentionPlan& plan, int64_t chunk);
 void gather(const GatherOp& op, Dtype dtype, const Step& step, int64_t chunk);
+
+int64_t write_inputs_chunks(const KeptInputsOp& op, const Step& step);
+int64_t read_inputs_chunks(const KeptInputsOp& op, const Step& step);
+int64_t restore_kv_chunks(const AttentionOp& op, const Step& step);
+
+void write_inputs(const KeptInputsOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void read_inputs(const KeptInputsOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void restore_kv(const AttentionOp& op, Dtype dtype, const Step& step, int64_t chunk);

@@ -10,8 +10,8 @@ namespace {
 
 struct Run {
   const Op* ops;
-  // [0]: what an op sees whose rows are the step's tokens, [1]: one whose rows are step.rows
-  Step steps[2];
+  // [0]: what an op sees whose rows are the step's tokens, [1]: step.rows, [2]: the tokens that are restored
+  Step steps[3];
   std::vector<PhaseSpec> phases;
   // a deque, because ops hold on to its elements
   std::deque<AttentionPlan> plans;
@@ -24,13 +24,14 @@ struct Run {
     const AttentionOp& wanted = op.attention;
     for (size_t i = 0; i < num_plans; ++i)
       if (plans[i].num_heads == wanted.num_heads && plans[i].num_kv_heads == wanted.num_kv_heads &&
-          plans[i].of_rows == bool(op.of_rows))
+          plans[i].of_rows == bool(op.of_rows) && plans[i].of_kept == bool(wanted.of_kept))
         return plans[i];
     if (num_plans == plans.size()) plans.emplace_back();
     AttentionPlan& made = plans[num_plans++];
     made.num_heads = wanted.num_heads;
     made.num_kv_heads = wanted.num_kv_heads;
     made.of_rows = op.of_rows;
+    made.of_kept = wanted.of_kept;
     make_attention_plan(step(op), made);
     return made;
   }
@@ -47,6 +48,12 @@ struct Run {
         return linear_chunks(op.linear, op.dtype, step(op));
       case OpKind::Gather:
         return gather_chunks(op.gather, step(op));
+      case OpKind::WriteInputs:
+        return write_inputs_chunks(op.inputs, step(op));
+      case OpKind::ReadInputs:
+        return read_inputs_chunks(op.inputs, step(op));
+      case OpKind::RestoreKv:
+        return restore_kv_chunks(op.attention, step(op));
       case OpKind::WriteKv:
         plan_of_op[i] = &plan(op);
         return int64_t(plan_of_op[i]->writes.size());
@@ -71,6 +78,12 @@ void run_chunk(const void* context, int i, int64_t chunk) {
       return linear(op.linear, op.dtype, step, chunk);
     case OpKind::Gather:
       return gather(op.gather, op.dtype, step, chunk);
+    case OpKind::WriteInputs:
+      return write_inputs(op.inputs, op.dtype, step, chunk);
+    case OpKind::ReadInputs:
+      return read_inputs(op.inputs, op.dtype, step, chunk);
+    case OpKind::RestoreKv:
+      return restore_kv(op.attention, op.dtype, step, chunk);
     case OpKind::WriteKv:
       return write_kv(op.attention, op.dtype, step, *run.plan_of_op[i], chunk);
     case OpKind::Attention:
@@ -84,8 +97,13 @@ int32_t run_program(const Op* ops, int32_t num_ops, const Step* step) {
   // kept by the calling thread, so that a step allocates nothing
   static thread_local Run run;
   run.ops = ops;
-  run.steps[0] = run.steps[1] = *step;
+  run.steps[0] = run.steps[1] = run.steps[2] = *step;
   run.steps[0].num_rows = step->num_tokens;
+  Step& restored = run.steps[2];
+  restored.num_rows = step->num_restored;
+  restored.positions = step->restored_positions;
+  restored.slots = step->restored_slots;
+  restored.input_rows = step->restored_rows;
   run.num_plans = 0;
   run.phases.resize(num_ops);
   run.plan_of_op.resize(num_ops);

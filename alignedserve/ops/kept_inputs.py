@@ -1,0 +1,105 @@
+"""The sequences of a step of which the inputs of each layer are kept, in place of K and V: what is where.
+
+Inputs are what a layer's qkv projection is given; where K is as wide as they are, they take half the memory of K and
+V. A block holds those of twice as many tokens: [layer, 2 * block_size, width] are the same bytes as [layer, k|v,
+kv_head, slot, head_dim].
+
+In each layer, K and V of the tokens that were computed before are *restored*: projected from their inputs into
+*restored KV*, which has the layout of the cache, but one layer, since the next one uses the same memory. There the
+step's own K and V are written too, so that attention finds it as it finds other sequences' in the cache. A sequence's
+blocks in restored KV are given out anew in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+
+class KeptInputs:
+    """The part of a step's inputs that says so. On a GPU each buffer is filled in pinned memory."""
+
+    def __init__(self, max_tokens: int, max_seqs: int, max_restored: int, device: torch.device | str) -> None:
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor, Callable[[], int]]] = []
+        self.max_restored = max_restored
+        # The number of sequences of which inputs are kept; they are counted with the step's others.
+        self.num_seqs = 0
+        self._num_blocks = 0
+        self._num_tokens = self._num_of_all = 0
+        # The number of tokens whose K and V are restored.
+        self.num_restored = 0
+        # Per sequence of the step: 1 if its inputs are kept, else 0.
+        self.is_kept, self.host_is_kept = self._buffer(max_seqs, device, lambda: self._num_of_all)
+        # Per token of the step, where its inputs go: block id * 2 * block_size + row within the block. -1: its K and V
+        # are kept.
+        self.rows, self.host_rows = self._buffer(max_tokens, device, lambda: self._num_tokens)
+        # Per restored token, where its inputs are, where its K and V go (block id * block_size + slot, in restored KV),
+        # and its position.
+        self.sources, self.host_sources = self._buffer(max_restored, device, lambda: self.num_restored)
+        self.targets, self.host_targets = self._buffer(max_restored, device, lambda: self.num_restored)
+        self.positions, self.host_positions = self._buffer(max_restored, device, lambda: self.num_restored)
+
+    def _buffer(
+        self, size: int, device: torch.device | str, num_used: Callable[[], int]
+    ) -> tuple[torch.Tensor, np.ndarray]:
+        tensor = torch.zeros(size, dtype=torch.int32, device=device)
+        host = tensor if tensor.device.type == "cpu" else torch.zeros_like(tensor, device="cpu").pin_memory()
+        self._buffers.append((host, tensor, num_used))
+        return tensor, host.numpy()
+
+    def begin(self) -> None:
+        """Begins a step, in which no inputs are kept so far."""
+        self.num_seqs = self.num_restored = self._num_blocks = 0
+
+    def add(
+        self,
+        entry: int,
+        tokens: slice,
+        blocks: np.ndarray,
+        num_before: int,
+        num_after: int,
+        block_size: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Adds the step's sequence `entry`, which has `blocks` and computes its tokens from `num_before` to
+        `num_after`, the step's `tokens`.
+
+        Returns its blocks in restored KV, and the slots of its tokens there.
+        """
+        if self.num_seqs == 0:
+            self.host_is_kept[:] = 0
+            self.host_rows[:] = -1
+        first, num_blocks = self._num_blocks, -(-num_after // block_size)
+        if first + num_blocks > self.max_restored // block_size:
+            raise RuntimeError(
+                f"{first + num_blocks} blocks of restored KV are needed, there are {self.max_restored // block_size}"
+            )
+        positions = np.arange(num_after, dtype=np.int32)
+        block, row = np.divmod(positions, 2 * block_size)
+        rows, slots = blocks[block] * (2 * block_size) + row, first * block_size + positions
+        restored = slice(self.num_restored, self.num_restored + num_before)
+        self.host_sources[restored], self.host_targets[restored] = rows[:num_before], slots[:num_before]
+        self.host_positions[restored] = positions[:num_before]
+        self.host_is_kept[entry] = 1
+        self.host_rows[tokens] = rows[num_before:]
+        self.num_seqs += 1
+        self._num_blocks += num_blocks
+        self.num_restored += num_before
+        return np.arange(first, first + num_blocks, dtype=np.int32), slots[num_before:]
+
+    def commit(self, num_tokens: int, num_seqs: int) -> None:
+        """Declares how many tokens and sequences the step has in all."""
+        self._num_tokens, self._num_of_all = num_tokens, num_seqs
+
+    def upload(self) -> None:
+        """Sends the host's buffers to the device, on the current stream."""
+        for host, device, num_used in self._buffers if self.num_seqs else ():
+            if host is not device:
+                device[: num_used()].copy_(host[: num_used()], non_blocking=True)
+
+
+def rows_of_layer(cache: torch.Tensor, layer: int) -> torch.Tensor:
+    """A layer of the cache's blocks as inputs: [block, 2 * block_size, width]."""
+    num_blocks, _, _, num_kv_heads, block_size, head_dim = cache.shape
+    return cache[:, layer].view(num_blocks, 2 * block_size, num_kv_heads * head_dim)

@@ -1,0 +1,41 @@
+"""What keeping inputs takes beside attention, in plain torch: writing them, and restoring K and V from them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from alignedserve.ops.base import AttentionSpec
+from alignedserve.ops.kept_inputs import KeptInputs, rows_of_layer
+from alignedserve.ops.torch_attention import head_norm, rotate, write_kv
+
+# So many tokens are restored at a time, so that what lies between inputs and restored KV stays small.
+PIECE = 4096
+
+
+def write_inputs(x: torch.Tensor, cache: torch.Tensor, layer: int, kept: KeptInputs) -> None:
+    """Writes the inputs `x` [tokens, width] of those tokens whose inputs are kept."""
+    blocks = rows_of_layer(cache, layer)
+    rows = kept.rows[: len(x)].long()
+    is_kept = rows >= 0
+    rows = rows[is_kept]
+    blocks[rows // blocks.shape[1], rows % blocks.shape[1]] = x[is_kept]
+
+
+def restore(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    cache: torch.Tensor,
+    restored_kv: torch.Tensor,
+    spec: AttentionSpec,
+    kept: KeptInputs,
+) -> None:
+    """Projects K and V of all tokens to be restored. `weight` [2 * kv width, width] is their part of the qkv weight."""
+    blocks = rows_of_layer(cache, spec.layer)
+    for start in range(0, kept.num_restored, PIECE):
+        piece = slice(start, min(start + PIECE, kept.num_restored))
+        rows = kept.sources[piece].long()
+        x = blocks[rows // blocks.shape[1], rows % blocks.shape[1]]
+        kv = F.linear(x, weight, bias).view(len(x), 2, spec.num_kv_heads, spec.head_dim)
+        k = rotate(head_norm(kv[:, 0], spec.k_norm, spec.norm_eps), kept.positions[piece].long(), spec.rope)
+        write_kv(k, kv[:, 1], restored_kv, 0, kept.targets[piece].long())

@@ -1,0 +1,57 @@
+"""A choice among requests by what each gains for the memory that it is given, in one piece or in halves. Pure.
+
+The greedy way of Apt-Serve (section 5): whatever gains most for its memory comes first, a request's second half only
+after its first one; or the one first piece that gains more than all of that. So it gains at least half of what could
+be gained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from alignedserve.scheduling.boundary import DecodeRequest
+from alignedserve.types import RequestKey
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Memory that a request may be given, and what that gains."""
+
+    request: DecodeRequest
+    # What is kept of it with this piece, and the one before if this is the second.
+    keeps_inputs: bool
+    gain_s: float
+    # In blocks: what it takes as it is now, by which gains are compared, and what it takes until it has grown.
+    memory: float
+    num_blocks: int
+    is_second: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A request that begins."""
+
+    request: DecodeRequest
+    keeps_inputs: bool
+    gain_s: float
+
+
+def choose(pieces: Iterable[Piece], num_blocks: int, num_slots: int) -> list[Choice]:
+    """Which requests begin in so many blocks and slots, in the order in which they were chosen."""
+    if num_slots <= 0:
+        return []
+    chosen: dict[RequestKey, Choice] = {}
+    num_left, best = num_blocks, None
+    for piece in sorted(pieces, key=lambda piece: piece.gain_s / piece.memory, reverse=True):
+        key, is_more = piece.request.key, best is None or piece.gain_s > best.gain_s
+        if not piece.is_second and piece.num_blocks <= num_blocks and is_more:
+            best = piece
+        fits = key in chosen if piece.is_second else len(chosen) < num_slots
+        if fits and piece.num_blocks <= num_left:
+            num_left -= piece.num_blocks
+            gain_s = piece.gain_s + (chosen[key].gain_s if piece.is_second else 0.0)
+            chosen[key] = Choice(piece.request, piece.keeps_inputs, gain_s)
+    if best is not None and best.gain_s > sum(choice.gain_s for choice in chosen.values()):
+        return [Choice(best.request, best.keeps_inputs, best.gain_s)]
+    return [*chosen.values()]
