@@ -14,8 +14,8 @@ The rules of the paper, with its sections:
 Where this departs from the paper, and why:
 
 - Nobody leaves before its blocks are wanted: a copy that nobody waits for would only slow other copies.
-- Where KV is dropped instead (`--preemption-mode recompute`), nobody leaves for one that has only risen: they would take
-  turns, and each be computed again before it gets a token. These are the deadlocks that the paper names.
+- Where KV is dropped instead (`--preemption-mode recompute`), nobody leaves for one that has only risen: they would
+  take turns, and each be computed again before it gets a token. These are the deadlocks that the paper names.
 - KV in the pool is not compressed; that is no matter of who runs when.
 - The paper says neither how many queues there are, nor when one rises: see the constants.
 """
