@@ -26,13 +26,13 @@ class ScheduledRequest:
     # The number of tokens whose KV it can ever need.
     max_cached: int
     is_rt: bool
-    # Whether its blocks hold the inputs of layers in place of KV. What is said of its KV is then true of these.
-    keeps_inputs: bool = False
     num_blocks: int = 0
     # The number of the last iteration for which it was planned.
     last_run: int = 0
     # The hashes of its first blocks, those that it may share with prompts which have the same prefix.
     block_hashes: Sequence[bytes] = ()
+    # Whether its blocks hold the inputs of layers in place of KV. What is said of its KV is then true of these.
+    keeps_inputs: bool = False
     # It shares blocks from both ends, or misses some: see `shared_ends.py`.
     shares: bool = False
     # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
