@@ -13,7 +13,9 @@ The rules of the paper, with its sections:
 
 Where this departs from the paper, and why:
 
-- Nobody leaves before its blocks are wanted: a copy that nobody waits for would only slow other copies.
+- All who are in memory run, so that none waits there to be offloaded or uploaded ahead of time. What is done ahead:
+  while a shorter one waits, the longest leave until some blocks are free beyond those that it needs, so that the next
+  one need not wait for a copy.
 - Where KV is dropped instead (`--preemption-mode recompute`), nobody leaves for one that has only risen: they would
   take turns, and each be computed again before it gets a token. These are the deadlocks that the paper names.
 - KV in the pool is not compressed; that is no matter of who runs when.
@@ -41,6 +43,10 @@ NUM_QUEUES = 8
 AGE_S = 5.0
 # So many prompts may wait at a colocated instance for each request that it can run: the router sends the shortest.
 NUM_CHOICES = 1
+# The share of the blocks that those with the lowest priority leave free, while others wait, for whoever comes next. In
+# simulation that is worth 1 to 5 % of the normalized latency; twice as much is worth 1 % more, and moves four times as
+# often.
+KEPT_FREE = 0.05
 _QUEUE_ENDS_S = [FIRST_QUEUE_S * 2**number for number in range(NUM_QUEUES - 1)]
 
 
@@ -81,6 +87,9 @@ class AliseDecode(DecodePart):
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
         super().__init__(limits, config)
         self._predictor = Predictor(estimate)
+        # Whose KV would be computed again does not leave before its blocks are wanted.
+        keeps_free = config.preemption_mode == "swap"
+        self._num_kept_free = int(KEPT_FREE * limits.num_blocks) if keeps_free else 0
 
     def plan(self, at: DecodeBoundary) -> None:
         waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
@@ -104,7 +113,8 @@ class AliseDecode(DecodePart):
 
     def queue_of(self, request: DecodeRequest, now: float) -> int:
         """The number of the queue in which it is; 0 has the highest priority."""
-        return max(self.own_queue_of(request) - int((now - request.mark.ran_s) / AGE_S), 0)
+        mark: Mark = request.mark
+        return max(self.own_queue_of(request) - int((now - mark.ran_s) / AGE_S), 0)
 
     def own_queue_of(self, request: DecodeRequest) -> int:
         """Likewise, had it not risen."""
@@ -162,6 +172,7 @@ class AliseDecode(DecodePart):
         for_others: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
+        num_blocks -= self._num_kept_free
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
         places = {request.key: place for place, request in enumerate(in_order)}
         last = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]

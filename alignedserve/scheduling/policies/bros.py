@@ -22,8 +22,9 @@ Where this departs from the paper, and why:
 - RT that finds no blocks keeps others from beginning, not from going on.
 - BE replaces neither the most urgent, nor RT that would not have the time for another such iteration.
 - Prompts that have more tokens than an iteration may are cut, and count as so many iterations.
-- The first RT that there is no time for, if it is a prompt, is computed in part, as far as there is time. In overload
-  somebody is always at the brink, and a prompt that waited until nobody is would keep all behind it waiting as well.
+- The first RT that there is no time for, if it is a prompt, is computed in part, as far as there is time, and so is the
+  first BE. Somebody is always at the brink where many decode, and a prompt that waited until nobody is would keep all
+  behind it waiting as well.
 - BE does not fill what RT leaves free in its blocks: it would soon be in RT's way, and RT goes first.
 - The time that an iteration may take has no part for saving what is overwritten: a few slots, before they are known.
 """
@@ -241,7 +242,11 @@ class BrosDecode(DecodePart):
             bound_s, is_in_time = batch.seconds(), False
         self._size = self._next_size(is_in_time)
         for request in be:
-            if not batch.has_blocks(request) or not self._add(batch, request, ready, bound_s, at.now):
+            if not batch.has_blocks(request):
+                break
+            if not self._add(batch, request, ready, bound_s, at.now):
+                if len(batch.requests) < self._size:
+                    batch.add_part(request, bound_s)
                 break
         return batch
 

@@ -91,6 +91,18 @@ def test_nobody_leaves_for_one_of_its_own_queue() -> None:
     assert not instance.iterate().wants_evicted
 
 
+def test_while_a_shorter_one_waits_blocks_are_kept_free_for_the_next() -> None:
+    """It needs four of the five that are free, and of forty two are kept."""
+    for mode, leaves in (("swap", True), ("recompute", False)):
+        instance = Instance("alise", replace(LIMITS, num_blocks=40), preemption_mode=mode)
+        instance.runs(foretold(20, 300), long := foretold(500, 250))
+        assert instance.schedule.num_free_blocks == 5
+        assert not instance.iterate().wants_evicted
+        instance.waits(foretold(10, 60))
+        plan = instance.iterate()
+        assert (plan.wants_evicted, plan.drops) == (keys(long) if leaves else [], [])
+
+
 @pytest.mark.parametrize(("mode", "leaves"), [("swap", True), ("recompute", False), ("defer", False)])
 def test_who_has_only_risen_has_others_leave_with_their_kv_alone(mode: str, leaves: bool) -> None:
     """After two rises one of the fourth queue is before one of the third, which has just run."""

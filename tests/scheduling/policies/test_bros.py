@@ -72,6 +72,14 @@ def test_a_prompt_for_which_there_is_no_time_as_a_whole_is_computed_in_part() ->
         assert plan.run == keys(tight) and plan.chunks == [(key(long), 48)]
 
 
+def test_a_document_is_computed_as_far_as_real_time_leaves_time() -> None:
+    instance = Instance("bros")
+    instance.runs(tight := decoding(0.06))
+    instance.waits(first := document(200), document(200))
+    plan = instance.iterate()
+    assert plan.run == keys(tight) and plan.chunks == [(key(first), 48)]
+
+
 def test_a_prompt_waits_if_there_is_no_time_for_a_block_of_it() -> None:
     instance = Instance("bros")
     instance.runs(tight := decoding(0.026))
