@@ -13,16 +13,7 @@ from alignedserve.timing.cost import Attention
 from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.papers import timed
 from benchmarks.papers.claim import Claim, Experiment, Numbers, Paper, Size, short_of
-from benchmarks.papers.datasets import (
-    AZURE,
-    LONGBENCH,
-    SHAREGPT,
-    Dataset,
-    Mixed,
-    Uniform,
-    at_rate,
-    short_and_long,
-)
+from benchmarks.papers.datasets import AZURE, LONGBENCH, SHAREGPT, SYNTHETIC, Dataset, at_rate
 from benchmarks.papers.figures import (
     busy_s,
     iterations,
@@ -45,7 +36,6 @@ CHUNK = 512
 NUM_REQUESTS = 900
 # All wait for the longest, or none does: what unequal lengths cost at most, and at least.
 KERNELS: tuple[Attention, Attention] = ("balanced", "padded")
-SYNTHETIC = short_and_long(0.95, Uniform(16, 999), Uniform(1000, 8000), Uniform(50, 350))
 _LOAD = (
     f"simulated: {FITS} 80 GB, {NUM_REQUESTS} requests of best effort, also with --quick, more than can be decoded as "
     "they come, "
@@ -91,7 +81,7 @@ SYSTEMS = ("distserve", "vllm", "fastgen")
 WITHOUT_P, WITHOUT_PB = System("aligned", link="host"), System("fcfs", link="host")
 
 
-def lengths_of(dataset: Dataset | Mixed, size: Size, seed: int) -> list[Lengths]:
+def lengths_of(dataset: Dataset, size: Size, seed: int) -> list[Lengths]:
     if dataset is AZURE and size.azure_trace is not None:
         trace = [each.lengths for each in read_azure_trace(size.azure_trace)]
         return trace[seed * NUM_REQUESTS : (seed + 1) * NUM_REQUESTS]
@@ -145,7 +135,7 @@ def iteration_s(ran: Ran, share: float) -> float:
     return quantile([each.duration_s for each in loaded(ran.lifetimes)], share)
 
 
-def measure_against(name: str, dataset: Dataset | Mixed) -> Callable[[Size, int], Mapping[str, Numbers]]:
+def measure_against(name: str, dataset: Dataset) -> Callable[[Size, int], Mapping[str, Numbers]]:
     def measure(size: Size, seed: int) -> Mapping[str, Numbers]:
         throughput, latency = compare(lengths_of(dataset, size, seed), seed)
         return {f"throughput-{name}": throughput, f"tpot-{name}": latency}

@@ -51,10 +51,25 @@ class Uniform:
 
 
 @dataclass(frozen=True)
+class Either:
+    """The first of two in a given share of requests."""
+
+    share: float
+    first: Uniform
+    other: Uniform
+
+    def draw(self, dice: random.Random) -> int:
+        return (self.first if dice.random() < self.share else self.other).draw(dice)
+
+
+Spread = Lognormal | Ranges | Uniform | Either
+
+
+@dataclass(frozen=True)
 class Dataset:
     name: str
-    prompt: Lognormal | Ranges | Uniform
-    output: Lognormal | Ranges | Uniform
+    prompt: Spread
+    output: Spread
     source: str
 
     def lengths(self, number: int, seed: int) -> list[Lengths]:
@@ -66,34 +81,24 @@ class Dataset:
         return at_rate(self.lengths(number, seed), rate, seed, cv)
 
 
-@dataclass(frozen=True)
-class Mixed:
-    """Requests of several datasets in given shares."""
-
-    name: str
-    parts: Sequence[tuple[float, Dataset]]
-
-    def lengths(self, number: int, seed: int) -> list[Lengths]:
-        dice = random.Random(f"{self.name} {seed}")
-        chosen = dice.choices([each for _, each in self.parts], [share for share, _ in self.parts], k=number)
-        return [Lengths(each.prompt.draw(dice), each.output.draw(dice)) for each in chosen]
-
-
 def at_rate(lengths: Sequence[Lengths], rate: float, seed: int, cv: float = 1.0) -> list[Arrival]:
     return scale_rate(gamma_arrivals(lengths, 1.0, cv, seed), rate)
 
+
+BROS = "means and deviations of BROS's table 2"
+DISTSERVE = "means as in DistServe's paper (its figure 7); deviations assumed"
 
 SHAREGPT = Dataset(
     "ShareGPT",
     Lognormal(222.76, 256.36),
     Lognormal(234.51, 268.50),
-    "means and deviations of BROS's table 2",
+    BROS,
 )
 LMSYS = Dataset(
     "LMSYS-Chat-1M",
     Lognormal(90.50, 148.52),
     Lognormal(237.04, 228.21),
-    "means and deviations of BROS's table 2",
+    BROS,
 )
 BE_SYNTHETIC = Dataset(
     "BE-Synthetic", Uniform(512, 1024), Uniform(32, 128), "the ranges that BROS states, drawn evenly"
@@ -108,13 +113,13 @@ HUMANEVAL = Dataset(
     "HumanEval",
     Lognormal(171.3, 85.0),
     Lognormal(98.2, 50.0),
-    "means as in DistServe's paper (its figure 7); deviations assumed, half of the means",
+    f"{DISTSERVE}, half of the means",
 )
 LONGBENCH = Dataset(
     "LongBench",
     Lognormal(1738.3, 900.0, longest=8000),
     Lognormal(90.7, 90.7),
-    "means as in DistServe's paper (its figure 7); deviations assumed",
+    DISTSERVE,
 )
 LONGBENCH_APT = Dataset(
     "LongBench, cut",
@@ -138,15 +143,22 @@ ACCELGEN_MIX = Dataset(
 )
 
 
-def short_and_long(share_of_short: float, short: Uniform, long: Uniform, output: Uniform) -> Mixed:
-    """AlignedServe's synthetic requests; how long answers are it does not say."""
-    return Mixed(
-        f"{share_of_short:.0%} short",
-        [
-            (share_of_short, Dataset("short", short, output, "")),
-            (1 - share_of_short, Dataset("long", long, output, "")),
-        ],
-    )
+SYNTHETIC = Dataset(
+    "95 % short prompts",
+    Either(0.95, Uniform(16, 999), Uniform(1000, 8000)),
+    Uniform(50, 350),
+    "AlignedServe's ranges of prompts, drawn evenly; those of answers assumed, which it does not state",
+)
 
-
-ALL = (SHAREGPT, LMSYS, BE_SYNTHETIC, ALPACA, HUMANEVAL, LONGBENCH, LONGBENCH_APT, AZURE, ACCELGEN_MIX)
+ALL = (
+    SYNTHETIC,
+    SHAREGPT,
+    LMSYS,
+    BE_SYNTHETIC,
+    ALPACA,
+    HUMANEVAL,
+    LONGBENCH,
+    LONGBENCH_APT,
+    AZURE,
+    ACCELGEN_MIX,
+)

@@ -8,8 +8,15 @@ from statistics import fmean, pstdev
 import pytest
 
 from alignedserve.sim.trace import rate_of
-from benchmarks.papers.aligned_serve import SYNTHETIC
-from benchmarks.papers.datasets import ACCELGEN_MIX, ALL, BE_SYNTHETIC, SHAREGPT, Dataset, Lognormal
+from benchmarks.papers.datasets import (
+    ACCELGEN_MIX,
+    ALL,
+    BE_SYNTHETIC,
+    SHAREGPT,
+    SYNTHETIC,
+    Dataset,
+    Lognormal,
+)
 
 PUBLISHED = [each for each in ALL if not each.source.startswith("assumed")]
 
