@@ -57,12 +57,4 @@ UNBUILT = [
         "TTFT 1.23x, TPOT 1.63x",
         "sharing blocks from both ends",
     ),
-    _unbuilt(
-        "apt-serve",
-        "hybrid-cache",
-        "attainment with KV alone, and with layers' inputs for some requests",
-        "OPT-13B, A100 40 GB; table 4",
-        "ShareGPT 6/s: 65.7 → 67.3 %, LongBench 3/s: 70.0 → 77.6 %",
-        "the hidden-state cache",
-    ),
 ]
