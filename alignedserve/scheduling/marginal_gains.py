@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from alignedserve.scheduling.boundary import DecodeRequest
 from alignedserve.types import RequestKey
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Memory that a request may be given, and what that gains."""
+class Piece(NamedTuple):
+    """Memory that a request may be given, and what that gains. A plan makes one or two for each that waits."""
 
     request: DecodeRequest
     # What is kept of it with this piece, and the one before if this is the second.

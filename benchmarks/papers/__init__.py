@@ -3,8 +3,8 @@
     python -m benchmarks.papers [--quick] [--paper NAME] --out benchmarks/results
 
 AlignedServe, ALISE, BROS, AccelGen and Apt-Serve. Each paper is a file that holds its claims as data, and experiments
-that measure them: in simulation, or, what takes a processor's time and no GPU's, live on this machine. What needs a
-part that does not exist yet is in `unbuilt.py`. `verdict.py` says when a claim counts as reproduced.
+that measure them: in simulation, or, what takes a processor's time and no GPU's, live on this machine. `verdict.py`
+says when a claim counts as reproduced.
 
 Whom the papers compare with: vLLM is `fcfs` on colocated instances, DistServe is `fcfs` apart, FastGen and
 Sarathi-Serve are `sarathi` on colocated instances. Those are scheduling policies in our system, not those systems:

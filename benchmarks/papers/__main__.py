@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.papers import page
 from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Finding, Size
+from benchmarks.papers.claim import Size
 from benchmarks.papers.record import Record
-from benchmarks.papers.run import Done, Measured, missing, run, tasks
+from benchmarks.papers.run import Done, Measured, run, tasks
 from benchmarks.progress import progress, say
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         size = Size(args.quick, args.azure_trace, args.answers, args.seeds)
         record.begin(describe(args.out))
         _measure(papers, size, args.processes, record)
-    findings = _all(record)
+    findings = record.findings()
     print(page.terminal([each for each in findings if each.paper in papers]))
     page.write(findings, record.runs, args.out)
 
@@ -50,7 +50,7 @@ def _measure(papers: Sequence[str], size: Size, num_processes: int, record: Reco
             _note(each, record)
             record.runs[-1]["minutes"] = round((time.monotonic() - begun_s) / 60, 1)
             record.write()
-            page.write(_all(record), record.runs, record.path.parent)
+            page.write(record.findings(), record.runs, record.path.parent)
 
 
 def _note(measured: Measured, record: Record) -> None:
@@ -65,17 +65,6 @@ def _note(measured: Measured, record: Record) -> None:
         raise RuntimeError(
             f"{measured.paper}: {', '.join(unsaid)}: a text names numbers that were not measured"
         )
-
-
-def _all(record: Record) -> list[Finding]:
-    """Each paper's, and behind them what is not built yet."""
-    found = record.findings()
-    return [
-        each
-        for name in PAPERS
-        if any(one.paper == name for one in found)
-        for each in [*(one for one in found if one.paper == name), *missing(name)]
-    ]
 
 
 def describe(out: Path) -> dict[str, Any]:

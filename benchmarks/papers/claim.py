@@ -117,19 +117,3 @@ def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers]) -> Finding:
         reason.format(**middle),
         numbers,
     )
-
-
-def not_measured(paper: str, claim: Claim, mechanism: str) -> Finding:
-    reason = f"{mechanism} is not built yet"
-    return Finding(
-        paper,
-        claim.name,
-        claim.text,
-        claim.setup,
-        claim.figure,
-        "",
-        claim.how,
-        Verdict.NOT_MEASURED,
-        reason,
-        {},
-    )

@@ -15,7 +15,6 @@ COLORS = {
     Verdict.REPRODUCED: "tab:green",
     Verdict.PARTLY: "tab:olive",
     Verdict.REFUTED: "tab:red",
-    Verdict.NOT_MEASURED: "tab:gray",
 }
 
 

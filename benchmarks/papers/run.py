@@ -10,8 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from benchmarks.papers.catalogue import PAPERS
-from benchmarks.papers.claim import Experiment, Finding, Numbers, Size, not_measured
-from benchmarks.papers.unbuilt import UNBUILT
+from benchmarks.papers.claim import Experiment, Numbers, Size
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,3 @@ def _each_done(todo: Sequence[Task], num_processes: int) -> Iterator[Done]:
     for task in todo:
         if task.experiment.is_timed:
             yield work(task)
-
-
-def missing(paper: str) -> list[Finding]:
-    return [not_measured(paper, each.claim, each.mechanism) for each in UNBUILT if each.paper == paper]

@@ -23,7 +23,6 @@ class Verdict(StrEnum):
     REPRODUCED = "reproduced"
     PARTLY = "partly"
     REFUTED = "refuted"
-    NOT_MEASURED = "not measured"
 
 
 def gain(claimed: float, ours: float) -> Verdict:

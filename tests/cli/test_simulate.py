@@ -172,6 +172,18 @@ def _profile_of(cost: CostModel) -> Profile:
     return Profile(VERSION, FACTS, REACH, num_points=0, errors={}, waited_share=0.0, cost=cost)
 
 
+def test_inputs_are_kept_where_memory_is_short(tmp_path: Path) -> None:
+    """They are computed again with KV later: with KV alone nobody is."""
+    cost = msgspec.structs.replace(COST, num_kv_tokens=6_000)
+    path = tmp_path / "cost.json"
+    path.write_bytes(msgspec.json.encode(cost))
+    words = ["--cost", str(path), "--policy", "apt", "--colocated-instances", "1", "--num-prompts", "60"]
+    words += ["--request-rate", "6", "--input-len", "900", "--output-len", "60"]
+    plain = rows_of(tmp_path, *words)[0]["outcome"]["mixture"]
+    hidden = rows_of(tmp_path, *words, "--hidden-cache")[0]["outcome"]["mixture"]
+    assert plain["num_dropped"] == 0 < hidden["num_dropped"]
+
+
 def test_what_never_ends_is_said(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     cost = msgspec.structs.replace(COST, decode_lines=[Line(fixed_s=60.0, token_s=0.0)])
@@ -187,6 +199,8 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
         (["--policy", "lifo"], "policy='lifo': must be one of aligned, priority, fcfs"),
         (["--input-len", "20000"], "max_model_len=16384: every request is longer"),
         (["--pool-memory-bytes", "1000"], "does not hold one request of max_model_len=16384"),
+        (["--hidden-cache"], "hidden_cache: policy aligned keeps KV alone"),
+        (["--hidden-cache", "--policy", "apt"], "hidden_cache: takes colocated_instances"),
         (["--pool-kv-dtype", "fp8"], "pool_kv_dtype='fp8': must be one of auto, int8"),
         (["--block-size", "0"], "block_size=0"),
         (["--gpus-per-pcie-root", "0"], "gpus_per_pcie_root=0: must be from 1"),

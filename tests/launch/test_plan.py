@@ -13,7 +13,7 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.plan import DEFAULT_POOL_BYTES, IslandPlan, Node, check, plan_gateway, plan_island
 from alignedserve.launch.settings import Settings, settings_of
-from alignedserve.models.locate import locate_model
+from alignedserve.models.locate import Location, locate_model
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
@@ -248,3 +248,35 @@ def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
         check(told(EngineConfig(MODEL, max_model_len=9999)), FOUND)
     with pytest.raises(ValueError, match="device='cuda:1': must be one of auto, cpu, cuda$"):
         check(told(EngineConfig(MODEL, device="cuda:1")), FOUND)
+
+
+# A K for each head, as OPT has.
+OPT = replace(
+    FOUND, config=replace(FOUND.config, num_kv_heads=FOUND.config.hidden_size // FOUND.config.head_dim)
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "message"),
+    [
+        ({"policy": "apt"}, FOUND, "hidden_cache: of this model's layers K is 128 values wide"),
+        ({"policy": "fcfs"}, OPT, "hidden_cache: policy fcfs keeps KV alone; those that do otherwise: apt"),
+        ({"policy": "apt", "cost_profile": "none"}, OPT, "hidden_cache: needs a cost_profile"),
+    ],
+    ids=str,
+)
+def test_a_hidden_cache_that_cannot_be_is_refused(
+    options: dict[str, str], model: Location, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(told(hidden_cache=True, **options), model)
+
+
+def test_a_hidden_cache_takes_colocated_instances() -> None:
+    check(told(hidden_cache=True, policy="apt"), OPT)
+    with pytest.raises(
+        ValueError, match="hidden_cache: takes colocated instances; on here there are 1 prefill"
+    ):
+        plan_island(told(hidden_cache=True, policy="apt"), OPT, NODE, "prefix")
+    plan = plan_island(told(hidden_cache=True, policy="apt", colocated_instances=2), OPT, NODE, "prefix")
+    assert [spec.config.engine.hidden_cache for spec in plan.processes[2:]] == [True, True]

@@ -143,12 +143,14 @@ class AptDecode(DecodePart):
         worth_s, memory = self.worth_s(request, at.now), self._num_blocks(request, at)
         needed = at.growth_of(request, self.config.admit_ahead)
         whole = [Piece(request, False, worth_s, memory, needed)]
-        if self._estimate is None or request.num_pooled or not self._pays(request, at.now):
+        if self._estimate is None or request.num_pooled:
+            return whole
+        gain_s = worth_s - self._loss_s * request.num_tokens
+        if 2 * gain_s <= worth_s:
             return whole
         half = at.growth_of(request, self.config.admit_ahead, keeps_inputs=True)
         if half == needed:
             return whole
-        gain_s = self._gain_s(request, at.now)
         return [
             Piece(request, True, gain_s, memory / 2, half),
             Piece(request, False, worth_s - gain_s, memory / 2, needed - half, is_second=True),

@@ -18,8 +18,7 @@ from benchmarks.papers.figures import quantile
 from benchmarks.papers.machines import ONE_GPU, with_memory
 from benchmarks.papers.page import markdown, terminal
 from benchmarks.papers.record import Record
-from benchmarks.papers.run import missing, tasks
-from benchmarks.papers.unbuilt import UNBUILT
+from benchmarks.papers.run import tasks
 from benchmarks.papers.verdict import Verdict, gain
 
 CLAIM = Claim(
@@ -40,7 +39,7 @@ def test_claims_have_names_of_their_own() -> None:
         for paper in PAPERS.values()
         for experiment in paper.experiments
         for claim in experiment.claims
-    ] + [(each.paper, each.claim.name) for each in UNBUILT]
+    ]
     assert max(Counter(claims).values()) == 1
     assert {paper for paper, _ in claims} == set(PAPERS)
 
@@ -58,13 +57,6 @@ def test_what_takes_time_of_the_clock_runs_last_and_once() -> None:
     assert is_timed == sorted(is_timed)
     assert any(is_timed)
     assert all(task.seed == 0 for task in todo if task.experiment.is_timed)
-
-
-def test_what_is_not_built_is_said_to_be() -> None:
-    found = [each for name in PAPERS for each in missing(name)]
-    assert len(found) == len(UNBUILT)
-    assert {each.verdict for each in found} == {Verdict.NOT_MEASURED}
-    assert all(each.reason.endswith("is not built yet") for each in found)
 
 
 @pytest.mark.parametrize(
