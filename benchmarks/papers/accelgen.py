@@ -62,6 +62,13 @@ class Unordered(RemainingTime):
     def in_order(self, requests: Iterable[AnyDecode], now: float) -> list[AnyDecode]:
         return [*requests]
 
+    def in_time(
+        self, decodes: Iterable[AnyDecode], now: float, num_urgent_tokens: int = 0
+    ) -> tuple[list[AnyDecode], float]:
+        """Nobody sits out: with none that must run, a tight objective would leave an iteration empty."""
+        requests = [*decodes]
+        return requests, self._bound_s(requests, [each.num_tokens for each in requests], now)
+
 
 class WithoutOrderPart(AccelgenColocated):
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:

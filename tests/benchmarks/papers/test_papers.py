@@ -14,7 +14,7 @@ from benchmarks.papers import accelgen, baselines, bros, timed
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Claim, Size, finding
-from benchmarks.papers.figures import quantile
+from benchmarks.papers.figures import iterations, quantile
 from benchmarks.papers.machines import ONE_GPU, with_memory
 from benchmarks.papers.page import markdown, terminal
 from benchmarks.papers.record import Record
@@ -42,6 +42,13 @@ def test_claims_have_names_of_their_own() -> None:
     ]
     assert max(Counter(claims).values()) == 1
     assert {paper for paper, _ in claims} == set(PAPERS)
+
+
+def test_without_order_no_iteration_is_empty() -> None:
+    """Far more comes than can be done, so that the instance is never idle for as long as a long prompt takes."""
+    load = accelgen.Load(accelgen.ACCELGEN_MIX, accelgen.RATE, 190)
+    ran = accelgen.scenario(accelgen.POLICIES["order"]).simulate(load.arrivals(seed=0), until_s=190)
+    assert max(each.end_s for each in iterations(ran.lifetimes)) > 188
 
 
 def test_the_verdict_is_that_of_the_seeds_median() -> None:
