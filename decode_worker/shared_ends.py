@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
 
 from alignedserve.decode_worker.plan import Checkpoint, EndOp, GiveUp, Lend, Renew, Restore
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
@@ -73,29 +75,40 @@ class SharedEnds:
     def num_lendable(self, running: Iterable[ScheduledRequest]) -> int:
         if not self.is_on:
             return 0
-        num_blocks = sum(sum(1 for _ in self._free_indices(each)) for each in running if not each.is_rt)
+        num_blocks = sum(self._num_lendable_of(each) for each in running if not each.is_rt)
         return min(num_blocks, self._max_parts - self.num_parts)
+
+    def _num_lendable_of(self, lender: ScheduledRequest) -> int:
+        if lender.last_run == self._number or not lender.num_blocks:
+            return 0
+        return lender.num_blocks - 1 - (len(self._taken(lender)) if lender.shares else 0)
 
     def lend(self, running: Iterable[ScheduledRequest], borrower: ScheduledRequest, count: int) -> None:
         """Lends so many blocks, which are the borrower's last ones: those with the most empty slots first. Of full
         ones, those of BE that misses tokens anyway, and then of the longest; each lender's last ones first."""
-        found = [(each, index) for each in running if not each.is_rt for index in self._free_indices(each)]
-        found.sort(key=lambda pair: self._place(*pair))
-        for at, (lender, index) in enumerate(found[:count], start=borrower.num_blocks - count):
+        lenders = [each for each in running if not each.is_rt and each.last_run != self._number]
+        # Of each lender the next block comes after the one before it: it is as full, or fuller.
+        in_order = merge(*(self._offers(each) for each in lenders), key=lambda offer: self._place(*offer))
+        for at, (lender, index) in enumerate([*islice(in_order, count)], start=borrower.num_blocks - count):
             loan = Loan(lender, index, borrower, at)
             self._lent.setdefault(lender.key, {})[index] = loan
             self._borrowed.setdefault(borrower.key, {})[at] = loan
             lender.shares = borrower.shares = True
             self.ops.append(Lend(borrower.key, lender.key, index, at))
 
-    def _free_indices(self, lender: ScheduledRequest) -> Iterator[int]:
-        if lender.last_run == self._number:
-            return
-        lent, away = self._lent.get(lender.key, {}), self._away.get(lender.key, {})
-        holes = self._holes.get(lender.key, ())
+    def _offers(self, lender: ScheduledRequest) -> Iterator[tuple[ScheduledRequest, int]]:
+        taken = self._taken(lender) if lender.shares else set()
         for index in range(lender.num_blocks - 1, 0, -1):
-            if index not in lent and index not in away and index not in holes:
-                yield index
+            if index not in taken:
+                yield lender, index
+
+    def _taken(self, lender: ScheduledRequest) -> set[int]:
+        """The indices of blocks that are lent, that have tokens which are away, or that are holes."""
+        return {
+            *self._lent.get(lender.key, ()),
+            *self._away.get(lender.key, ()),
+            *self._holes.get(lender.key, ()),
+        }
 
     def _place(self, lender: ScheduledRequest, index: int) -> tuple[int, bool, int, RequestKey, int]:
         num_tokens = self._num_here(lender, index)
