@@ -8,6 +8,7 @@ those that can't (AccelGen): `scheduling/remaining_time.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
@@ -54,7 +55,9 @@ def _fill_mixed(
     rt_behind = sorted((request for request in behind if request.is_rt), key=_due_s)
     bound_s = mixing.bound_s([*rt, *rt_behind])
     lengths = [request.num_tokens for request in rt]
-    chunks = _catch_up(at, mixing, rt_behind, [], lengths, bound_s)
+    # Where nobody decodes, or is about to, prompts of RT hold nobody up but prompts behind them.
+    is_alone = not (rt or at.arriving or mixing.is_rt_near)
+    chunks = _catch_up(at, mixing, rt_behind, [], lengths, math.inf if is_alone else bound_s)
     chosen = _run(at, mixing.choose(rt, be, chunks, bound_s))
     lengths += [request.num_tokens for request in chosen]
     be_behind = [request for request in behind if not request.is_rt]
@@ -86,7 +89,8 @@ def _catch_up(
     Returns the new ones."""
     taken: Chunks = []
     for request in behind:
-        count = min(request.num_pending, at.num_tokens_left)
+        most = at.limits.max_prefill_chunk or at.num_tokens_left
+        count = min(request.num_pending, at.num_tokens_left, most)
         if count > 0:
             count = mixing.most_tokens(request, count, [*chunks, *taken], lengths, bound_s)
         if count > 0 and at.chunk(request, count):

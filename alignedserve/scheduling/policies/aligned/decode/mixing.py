@@ -72,6 +72,10 @@ class Mixing:
     def may_pull_be(self) -> bool:
         return self._coming.may_pull_be()
 
+    @property
+    def is_rt_near(self) -> bool:
+        return self._coming.is_near
+
     def _tightest_s(self, now: float) -> float:
         return self._objectives.value(DEFAULT_TBT_S, now)
 
