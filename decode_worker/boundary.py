@@ -60,6 +60,7 @@ class Boundary:
         self.chunks: list[tuple[int, int]] = []
         self.lengths: list[int] = []
         self.num_restored = 0
+        self._num_restored_blocks_left = self.limits.max_restored_blocks
 
     # ---- the requests here -------------------------------------------------------------------------------------------
 
@@ -195,7 +196,7 @@ class Boundary:
         run, lengths, own = self.plan.run, self.lengths, cast("Sequence[ScheduledRequest]", requests)
         for index, request in enumerate(own):
             num_tokens = request.num_tokens
-            if num_tokens - request.num_cached > 1 or request.last_run == number:
+            if num_tokens - request.num_cached > 1 or request.last_run == number or request.keeps_inputs:
                 if self.run(request):
                     found.append(requests[index])
             elif (not request.shares and num_tokens <= request.num_blocks * block_size) or self._grow(
@@ -204,8 +205,6 @@ class Boundary:
                 request.last_run = number
                 run.append(request.work.request.key)
                 lengths.append(num_tokens)
-                if request.keeps_inputs:
-                    self.num_restored += request.num_cached
                 found.append(requests[index])
         self.num_tokens_left = self.limits.max_num_batched_tokens - sum(count for _, count in self.chunks)
         self.num_tokens_left -= len(lengths)
@@ -222,8 +221,13 @@ class Boundary:
             raise RuntimeError(
                 f"request {scheduled.key}: to compute {num_tokens} tokens{is_again}, of {scheduled.num_pending} pending"
             )
-        if num_tokens > self.num_tokens_left or not self._grow(scheduled, scheduled.num_cached + num_tokens):
+        needed = scheduled.num_cached + num_tokens
+        num_restored_blocks = -(-needed // self.limits.block_size) if scheduled.keeps_inputs else 0
+        if num_tokens > self.num_tokens_left or num_restored_blocks > self._num_restored_blocks_left:
             return False
+        if not self._grow(scheduled, needed):
+            return False
+        self._num_restored_blocks_left -= num_restored_blocks
         self.num_tokens_left -= num_tokens
         scheduled.last_run = self._num_planned
         if num_tokens < scheduled.num_pending:

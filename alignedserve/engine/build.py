@@ -32,7 +32,7 @@ from alignedserve.models.source import ModelSource, resolve_model
 from alignedserve.ops import CudaOptions, make_ops
 from alignedserve.ops.base import Ops
 from alignedserve.ops.step import StepInputs
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.kv_format import BlockFormat, num_restored_blocks
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 
@@ -103,8 +103,9 @@ def _assemble(
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, ops, form, step)
     blocks = BlockManager(choose_num_blocks(config, form, max_model_len, budget))
     cache = KVCache(form, blocks.num_blocks, ops.device, allocate)
+    num_restored = 0
     if config.hidden_cache:
-        num_restored = min(2 * blocks.num_blocks, max_seqs * max_blocks_per_seq)
+        num_restored = num_restored_blocks(blocks.num_blocks, max_blocks_per_seq)
         restored_kv = torch.empty((num_restored, 1, *form.shape[1:]), dtype=ops.dtype, device=ops.device)
         max_restored = num_restored * form.block_size
         step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device, max_restored)
@@ -117,7 +118,7 @@ def _assemble(
         max_num_batched_tokens=max_tokens,
         max_prefill_chunk=min(config.max_prefill_chunk or max_tokens, max_tokens),
         block_size=form.block_size,
-        can_keep_inputs=config.hidden_cache,
+        max_restored_blocks=num_restored,
     )
     return Engine(
         runner=ModelRunner(compiled, Sampler(ops), step, max_rows=max_seqs),

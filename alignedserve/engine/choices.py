@@ -10,7 +10,7 @@ import logging
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.models.config import ModelConfig
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, BlockFormat
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +68,24 @@ def check_hidden_cache(model_config: ModelConfig) -> None:
         )
 
 
+def _num_affordable(config: EngineConfig, form: BlockFormat, needed: int, budget: int) -> int:
+    """The number of blocks, with `num_restored_blocks` of one layer beside them where inputs may be kept."""
+    if not config.hidden_cache:
+        return budget // form.block_bytes
+    beside_longest = (budget - needed * form.layer_bytes) // form.block_bytes
+    beside_share = BLOCKS_PER_RESTORED * budget // (BLOCKS_PER_RESTORED * form.block_bytes + form.layer_bytes)
+    return max(min(beside_longest, beside_share), 0)
+
+
 def choose_num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, budget: int) -> int:
     """The number of blocks of an instance's KV cache, for a `budget` in bytes."""
-    each = form.block_bytes + (form.restored_bytes if config.hidden_cache else 0)
-    affordable = max(budget, 0) // each
     needed = form.num_blocks(max_model_len)
+    affordable = _num_affordable(config, form, needed, max(budget, 0))
+    least_bytes = needed * (form.block_bytes + (form.layer_bytes if config.hidden_cache else 0))
     if affordable < needed:
         raise ValueError(
-            f"kv_cache_memory_bytes={budget}: {affordable} blocks of {each} bytes, but one request of "
-            f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {needed * each} bytes "
+            f"kv_cache_memory_bytes={budget}: {affordable} blocks of {form.block_bytes} bytes, but one request of "
+            f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {least_bytes} bytes "
             f"(on a GPU gpu_memory_utilization does it, too), or set max_model_len to at most "
             f"{affordable * form.block_size}"
         )

@@ -13,5 +13,9 @@ class Limits:
     # Tokens of one request in one iteration.
     max_prefill_chunk: int
     block_size: int
-    # Whether a request's inputs may be kept in place of its KV.
-    can_keep_inputs: bool = False
+    # Blocks of restored KV, which the requests of an iteration share whose inputs are kept; 0: none are.
+    max_restored_blocks: int = 0
+
+    @property
+    def can_keep_inputs(self) -> bool:
+        return self.max_restored_blocks > 0

@@ -24,7 +24,7 @@ def limits_of(engine: Executor) -> InstanceLimits:
         max_model_len=engine.max_model_len,
         block_bytes=engine.format.block_bytes,
         max_prefill_chunk=engine.limits.max_prefill_chunk,
-        can_keep_inputs=engine.limits.can_keep_inputs,
+        max_restored_blocks=engine.limits.max_restored_blocks,
     )
 
 

@@ -28,6 +28,15 @@ def tokens_per_block(block_size: int, keeps_inputs: bool) -> int:
     return 2 * block_size if keeps_inputs else block_size
 
 
+# One block of restored KV for so many blocks: few requests have inputs at a time, and fewer run in one iteration.
+BLOCKS_PER_RESTORED = 4
+
+
+def num_restored_blocks(num_blocks: int, longest: int) -> int:
+    """The number of blocks of restored KV beside so many others; `longest`: those of the longest request."""
+    return max(longest, num_blocks // BLOCKS_PER_RESTORED)
+
+
 @dataclass(frozen=True)
 class BlockFormat:
     num_layers: int
@@ -58,9 +67,9 @@ class BlockFormat:
         return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
 
     @property
-    def restored_bytes(self) -> int:
-        """The bytes of restored KV for a block that is full of inputs: K and V of one layer, of all its tokens."""
-        return 2 * self.block_bytes // self.num_layers
+    def layer_bytes(self) -> int:
+        """The bytes of one layer of a block."""
+        return self.block_bytes // self.num_layers
 
     def in_pool(self, pool_kv_dtype: str) -> BlockFormat:
         """Returns the format that these blocks have in the pool."""

@@ -68,8 +68,13 @@ class InstanceLimits(Message):
     enable_prefix_caching: bool = False
     # The most tokens of one request in one iteration of a colocated instance; 0: as many as of all requests.
     max_prefill_chunk: int = 0
-    # Whether the inputs of layers may be kept of a request, in half as many blocks as its KV takes.
-    can_keep_inputs: bool = False
+    # Where the inputs of layers may be kept of a request in place of its KV: an iteration runs no more such requests
+    # than have KV in so many blocks. 0: of none.
+    max_restored_blocks: int = 0
+
+    @property
+    def can_keep_inputs(self) -> bool:
+        return self.max_restored_blocks > 0
 
 
 class Stored(Message):

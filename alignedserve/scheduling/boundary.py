@@ -173,7 +173,8 @@ class DecodeBoundary(Protocol):
 
     def run(self, request: DecodeRequest) -> bool:
         """Plans all pending tokens of the request, so that it samples a token. Returns False and does nothing if
-        blocks are missing, or the iteration has too few tokens left."""
+        blocks are missing, or the iteration has too few tokens left, or, for a request of which inputs are kept, too
+        few of `limits.max_restored_blocks`."""
 
     def run_each(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
         """Calls `run` for each of these, and returns those for which it succeeded. It is quicker for many requests."""

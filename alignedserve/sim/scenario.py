@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from alignedserve.protocol.kv_format import num_restored_blocks
 from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
@@ -52,13 +53,15 @@ class Scenario:
     hidden_cache: bool = False
 
     def island(self) -> Island:
+        num_blocks = self.cost.num_kv_tokens // self.block_size
+        longest = -(-self.max_model_len // self.block_size)
         limits = InstanceLimits(
-            num_blocks=self.cost.num_kv_tokens // self.block_size,
+            num_blocks=num_blocks,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
-            can_keep_inputs=self.hidden_cache,
+            max_restored_blocks=num_restored_blocks(num_blocks, longest) if self.hidden_cache else 0,
         )
         config = IslandConfig(
             cost=self.cost,

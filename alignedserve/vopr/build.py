@@ -85,7 +85,7 @@ def _limits(plan: Plan, num_blocks: int) -> InstanceLimits:
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_model_len=MAX_MODEL_LEN,
-        can_keep_inputs=plan.hidden_cache,
+        max_restored_blocks=-(-MAX_MODEL_LEN // plan.block_size) if plan.hidden_cache else 0,
     )
 
 

@@ -123,7 +123,7 @@ class KeepsInputs(DecodePart):
 
 
 def test_inputs_take_half_the_blocks_and_cannot_be_evicted() -> None:
-    limits = replace(LIMITS, can_keep_inputs=True)
+    limits = replace(LIMITS, max_restored_blocks=40)
     schedule = DecodeSchedule(limits, KeepsInputs(limits, SchedulingConfig()))
     schedule.offer([work := make_work(30, output_len=0, num_cached=0)], is_batch=False)
     plan = schedule.plan(0.0)
@@ -137,7 +137,7 @@ def test_inputs_take_half_the_blocks_and_cannot_be_evicted() -> None:
 
 
 def test_inputs_are_kept_only_of_a_prompt_and_where_they_can_be() -> None:
-    for limits, num_cached in ((LIMITS, 0), (replace(LIMITS, can_keep_inputs=True), 29)):
+    for limits, num_cached in ((LIMITS, 0), (replace(LIMITS, max_restored_blocks=40), 29)):
         schedule = DecodeSchedule(limits, KeepsInputs(limits, SchedulingConfig()))
         schedule.offer([make_work(30, output_len=1, num_cached=num_cached)], is_batch=False)
         with pytest.raises(RuntimeError, match="its inputs can't be kept"):
@@ -577,3 +577,17 @@ def test_an_iteration_with_requests_of_several_batches_is_mixed() -> None:
     alone.offer([make_work(30)], is_batch=True, batch=2)
     admit_all(alone)
     assert alone.is_mixed(alone.plan(0.0))
+
+
+def test_an_iteration_restores_no_more_than_there_is_room_for() -> None:
+    """Each of the three has 30 tokens, and two find room."""
+    limits = replace(LIMITS, max_restored_blocks=2 * -(-30 // BLOCK) + 1, max_num_batched_tokens=512)
+    part = KeepsInputs(limits, SchedulingConfig())
+    schedule = DecodeSchedule(limits, part)
+    works = [make_work(30, output_len=0, num_cached=0) for _ in range(3)]
+    schedule.offer(works, is_batch=False)
+    assert schedule.plan(0.0).new_prompts == works
+    for expected in (works[:2], works[:2]):
+        # Nobody has computed anything: all of it is pending.
+        plan = schedule.plan(0.0)
+        assert plan.run == keys(expected)

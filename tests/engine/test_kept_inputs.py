@@ -133,8 +133,8 @@ def test_half_as_many_blocks_are_taken(tiny_model: Directory) -> None:
 def test_a_block_that_held_the_other_form_is_used_again(tiny_model: Directory) -> None:
     """Room for one request at a time, so that each takes the blocks of the one before."""
     directory = tiny_model("opt")
-    # 512 tokens in blocks of 16, of 3 layers of K and V of 64 float32, and K and V of one layer for twice the tokens.
-    num_bytes = 32 * 16 * 2 * 64 * 4 * (3 + 2)
+    # 512 tokens in blocks of 16, of 3 layers of K and V of 64 float32, and once more for one layer.
+    num_bytes = 32 * 16 * 2 * 64 * 4 * (3 + 1)
     for backend in BACKENDS:
         engine = _engine(directory, backend, kv_cache_memory_bytes=num_bytes)
         assert engine.num_blocks == 32

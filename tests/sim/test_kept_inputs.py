@@ -18,7 +18,7 @@ from alignedserve.types import InstanceId, RequestKey
 from tests.scheduling.keeping_inputs import NAME
 from tests.sim.islands import limits, requests, small_island
 
-LIMITS = replace(limits(num_blocks=34), can_keep_inputs=True)
+LIMITS = replace(limits(num_blocks=34), max_restored_blocks=34)
 POLICIES = pytest.mark.parametrize("policy", [NAME, "apt"])
 
 

@@ -15,7 +15,7 @@ from tests.scheduling.policies.instance import LIMITS, Instance, document, job, 
 
 def limits(num_blocks: int) -> Instance:
     return Instance(
-        "apt", replace(LIMITS, num_blocks=num_blocks, max_model_len=num_blocks * 16, can_keep_inputs=True)
+        "apt", replace(LIMITS, num_blocks=num_blocks, max_model_len=num_blocks * 16, max_restored_blocks=99)
     )
 
 
