@@ -35,7 +35,7 @@ def test_nothing_breaks(seed: int) -> None:
     assert run(short(seed, 100.0)).failure is None
 
 
-@pytest.mark.parametrize("seed", [292, 354])
+@pytest.mark.parametrize("seed", [20, 153])
 def test_nothing_breaks_where_blocks_are_shared_from_both_ends(seed: int) -> None:
     history = history_of(seed, policies=("bros",), systems=("island",))
     assert history.plan.share_blocks and run(history).failure is None
