@@ -12,21 +12,8 @@ _WHO = ("policy", "prefill", "decode")
 _REAL_TIME = ("requests/s", "requests", "in time", "TTFT p50", "TTFT p99", "gap p50", "gap p99", "tokens/s")
 _OBJECTIVES = ("gap, at most", "requests", "in time")
 _BEST_EFFORT = ("answered", "TTFT p50", "answer p50, s", "answer p99, s", "tokens/s", "jobs in time")
-_ISLAND = (
-    "prefill busy",
-    "decode busy",
-    "batch",
-    "batches",
-    "mixed",
-    "scheduled in 5 ms",
-    "pool, at most",
-    "evicted",
-    "evicted, GB",
-    "dropped",
-    "overwritten, GB",
-    "interrupted",
-)
-
+_INSTANCES = ("prefill busy", "decode busy", "batch", "batches", "mixed", "scheduled in 5 ms", "interrupted")
+_MEMORY = ("pool, at most", "evicted", "evicted, GB", "dropped", "overwritten, GB")
 _LINKS = ("link", "busy", "slows", "GB")
 
 
@@ -43,7 +30,8 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     if any(outcome.mixture.be.num_requests for _, outcome in done):
         yield from _table("Best effort", _BEST_EFFORT, [_who(row) + _best_effort(each) for row, each in done])
     if done:
-        yield from _table("Instances", _ISLAND, [_who(row) + _island(each) for row, each in done])
+        yield from _table("Instances", _INSTANCES, [_who(row) + _instances(each) for row, each in done])
+        yield from _table("Memory", _MEMORY, [_who(row) + _memory(each) for row, each in done])
         crossed = [_who(row) + _link(use) for row, each in done for use in each.links]
         if crossed:
             yield from _table("Links", _LINKS, crossed)
@@ -125,21 +113,26 @@ def _best_effort(outcome: Outcome) -> list[str]:
     ]
 
 
-def _island(outcome: Outcome) -> list[str]:
-    found = outcome.mixture
+def _instances(outcome: Outcome) -> list[str]:
     return [
         _percent(outcome.prefill_busy),
-        _percent(found.busy),
+        _percent(outcome.mixture.busy),
         f"{outcome.mean_batch:.1f}",
         str(outcome.num_batches) if outcome.num_batches else "-",
         "-" if outcome.mixed is None else _percent(outcome.mixed),
         _percent(outcome.scheduled_soon),
+        str(outcome.mixture.num_interrupted),
+    ]
+
+
+def _memory(outcome: Outcome) -> list[str]:
+    found = outcome.mixture
+    return [
         _percent(outcome.pool_peak),
         str(found.num_evicted),
         f"{found.moved_bytes / 1e9:.1f}",
         str(found.num_dropped),
         f"{found.overwritten_bytes / 1e9:.2f}",
-        str(found.num_interrupted),
     ]
 
 

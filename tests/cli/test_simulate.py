@@ -80,7 +80,7 @@ def test_settings_that_repeat_are_compared_and_every_run_is_the_same(tmp_path: P
     first, second = simulate(*both, "--be-share", "0.5"), simulate(*both, "--be-share", "0.5")
     assert first.returncode == 0 and first.stdout == second.stdout
     by_setting, by_link = first.stdout.split("Links")
-    assert by_setting.count("| fcfs ") == by_setting.count("| aligned ") == 2 * 3
+    assert by_setting.count("| fcfs ") == by_setting.count("| aligned ") == 2 * 4
     # a fourth GPU, which decodes, shares a root with the third
     assert by_link.count("PCIe 0 to host") == 4 and by_link.count("PCIe 1 to GPUs") == 2
     assert "Best effort" in first.stdout and "Best effort" not in CliRunner().invoke(command, few).stdout
