@@ -222,14 +222,6 @@ def _look_up(table, tile, length, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _first_slot(is_reversed, seq, BLOCK_SIZE: tl.constexpr):
-    """Returns the slot of a block's first token."""
-    if is_reversed is None:
-        return 0
-    return tl.load(is_reversed + seq) * (BLOCK_SIZE - 1)
-
-
-@triton.jit
 def _skipped(length, WINDOW: tl.constexpr, TILE: tl.constexpr):
     """Returns the number of tiles before the window."""
     return tl.maximum(length - WINDOW, 0) // TILE if WINDOW > 0 else 0
@@ -240,7 +232,8 @@ def _attend_to_tile(
     query,
     keys,
     block,
-    first_slot,
+    is_reversed,
+    seq,
     tile,
     length,
     highest,
@@ -265,7 +258,10 @@ def _attend_to_tile(
     is_key = position < length
     if WINDOW > 0:
         is_key = is_key & (position >= length - WINDOW)
-    row = block.to(tl.int64) * block_stride + tl.abs(first_slot - position % BLOCK_SIZE) * HEAD_DIM
+    slot = position % BLOCK_SIZE
+    if is_reversed is not None:
+        slot = tl.abs(tl.load(is_reversed + seq) * (BLOCK_SIZE - 1) - slot)
+    row = block.to(tl.int64) * block_stride + slot * HEAD_DIM
     at = keys + row[:, None] + dim[None, :]
     mask = is_key[:, None] & (dim < HEAD_DIM)[None, :]
     key = tl.load(at, mask=mask, other=0.0)
@@ -349,7 +345,8 @@ def _balanced_kernel(
             _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH),
             cache + kv_head * BLOCK_SIZE * HEAD_DIM,
             block,
-            _first_slot(is_reversed, seq, BLOCK_SIZE),
+            is_reversed,
+            seq,
             skipped + tile,
             length,
             highest,
@@ -525,7 +522,8 @@ def _plain_kernel(
                 query,
                 cache + kv_head * BLOCK_SIZE * HEAD_DIM,
                 block,
-                _first_slot(is_reversed, seq, BLOCK_SIZE),
+                is_reversed,
+                seq,
                 tile,
                 length,
                 highest,

@@ -179,7 +179,8 @@ class BrosDecode(DecodePart):
         gone = self.preempt(at, *self._victims(at, rt))
         rt, be = ([each for each in some if each not in gone] for some in (rt, be))
         batch = self._pack(at, rt, be)
-        for request in batch.requests:
+        # BE that runs can't lend its blocks in the same iteration.
+        for request in decoding.real_time_first(batch.requests):
             if not request.num_blocks:
                 if decoding.had_better_wait(at, request):
                     continue

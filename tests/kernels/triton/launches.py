@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -80,6 +81,7 @@ def move_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     return {
         "gather_kv 128": partial(gather_kv, cache, 3, table, one, one, ids, context, context),
         "gather_kv 80": partial(gather_kv, odd_cache, 3, table, one, one, ids, odd_context, odd_context),
+        "gather_kv reversed": partial(gather_kv, cache, 3, table, one, one, ids, context, context, ids),
     }
 
 
@@ -110,6 +112,11 @@ def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             balanced_attention, q, cache, step, plan, scratch, 0.1, window, q
         )
         launches[f"plain {name}"] = partial(plain_attention, q, cache, step, 0.1, window, q, tuning)
+        step = replace(step, is_reversed=ints)
+        launches[f"balanced reversed {name}"] = partial(
+            balanced_attention, q, cache, step, plan, scratch, 0.1, window, q
+        )
+        launches[f"plain reversed {name}"] = partial(plain_attention, q, cache, step, 0.1, window, q, tuning)
     return launches
 
 
