@@ -226,6 +226,8 @@ def test_blocks_that_are_shared_spare_evictions() -> None:
 def test_who_can_not_share_blocks_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="policy 'fcfs' can't; it must be one of bros"):
         make_policy(SchedulingConfig("fcfs", share_blocks=True))
+    with pytest.raises(ValueError, match="preemption_mode must be swap or defer, not recompute"):
+        make_policy(SchedulingConfig("bros", share_blocks=True, preemption_mode="recompute"))
     with pytest.raises(ValueError, match="give --colocated-instances"):
         SchedulingConfig("bros", share_blocks=True).check_share_blocks(False, "auto")
     with pytest.raises(ValueError, match="pool_kv_dtype='int8': must be auto"):
