@@ -60,6 +60,8 @@ class Batch:
         self.work = decodes + chunks
         self.rows = np.array([request.row for request, _ in self.work], dtype=np.intp)
         self.counts = np.array([count for _, count in self.work], dtype=np.int32)
+        self.is_reversed = np.array([request.is_reversed for request, _ in self.work], dtype=np.int32)
+        self.has_reversed = bool(self.is_reversed.any())
         # The entries of `work` that catch up.
         self.due_entries = [i for i, (request, count) in enumerate(self.work) if count == request.num_pending]
         self.due = Due([self.work[i][0] for i in self.due_entries])
@@ -74,12 +76,10 @@ class BatchTable:
         self._block_size = block_size
         self._blocks = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
-        # How many tokens a block of the row has room for.
-        self._tokens_per_block = np.zeros(max_num_seqs, dtype=np.int32)
+        # How many tokens the row's blocks have room for.
+        self._room = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self._last_token = np.zeros(max_num_seqs, dtype=np.int32)
-        # The slot that a block's first token has: the first one, or of a reversed request the last one.
-        self._first_slot = np.zeros(max_num_seqs, dtype=np.int32)
         # The number of tokens until max_output_len.
         self._num_left = np.zeros(max_num_seqs, dtype=np.int64)
         self._counting = np.arange(max_num_seqs + 1, dtype=np.int32)
@@ -94,12 +94,10 @@ class BatchTable:
     def enter(self, request: Request) -> None:
         self._decodes = None
         row = request.row = self._free_rows.pop()
-        self._num_blocks[row] = request.num_blocks
-        self._tokens_per_block[row] = tokens_per_block(self._block_size, request.keeps_inputs)
+        self._set_num_blocks(request)
         self._num_computed[row] = request.num_computed
         self._last_token[row] = request.output[-1] if request.output else 0
         self._num_left[row] = request.max_output_len - len(request.output)
-        self._first_slot[row] = self._block_size - 1 if request.is_reversed else 0
 
     def leave(self, request: Request) -> None:
         self._decodes = None
@@ -110,7 +108,8 @@ class BatchTable:
         """Appends blocks to the request's row, and raises its count of blocks."""
         end = request.num_blocks + len(blocks)
         self._blocks[request.row, request.num_blocks : end] = blocks
-        request.num_blocks = self._num_blocks[request.row] = end
+        request.num_blocks = end
+        self._set_num_blocks(request)
 
     def set_block(self, request: Request, index: int, block: BlockId) -> None:
         """Puts another block in the place of one that the request had."""
@@ -128,9 +127,7 @@ class BatchTable:
     def outgrown(self, batch: Batch) -> list[int]:
         """The entries of the batch's work that need more blocks than they have."""
         ends = self._num_computed[batch.rows] + batch.counts
-        entries: list[int] = np.flatnonzero(
-            ends > self._num_blocks[batch.rows] * self._tokens_per_block[batch.rows]
-        ).tolist()
+        entries: list[int] = np.flatnonzero(ends > self._room[batch.rows]).tolist()
         return entries
 
     def computed(self, batch: Batch) -> None:
@@ -177,10 +174,13 @@ class BatchTable:
         positions = self._num_computed[rows]
         host.token_ids[:num] = self._last_token[rows]
         host.positions[:num] = positions
-        host.slots[:num] = self._slots(rows, positions)
+        slots = self._slots(rows, positions)
+        if batch.has_reversed:
+            slots = np.where(batch.is_reversed[:num], self._mirrored(slots), slots)
+        host.slots[:num] = slots
         host.query_start[1 : num + 1] = self._counting[1 : num + 1]
         host.context_len[:num] = positions + 1
-        host.is_reversed[:num] = self._first_slot[rows] > 0
+        host.is_reversed[:num] = batch.is_reversed[:num]
         host.outputs[:num] = self._counting[:num]
 
     def _fill_chunk(
@@ -193,7 +193,8 @@ class BatchTable:
         positions = np.arange(first, first + count, dtype=np.int32)
         host.token_ids[start:end] = request.tokens(first, first + count)
         host.positions[start:end] = positions
-        host.slots[start:end] = self._slots(request.row, positions)
+        slots = self._slots(request.row, positions)
+        host.slots[start:end] = self._mirrored(slots) if request.is_reversed else slots
         host.query_start[entry + 1] = end
         host.context_len[entry] = first + count
         host.is_reversed[entry] = request.is_reversed
@@ -229,8 +230,18 @@ class BatchTable:
         table[entry, : len(blocks)] = blocks
         step.host.slots[tokens] = slots
 
+    def _set_num_blocks(self, request: Request) -> None:
+        row = request.row
+        self._num_blocks[row] = request.num_blocks
+        self._room[row] = request.num_blocks * tokens_per_block(self._block_size, request.keeps_inputs)
+
     def _slots(self, rows: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
         block, offset = np.divmod(positions, self._block_size)
         slots: np.ndarray = self._blocks[rows, block] * self._block_size
-        slots += np.abs(self._first_slot[rows] - offset)
+        slots += offset
         return slots
+
+    def _mirrored(self, slots: np.ndarray) -> np.ndarray:
+        """The slots of requests that fill their blocks from the last slot down."""
+        mirrored: np.ndarray = slots + (self._block_size - 1 - 2 * (slots % self._block_size))
+        return mirrored
