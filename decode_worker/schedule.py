@@ -153,6 +153,10 @@ class DecodeSchedule:
         return self._estimate.pace if self._estimate else 1.0
 
     @property
+    def last_overrun(self) -> float:
+        return self._estimate.last_overrun if self._estimate else 1.0
+
+    @property
     def outside_s(self) -> float:
         """The recent seconds of an iteration in which the engine computes nothing."""
         return self._estimate.outside_s if self._estimate else 0.0

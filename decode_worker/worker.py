@@ -421,6 +421,7 @@ class DecodeWorker(Worker[DecodeStep]):
             scheduling_s=step.scheduling_s,
             outside_s=schedule.outside_s,
             dropped=changes.dropped,
+            overrun=schedule.last_overrun,
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:

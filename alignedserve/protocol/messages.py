@@ -444,6 +444,8 @@ class DecodeReport(Message):
     outside_s: float = 0.0
     # The requests that the instance has dropped with their KV: it is to be computed again.
     dropped: list[RequestKey] = []
+    # How much longer than predicted the last iteration took: the ratio of measured to predicted time.
+    overrun: float = 1.0
 
 
 class Gone(Message):

@@ -7,7 +7,7 @@ Instead of KV its blocks hold what KV that would be. A request that joins withou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,10 +59,10 @@ class SimEngine:
         cost: CostModel,
         computed: Counter[RequestKey],
         kv: KvModel | None = None,
-        pace: float = 1.0,
+        seconds: Callable[[float, bool], float] = lambda model_s, has_chunks: model_s,
     ) -> None:
-        """`computed`: tokens of each request, counted by all instances. `kv`: what KV should be. `pace`: iterations
-        take so many times what `cost` says."""
+        """`computed`: tokens of each request, counted by all instances. `kv`: what KV should be. `seconds` returns how
+        long an iteration takes for which `cost` says so many seconds, and which has parts of prompts or not."""
         self.limits = limits
         self.num_blocks = limits.num_blocks
         self.max_model_len = limits.max_model_len
@@ -79,7 +79,7 @@ class SimEngine:
         self._sharers: set[RequestId] = set()
         self._copies_s = 0.0
         self._cost = cost
-        self._pace = pace
+        self._seconds = seconds
         self._computed = computed
         self._kv = kv or KvModel()
         self._chains: dict[RequestId, TokenChain] = {}
@@ -284,7 +284,7 @@ class SimEngine:
             if request.keeps_inputs:
                 num_restored += request.num_computed
             self._compute(request, count)
-        computing_s = self._pace * self._cost.iteration(chunks, lengths, num_restored)
+        computing_s = self._seconds(self._cost.iteration(chunks, lengths, num_restored), bool(chunks))
         copies_s, self._copies_s = self._copies_s, 0.0
         return SimIteration(requests, copies_s + computing_s)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -75,8 +76,8 @@ class SimInstance(SimProcess):
 
     def begin(self) -> None:
         world = self.world
-        pace = world.overhead.pace
-        self.engine = SimEngine(self._limits, world.cost, world.computed, world.kv, pace)
+        seconds = partial(world.overhead.engine_s, dice=world.dice)
+        self.engine = SimEngine(self._limits, world.cost, world.computed, world.kv, seconds)
         ids = TransferIds(self.epoch)
         self.transfers = SimTransfers(world, ids, self.engine, self._channels, self._wake, self.when_awake)
         world.transfers[self.instance_id] = self.transfers

@@ -24,9 +24,6 @@ from alignedserve.sim.world import NO_OVERHEAD, Overhead, World
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import InstanceId
 
-# Seconds that a message takes between two processes on one host, over loopback.
-LATENCY_S = 0.0003
-
 
 @dataclass(frozen=True)
 class IslandConfig:
@@ -64,12 +61,13 @@ class IslandConfig:
 
 class Island:
     def __init__(
-        self, config: IslandConfig, latency: Latency = lambda: LATENCY_S, clock: Clock | None = None
+        self, config: IslandConfig, latency: Latency | None = None, clock: Clock | None = None
     ) -> None:
-        """`clock` is given where islands share one."""
+        """`latency` is that of messages, if not the overhead's; `clock` is given where islands share one."""
         self.config = config
         self.host = HostLinks(config.cost, config.sharing, config.instance_ids)
         clock = clock or Clock()
+        latency = latency or (lambda: config.overhead.message_s)
         self.world = World(
             config.cost, latency, self.host, foresee=config.foresee, clock=clock, overhead=config.overhead
         )

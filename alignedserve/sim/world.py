@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING
 
 from alignedserve.protocol.messages import AnyMessage
@@ -48,6 +49,23 @@ class Overhead:
     pace: float = 1.0
     # The seconds before each iteration in which the engine computes nothing: plans, messages, starting copies.
     outside_s: float = 0.0
+    # The seconds that a message takes from one process to another on one host, over loopback, the sender's and the
+    # receiver's turn included.
+    message_s: float = 0.0003
+    # How much longer than predicted iterations took, as ratios of measured to predicted time: one of them is drawn for
+    # each iteration. Of iterations of decodes only, and of those with a part of a prompt; none: all take what is
+    # predicted.
+    overruns: tuple[float, ...] = ()
+    overruns_of_chunks: tuple[float, ...] = ()
+
+    def engine_s(self, model_s: float, has_chunks: bool, dice: Random) -> float:
+        """The seconds in the engine of an iteration for which the cost model says `model_s`."""
+        predicted_s = self.pace * model_s
+        overruns = self.overruns_of_chunks if has_chunks else self.overruns
+        if not overruns:
+            return predicted_s
+        seconds = (predicted_s + self.outside_s) * dice.choice(overruns)
+        return max(0.0, seconds - self.outside_s)
 
 
 NO_OVERHEAD = Overhead()
@@ -68,6 +86,8 @@ class World:
     host: HostLinks
     faults: NoFaults = field(default_factory=NoFaults)
     overhead: Overhead = NO_OVERHEAD
+    # Draws what varies from one iteration to the next.
+    dice: Random = field(default_factory=lambda: Random(0))
     # The seconds between two ticks of the router's core.
     tick_s: float = 0.05
     # Whether the router pings processes and they watch the router, so that those that hang are cut off.

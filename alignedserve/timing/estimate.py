@@ -35,6 +35,8 @@ class Estimate:
         # How much longer than predicted all but the rare ones of the recent iterations took, as a ratio; at least 1.
         # Where others use the processor too, it is far above 1.
         self.overrun = 1.0
+        # The same ratio of the last iteration alone.
+        self.last_overrun = 1.0
         # The recent ratios of measured to predicted time, in the order in which they came, and the largest last.
         self._ratios: deque[float] = deque()
         self._sorted_ratios: list[float] = []
@@ -70,7 +72,8 @@ class Estimate:
         inside_s = predicted_s - self.outside_s
         if inside_s <= 0:
             return
-        self._overran(seconds / predicted_s)
+        self.last_overrun = seconds / predicted_s
+        self._overran(self.last_overrun)
         off = min(max((seconds - outside_s) / inside_s, 1 / _MOST_OFF), _MOST_OFF)
         self._last.append(off * self.pace)
         self._last_outside_s.append(min(outside_s, _MOST_OFF * max(self.outside_s, inside_s)))

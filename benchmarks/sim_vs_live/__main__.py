@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,17 +18,21 @@ from typing import Any
 
 from alignedserve import demo
 from alignedserve.scheduling.policies import POLICIES
-from alignedserve.sim.world import NO_OVERHEAD
+from alignedserve.sim.report import quantiles
+from alignedserve.sim.world import NO_OVERHEAD, Overhead
 from alignedserve.text.tokenizer import Tokenizer
 from benchmarks.gpu.record import ROOT, Record, Row
 from benchmarks.progress import progress, say
-from benchmarks.sim_vs_live.live import Live, measure
+from benchmarks.sim_vs_live.live import Live, Plan, measure
+from benchmarks.sim_vs_live.model import DEMO, Served, larger
 from benchmarks.sim_vs_live.page import line, write
-from benchmarks.sim_vs_live.requests import fixed_list
+from benchmarks.sim_vs_live.requests import alone, fixed_list
 from benchmarks.sim_vs_live.simulated import simulate
 
-# As many requests come before those that count.
-NUM_WARMING = 60
+# As many requests come before those that count, alone and under the same load.
+NUM_ALONE, NUM_WARMING = 15, 40
+# Of KV: so many tokens' is plenty, and so many tokens' is short.
+PLENTY, SHORT = 1 << 15, 1280
 
 
 @dataclass(frozen=True)
@@ -38,27 +43,33 @@ class Load:
     kv_bytes: int
 
 
-def loads_of(args: argparse.Namespace) -> dict[str, Load]:
-    moderate, high = args.rates
+def loads_of(model: Served) -> dict[str, Load]:
+    moderate, high = model.rates
+    plenty, short = PLENTY * model.kv_bytes_per_token, SHORT * model.kv_bytes_per_token
     found = (
-        Load("moderate", moderate, 64 << 20),
-        Load("high", high, 64 << 20),
-        Load("short", high, args.short_kv_bytes),
-        Load("burst", None, args.short_kv_bytes),
+        Load("moderate", moderate, plenty),
+        Load("high", high, plenty),
+        Load("short", high, short),
+        Load("burst", None, short),
     )
     return {each.name: each for each in found}
 
 
-def case(policy: str, load: Load, args: argparse.Namespace, tokenizer: Tokenizer) -> Row:
+def case(
+    policy: str, load: Load, model: Served, num_requests: int, profile_s: float, tokenizer: Tokenizer
+) -> Row:
     head: Row = {"policy": policy, "load": load.name, "rate": load.rate, "kv_bytes": load.kv_bytes}
-    warming = fixed_list(tokenizer, load.rate or args.rates[1], NUM_WARMING, seed=1)
-    asked = fixed_list(tokenizer, load.rate, args.requests, seed=0)
+    plan = Plan(
+        alone(tokenizer, NUM_ALONE, model.apart_s, max(model.tbt_s)),
+        fixed_list(tokenizer, load.rate, NUM_WARMING, model.tbt_s, seed=1),
+        fixed_list(tokenizer, load.rate, num_requests, model.tbt_s, seed=0),
+    )
     begun = os.getloadavg()[0]
     try:
-        live = measure(policy, load.kv_bytes, args.profile_s, warming, asked)
+        live = measure(policy, model, load.kv_bytes, profile_s, plan)
     except RuntimeError as error:
         return head | {"error": str(error)}
-    return head | {"load_average": begun} | compared(policy, load, live, len(asked))
+    return head | {"load_average": begun} | compared(policy, load, live, num_requests)
 
 
 def compared(policy: str, load: Load, live: Live, count: int) -> Row:
@@ -71,19 +82,29 @@ def compared(policy: str, load: Load, live: Live, count: int) -> Row:
         "processor": live.profile.facts["device"],
         "live": {"figures": asdict(live.side.figures), **live.side.iterations},
         "client": asdict(live.client),
-        "overhead": asdict(live.overhead),
+        "overhead": summary(live.overhead),
         "profile_waited_share": live.profile.waited_share,
         "profile_errors": {name: error.median for name, error in live.profile.errors.items()},
         **found,
     }
 
 
-def rows_of(args: argparse.Namespace) -> Iterator[Row]:
-    tokenizer, loads = Tokenizer.from_directory(demo.MODEL_DIR), loads_of(args)
+def summary(overhead: Overhead) -> Row:
+    """Without what every iteration took."""
+    found = {"pace": overhead.pace, "outside_s": overhead.outside_s, "message_s": overhead.message_s}
+    for name in ("overruns", "overruns_of_chunks"):
+        ratios = getattr(overhead, name)
+        found |= {f"{name}_p50": quantiles(ratios).p50, f"{name}_p99": quantiles(ratios).p99}
+    return found
+
+
+def rows_of(args: argparse.Namespace, model: Served) -> Iterator[Row]:
+    tokenizer, loads = Tokenizer.from_directory(demo.MODEL_DIR), loads_of(model)
     for number in range(args.rounds):
         for policy in args.policies:
             for name in args.loads:
-                yield {"round": number} | case(policy, loads[name], args, tokenizer)
+                found = case(policy, loads[name], model, args.requests, args.profile_s, tokenizer)
+                yield {"round": number} | found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,16 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Whoever stops it does not leave a server behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     args.out.mkdir(parents=True, exist_ok=True)
-    record = Record(args.out / "sim_vs_live.json", describe(args))
-    with progress(args.rounds * len(args.policies) * len(args.loads), "case") as bar:
-        for row in rows_of(args):
-            record.add(row)
-            bar.update()
-            say(line(row))
-    write(record.path, args.out)
+    with tempfile.TemporaryDirectory(prefix="sim-vs-live-", dir="/tmp") as folder:
+        model = DEMO if args.model == DEMO.name else larger(Path(folder))
+        name = "sim_vs_live" if model is DEMO else f"sim_vs_live_{model.name}"
+        record = Record(args.out / f"{name}.json", describe(args, model))
+        with progress(args.rounds * len(args.policies) * len(args.loads), "case") as bar:
+            for row in rows_of(args, model):
+                record.add(row)
+                bar.update()
+                say(line(row))
+        write(record.path)
 
 
-def describe(args: argparse.Namespace) -> dict[str, Any]:
+def describe(args: argparse.Namespace, model: Served) -> dict[str, Any]:
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     return {
         "command": shlex.join(["python", "-m", "benchmarks.sim_vs_live", *sys.argv[1:]]),
@@ -109,6 +133,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "python": platform.python_version(),
         "num_cpus": os.cpu_count(),
         "num_requests": args.requests,
+        "model": model.name,
     }
 
 
@@ -120,8 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     loads = ["moderate", "high", "short", "burst"]
     parser.add_argument("--policies", nargs="+", choices=[*POLICIES], default=[*POLICIES], metavar="NAME")
     parser.add_argument("--loads", nargs="+", choices=loads, default=loads, metavar="NAME")
-    parser.add_argument("--rates", type=float, nargs=2, default=(8.0, 20.0), metavar=("MODERATE", "HIGH"))
-    parser.add_argument("--short-kv-bytes", type=int, default=5 << 19, help="of short and burst")
+    parser.add_argument("--model", choices=[DEMO.name, "larger"], default=DEMO.name)
     parser.add_argument("--requests", type=int, default=400, help="of each case")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--profile-s", type=float, default=10.0, help="to measure the cost profile for")

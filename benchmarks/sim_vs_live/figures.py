@@ -97,6 +97,21 @@ class Door:
                 for news in send.message.news:
                     self.times_s[news.key] += [now] * len(news.tokens)
 
+    def messages_s(self) -> list[float]:
+        """What the router waited for the first tokens of requests that came alone, beyond their iteration: the order
+        and the report, a message each."""
+        in_order = sorted(self.arrived_s, key=self.arrived_s.__getitem__)
+        found = []
+        for before, key, after in zip([None, *in_order], in_order, [*in_order[1:], None], strict=False):
+            arrived_s, first_s = self.arrived_s[key], self.times_s[key][0]
+            is_after = before is None or self.times_s[before][-1] < arrived_s
+            if is_after and (after is None or first_s < self.arrived_s[after]):
+                between = [each for now, each in self.reports if arrived_s < now <= first_s]
+                found.append(
+                    first_s - arrived_s - sum(each.duration_s for each in between if each.num_computed)
+                )
+        return found
+
     def last_to_come(self, count: int) -> list[RequestKey]:
         return sorted(self.arrived_s, key=self.arrived_s.__getitem__)[-count:]
 

@@ -20,6 +20,7 @@ from alignedserve.sim.world import Overhead
 from benchmarks.rt_with_be.served import NUM_SLOTS, serving
 from benchmarks.rt_with_be.traffic import ask
 from benchmarks.sim_vs_live.figures import Door, Figures, Side, figures_of
+from benchmarks.sim_vs_live.model import Served
 from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S, Asked
 
 POOL_BYTES = 256 << 20
@@ -53,27 +54,40 @@ class Asking(Client):
         return body | {"slo": {"ttft_ms": 1e3 * TTFT_S, "tbt_ms": 1e3 * item.tbt_s}}
 
 
-def measure(
-    policy: str, kv_bytes: int, profile_s: float, warming: Sequence[Asked], asked: Sequence[Asked]
-) -> Live:
+@dataclass(frozen=True)
+class Plan:
+    """What a live server is asked, one list after the other."""
+
+    # Real time that never meets another: what messages take is measured by it.
+    alone: Sequence[Asked]
+    # What iterations take beyond their profile is measured by these.
+    warming: Sequence[Asked]
+    counting: Sequence[Asked]
+
+
+def measure(policy: str, model: Served, kv_bytes: int, profile_s: float, plan: Plan) -> Live:
     """Raises RuntimeError if the server does not start, or a request is not answered."""
     sizes = ("--max-model-len", str(MAX_TOKENS), "--kv-cache-memory-bytes", str(kv_bytes))
     with tempfile.TemporaryDirectory(prefix="sim-vs-live-", dir="/tmp") as folder:
         path, events = Path(folder) / "profile.json", Path(folder) / "events"
-        make_profile(path, profile_s, *sizes)
+        make_profile(path, profile_s, *model.options, *sizes)
         kept = ("--cost-profile", str(path), "--event-log", str(events))
-        with serving(policy, *sizes, *OPTIONS, *kept) as served:
-            ask(served.url, warming, {}, Asking)
-            outcomes, _ = ask(served.url, asked, {}, Asking)
+        with serving(
+            policy, *model.options, "--served-model-name", "demo", *sizes, *OPTIONS, *kept
+        ) as served:
+            ask(served.url, plan.alone, {}, Asking)
+            ask(served.url, plan.warming, {}, Asking)
+            outcomes, _ = ask(served.url, plan.counting, {}, Asking)
         door = read(events)
         profile = decode(path.read_bytes(), str(path))
-    begin_s = min(door.arrived_s[key] for key in door.last_to_come(len(asked)))
+    count = len(plan.counting)
+    begin_s = min(door.arrived_s[key] for key in door.last_to_come(count))
     return Live(
-        door.side(len(asked)),
-        seen(outcomes, asked),
-        door.arrivals(door.last_to_come(len(warming) + len(asked))),
+        door.side(count),
+        seen(outcomes, plan.counting),
+        door.arrivals(door.last_to_come(len(plan.warming) + count)),
         profile,
-        overhead_before(door, begin_s),
+        overhead_before(door, begin_s, len(plan.alone)),
     )
 
 
@@ -93,12 +107,20 @@ def read(events: Path) -> Door:
     return door
 
 
-def overhead_before(door: Door, begin_s: float) -> Overhead:
-    """Medians of what the instance reported until then. It had to learn it first, so half of the reports are left
-    out."""
-    reports = [report for now, report in door.reports if now < begin_s]
-    late = reports[len(reports) // 2 :]
-    return Overhead(median(each.pace for each in late), median(each.outside_s for each in late))
+def overhead_before(door: Door, begin_s: float, num_alone: int) -> Overhead:
+    """What the instance reported until then: medians, and how iterations varied. The first `num_alone` requests came
+    alone; what the instance learned of them, it had learned when the others came."""
+    first_s = sorted(door.arrived_s.values())[num_alone]
+    reports = [each for now, each in door.reports if first_s < now < begin_s and each.num_computed]
+    decodes = [each for each in reports if each.num_computed == sum(len(news.tokens) for news in each.news)]
+    chunks = [each for each in reports if each.num_computed > sum(len(news.tokens) for news in each.news)]
+    return Overhead(
+        median(each.pace for each in reports),
+        median(each.outside_s for each in reports),
+        median(door.messages_s()[:num_alone]) / 2,
+        tuple(each.overrun for each in decodes),
+        tuple(each.overrun for each in chunks),
+    )
 
 
 def seen(outcomes: Sequence[Outcome], asked: Sequence[Asked]) -> Figures:

@@ -25,14 +25,15 @@ def line(row: Row) -> str:
     return f"{head} " + "  ".join(f"{name} {ratios[name]:.2f}" for name in NAMES)
 
 
-def write(path: Path, out: Path) -> None:
-    """Writes the page of what a run has left in the file."""
-    (out / "sim_vs_live.md").write_text("\n".join(page(json.loads(path.read_text()))) + "\n")
+def write(path: Path) -> None:
+    """Writes the page of what a run has left in the file, beside it."""
+    text = "\n".join(page(json.loads(path.read_text()), path.name))
+    path.with_suffix(".md").write_text(text + "\n")
 
 
-def page(record: dict[str, Any]) -> Iterator[str]:
+def page(record: dict[str, Any], name: str) -> Iterator[str]:
     rows = [row for row in record["rows"] if "error" not in row]
-    yield "# The simulator beside live runs (`sim_vs_live.json`)"
+    yield f"# The simulator beside live runs (`{name}`)"
     yield f"\n```sh\n{record['command']}\n```\n"
     if rows:
         yield from _about(record, rows)
@@ -101,20 +102,25 @@ def _figure(name: str, value: float) -> str:
 
 def _overheads(rows: Sequence[Row]) -> Iterator[str]:
     yield "\n## What the simulator was told, and what the client saw\n"
-    yield "Beside the profile: how much longer iterations take than it says, and what each takes outside the engine,"
-    yield "in milliseconds. Then the mean iteration; the medians that the client saw, and those that are simulated by"
-    yield "the profile alone; and by how much the simulated times of one request are off, at the median.\n"
+    yield "Beside the profile, read off requests before those that count: how much longer iterations take than it"
+    yield "says, and how much longer than is expected then (the p99, of iterations of decodes, and of those with a part"
+    yield "of a prompt); what each takes outside the engine, and what a message takes, in milliseconds. Then the mean"
+    yield "iteration; the medians that the client saw, and those that are simulated by the profile alone; and by how"
+    yield "much the simulated times of one request are off, at the median.\n"
     yield (
-        "| policy | load | pace | outside | iteration, live | simulated | TTFT p50, client | by profile alone "
-        "| TBT p50, client | by profile alone | first token of a request, off by | its last | waited for a core while "
-        "profiled |"
+        "| policy | load | pace | overrun, decodes | chunks | outside | message | iteration, live | simulated "
+        "| TTFT p50, client | by profile alone | TBT p50, client | by profile alone | first token of a request, off by "
+        "| its last | waited for a core while profiled |"
     )
-    yield "| --- | --- |" + " ---: |" * 11
+    yield "| --- | --- |" + " ---: |" * 14
     for row in rows:
         alone, client = row["by_profile_alone"]["figures"], row["client"]
-        ms = [row["overhead"]["outside_s"], row["live"]["iteration_s"], row["simulated"]["iteration_s"]]
+        told = row["overhead"]
+        ms = [told["outside_s"], told["message_s"]]
+        ms += [row["live"]["iteration_s"], row["simulated"]["iteration_s"]]
         ms += [each[name] for name in ("ttft_p50_s", "tbt_p50_s") for each in (client, alone)]
-        cells = [f"`{row['policy']}`", row["load"], f"{row['overhead']['pace']:.2f}"]
+        cells = [f"`{row['policy']}`", row["load"]]
+        cells += [f"{told[name]:.2f}" for name in ("pace", "overruns_p99", "overruns_of_chunks_p99")]
         cells += [f"{1e3 * value:.2f}" for value in ms]
         shares = [*row["simulated"]["paired"].values(), row["profile_waited_share"]]
         cells += [f"{share:.0%}" for share in shares]

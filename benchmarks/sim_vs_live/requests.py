@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.bench.workload import Item
@@ -12,8 +13,6 @@ from alignedserve.text.tokenizer import Tokenizer
 # Of all requests; the others are best effort, without a window.
 RT_SHARE = 0.5
 TTFT_S = 0.5
-# Real time has one of these objectives between two tokens, in seconds.
-TBT_S = (0.02, 0.1)
 RT_OUTPUT, BE_OUTPUT = (32, 96), (60, 200)
 # Words in the prompt of best effort: about 150 to 650 of the demo model's tokens.
 BE_WORDS = (15, 60)
@@ -27,16 +26,29 @@ class Asked(Item):
     tbt_s: float | None = None
 
 
-def fixed_list(tokenizer: Tokenizer, rate: float | None, num_requests: int, seed: int) -> list[Asked]:
-    """Poisson arrivals, so many a second on average; None: all at once."""
+def alone(tokenizer: Tokenizer, num_requests: int, apart_s: float, tbt_s: float) -> list[Asked]:
+    """Real time, one request after the other."""
+    dice = random.Random(2)
+    chat = [{"role": "user", "content": _count(dice)}]
+    prompt_len = len(tokenizer.chat_ids(chat))
+    return [
+        Asked(number * apart_s, "rt", chat, RT_OUTPUT[0], prompt_len, tbt_s=tbt_s)
+        for number in range(num_requests)
+    ]
+
+
+def fixed_list(
+    tokenizer: Tokenizer, rate: float | None, num_requests: int, tbt_s: Sequence[float], seed: int
+) -> list[Asked]:
+    """Poisson arrivals, so many a second on average; None: all at once. Real time has one of the objectives `tbt_s`."""
     dice, time_s, found = random.Random(seed), 0.0, []
     for _ in range(num_requests):
         time_s += dice.expovariate(rate) if rate else 0.0
-        found.append(_asked(tokenizer, time_s, dice))
+        found.append(_asked(tokenizer, time_s, tbt_s, dice))
     return found
 
 
-def _asked(tokenizer: Tokenizer, time_s: float, dice: random.Random) -> Asked:
+def _asked(tokenizer: Tokenizer, time_s: float, all_tbt_s: Sequence[float], dice: random.Random) -> Asked:
     is_rt = dice.random() < RT_SHARE
     chat = [{"role": "user", "content": _count(dice) if is_rt else _question(dice)}]
     prompt_len, num_output = len(tokenizer.chat_ids(chat)), dice.randint(*(RT_OUTPUT if is_rt else BE_OUTPUT))
@@ -44,7 +56,7 @@ def _asked(tokenizer: Tokenizer, time_s: float, dice: random.Random) -> Asked:
         raise ValueError(
             f"a prompt of {prompt_len} tokens and {num_output} of output: must be {MAX_TOKENS} at most"
         )
-    tbt_s = dice.choice(TBT_S) if is_rt else None
+    tbt_s = dice.choice(all_tbt_s) if is_rt else None
     return Asked(time_s, "rt" if is_rt else "be", chat, num_output, prompt_len, tbt_s=tbt_s)
 
 

@@ -19,13 +19,15 @@ from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.types import GATEWAY, InstanceId, RequestKey
 from benchmarks.gpu.record import Row
-from benchmarks.sim_vs_live.__main__ import main
+from benchmarks.sim_vs_live.__main__ import main, summary
 from benchmarks.sim_vs_live.figures import NAMES, Door, Figures, Side, figures_of
 from benchmarks.sim_vs_live.live import overhead_before
+from benchmarks.sim_vs_live.model import DEMO, larger
 from benchmarks.sim_vs_live.page import line, page
-from benchmarks.sim_vs_live.requests import BE_OUTPUT, RT_OUTPUT, TBT_S, Asked, fixed_list
+from benchmarks.sim_vs_live.requests import BE_OUTPUT, RT_OUTPUT, Asked, alone, fixed_list
 from benchmarks.sim_vs_live.simulated import simulate
 
+TOKENIZER = Tokenizer.from_directory(demo.MODEL_DIR)
 # of a model as small as the demo model
 COST = replace(load_cost_model("opt-13b/a100-80gb"), kv_bytes_per_token=2048)
 ROOMY = 2000 * 16 * COST.kv_bytes_per_token
@@ -34,13 +36,13 @@ LIVE = Figures(0.01, 0.02, 0.001, 0.002, 1000.0)
 
 @pytest.fixture(scope="module")
 def asked() -> list[Asked]:
-    return fixed_list(Tokenizer.from_directory(demo.MODEL_DIR), rate=2.0, num_requests=60, seed=0)
+    return fixed_list(TOKENIZER, rate=2.0, num_requests=60, tbt_s=DEMO.tbt_s, seed=0)
 
 
 def test_requests_are_fixed_by_the_seed(asked: list[Asked]) -> None:
-    assert asked == fixed_list(Tokenizer.from_directory(demo.MODEL_DIR), rate=2.0, num_requests=60, seed=0)
+    assert asked == fixed_list(TOKENIZER, rate=2.0, num_requests=60, tbt_s=DEMO.tbt_s, seed=0)
     tiers = [each.tier for each in asked]
-    assert 15 < tiers.count("rt") < 45 and {each.tbt_s for each in asked} == {None, *TBT_S}
+    assert 15 < tiers.count("rt") < 45 and {each.tbt_s for each in asked} == {None, *DEMO.tbt_s}
     assert asked[-1].due_s == pytest.approx(30, rel=0.5)
     for each in asked:
         least, most = RT_OUTPUT if each.tier == "rt" else BE_OUTPUT
@@ -69,9 +71,13 @@ def told(*news: tuple[int, int, int]) -> list[Send]:
     ]
 
 
-def reported(pace: float, outside_s: float, num_computed: int = 4) -> Received:
+def reported(pace: float, outside_s: float, num_computed: int, num_tokens: int, overrun: float) -> Received:
     report = DecodeReport(
-        [], [], [], [], 0, 1, 1, 1, 0.5, pace=pace, num_computed=num_computed, outside_s=outside_s
+        *([NewTokens(RequestKey(1), 0, [7] * num_tokens)], [], [], [], 0, 1, 1, 1, 0.5),
+        pace=pace,
+        num_computed=num_computed,
+        outside_s=outside_s,
+        overrun=overrun,
     )
     return Received(InstanceId("colocated-0"), report)
 
@@ -81,9 +87,9 @@ def test_figures_are_of_real_time_and_tokens_of_all() -> None:
     door(1.0, submitted(1), [])
     door(2.0, submitted(2), [])
     door(2.5, submitted(3, "be"), [])
-    door(3.0, reported(1.5, 0.001), told((1, 0, 1), (2, 0, 1)))
-    door(3.5, reported(1.6, 0.002), told((1, 1, 1)))
-    door(4.0, reported(1.7, 0.003, 0), told((1, 2, 1), (3, 0, 8)))
+    door(3.0, reported(1.5, 0.001, 4, 2, 1.1), told((1, 0, 1), (2, 0, 1)))
+    door(3.5, reported(1.6, 0.002, 1, 1, 1.2), told((1, 1, 1)))
+    door(4.0, reported(1.7, 0.003, 0, 1, 1.3), told((1, 2, 1), (3, 0, 8)))
     found = door.figures([RequestKey(1), RequestKey(2), RequestKey(3)])
     assert found == figures_of([2.0, 1.0], [[3.0, 3.5, 4.0], [3.0]], num_tokens=12, span_s=3.0)
     assert found.tbt_p50_s == 0.5 and found.tokens_per_s == 4.0 and found.ttft_p90_s == 2.0
@@ -92,8 +98,52 @@ def test_figures_are_of_real_time_and_tokens_of_all() -> None:
         Arrival(0.0, Lengths(10, 3), "rt", tbt_s=0.1),
         Arrival(0.5, Lengths(10, 3), "be"),
     ]
-    assert overhead_before(door, begin_s=3.7) == Overhead(1.6, 0.002)
     assert door.iterations(3.2)["num_iterations"] == 1 and door.iterations(0.0)["iteration_s"] == 0.5
+
+
+def test_what_the_simulator_is_told_is_read_off_the_requests_before() -> None:
+    door = Door()
+    # two that are alone, then one that is joined by another
+    for key, arrived_s in ((1, 1.0), (2, 2.0), (3, 3.0), (4, 3.2), (5, 6.0)):
+        door(arrived_s, submitted(key), [])
+    door(1.6, reported(1.0, 0.1, 5, 1, 1.0), told((1, 0, 1)))
+    door(2.7, reported(1.1, 0.1, 5, 1, 1.0), told((2, 0, 1)))
+    door(3.7, reported(1.5, 0.2, 9, 1, 1.5), told((3, 0, 1)))
+    door(4.2, reported(1.6, 0.4, 2, 2, 2.0), told((3, 1, 1), (4, 0, 1)))
+    door(4.7, reported(1.7, 0.3, 2, 2, 3.0), told((3, 2, 1), (4, 1, 1)))
+    door(6.7, reported(9.0, 9.0, 2, 2, 9.0), told((5, 0, 1)))
+    assert door.messages_s() == pytest.approx([0.1, 0.2, 0.2])
+    found = overhead_before(door, begin_s=6.0, num_alone=2)
+    assert found == Overhead(1.6, 0.3, pytest.approx(0.075), (2.0, 3.0), (1.5,))
+
+
+def test_iterations_take_longer_by_what_is_drawn_for_their_kind(asked: list[Asked]) -> None:
+    plain, slow_decodes, slow_chunks, either = (
+        simulate("fcfs", COST, ROOMY, overhead, arrivals(asked), len(asked))
+        for overhead in (
+            NO_OVERHEAD,
+            Overhead(overruns=(2.0,)),
+            Overhead(overruns_of_chunks=(2.0,)),
+            Overhead(overruns=(1.0, 2.0)),
+        )
+    )
+    gap_s = plain.figures.tbt_p50_s
+    assert slow_decodes.figures.tbt_p50_s == pytest.approx(2 * gap_s, rel=0.1)
+    assert slow_chunks.figures.ttft_p50_s > 1.5 * plain.figures.ttft_p50_s
+    assert slow_chunks.figures.tbt_p50_s < 1.1 * gap_s
+    mean_s = [each.iterations["iteration_s"] for each in (plain, either, slow_decodes)]
+    assert 1.2 * mean_s[0] < mean_s[1] < 0.9 * mean_s[2]
+
+
+def test_the_larger_model_can_be_served(tmp_path: Path) -> None:
+    model = larger(tmp_path)
+    assert model.kv_bytes_per_token == 12 * 2 * 4 * 64 * 2 and model.options[0] == str(tmp_path)
+    assert Tokenizer.from_directory(tmp_path).encode("a list") == TOKENIZER.encode("a list")
+
+
+def test_requests_that_come_alone_are_apart() -> None:
+    found = alone(TOKENIZER, 3, 0.5, 0.1)
+    assert [each.due_s for each in found] == [0.0, 0.5, 1.0] and {each.tier for each in found} == {"rt"}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -147,7 +197,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
         "load_average": 2.34,
         "live": side(LIVE),
         "client": side(LIVE)["figures"],
-        "overhead": {"pace": 1.25, "outside_s": 0.0005},
+        "overhead": summary(Overhead(1.25, 0.0005, 0.001, (1.0,), (1.5,))),
         "profile_waited_share": 0.01,
         "simulated": side(simulated, ratios=LIVE.ratios(simulated), paired=paired),
         "by_profile_alone": side(LIVE),
@@ -160,7 +210,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
         "num_requests": 9,
         "rows": [measured, failed],
     }
-    text = "\n".join(page(json.loads(json.dumps(record))))
+    text = "\n".join(page(json.loads(json.dumps(record)), "x.json"))
     assert (
         "2 of 4 figures" in text
         and "| 12% | 34% | 1% |" in text
@@ -172,8 +222,8 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
         "| 11.50 | 1.15 | 20.00 | 10.00 | **0.50** |" in table_row and "| 1,000 | 900 | 0.90 |" in table_row
     )
     assert "| 2.35 | **1.18** |" in table_row and table_row.endswith("| 1,234 | 1,234 | 0 | 0 |")
-    assert "Not measured: apt" in "\n".join(page(record | {"rows": [failed]}))
-    busy = "\n".join(page(record | {"rows": [measured | {"profile_waited_share": 0.5}]}))
+    assert "Not measured: apt" in "\n".join(page(record | {"rows": [failed]}, "x.json"))
+    busy = "\n".join(page(record | {"rows": [measured | {"profile_waited_share": 0.5}]}, "x.json"))
     assert "0 of 0 figures" in busy and "Of 1 cases 1 are not counted" in busy
     assert line(measured).startswith("fcfs") and line(failed).endswith("FAILED it died")
 

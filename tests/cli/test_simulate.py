@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from alignedserve.cli.simulate import command
 from alignedserve.instance.profile.saved import VERSION, Profile
-from alignedserve.sim.island import LATENCY_S
+from alignedserve.sim.world import NO_OVERHEAD
 from alignedserve.timing.cost import CostModel, Line
 from alignedserve.timing.cost_presets import load_cost_model
 from tests.instance.profile.profiles import FACTS, REACH
@@ -43,7 +43,7 @@ def test_a_request_alone_takes_what_the_cost_model_says(tmp_path: Path) -> None:
     (row,) = rows_of(tmp_path, *ALONE, "--output-len", "100")
     rt = row["outcome"]["mixture"]["rt"]
     # to the router and the pool, back, to the instance, and back to the client
-    hops_s = 6 * LATENCY_S
+    hops_s = 6 * NO_OVERHEAD.message_s
     for rank in ("mean", "p50", "p99"):
         assert rt["ttft_s"][rank] == pytest.approx(COST.fastest_ttft_s(512, 2048) + hops_s, abs=1e-5)
     assert rt["gap_s"]["p50"] == pytest.approx(COST.fastest_tbt_s(512 + 50), abs=2e-5)
@@ -61,7 +61,7 @@ def test_what_iterations_take_beyond_the_cost_model_is_added(tmp_path: Path) -> 
     (row,) = rows_of(tmp_path, *ALONE, *more)
     rt = row["outcome"]["mixture"]["rt"]
     ttft_s = 2 * COST.fastest_ttft_s(512, 2048) + 0.005
-    assert rt["ttft_s"]["p50"] == pytest.approx(ttft_s + 4 * LATENCY_S, abs=1e-5)
+    assert rt["ttft_s"]["p50"] == pytest.approx(ttft_s + 4 * NO_OVERHEAD.message_s, abs=1e-5)
     assert rt["gap_s"]["p50"] == pytest.approx(2 * COST.fastest_tbt_s(512 + 10) + 0.005, abs=2e-5)
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from alignedserve.protocol.messages import DecodeReport
 from alignedserve.router.events import Event, Received, Send
-from alignedserve.sim.island import LATENCY_S
 from alignedserve.sim.model import make_request
-from alignedserve.sim.world import Overhead
+from alignedserve.sim.world import NO_OVERHEAD, Overhead
 from tests.sim.islands import COST, limits, small_island
 
 PACE, OUTSIDE_S = 1.5, 0.004
@@ -29,7 +28,9 @@ def test_a_request_alone_waits_for_it_in_each_iteration_and_the_instance_learns_
     assert island.run_until_done(1, 100.0)
     (stream,) = island.streams
     computing_s = PACE * COST.iteration([(0, PROMPT_LEN)], [])
-    assert stream.times_s[0] - 1.0 == pytest.approx(OUTSIDE_S + computing_s + 4 * LATENCY_S, abs=1e-6)
+    assert stream.times_s[0] - 1.0 == pytest.approx(
+        OUTSIDE_S + computing_s + 4 * NO_OVERHEAD.message_s, abs=1e-6
+    )
     gap_s = stream.times_s[10] - stream.times_s[9]
     assert gap_s == pytest.approx(OUTSIDE_S + PACE * COST.iteration([], [PROMPT_LEN + 10]), abs=1e-6)
     assert reports[-1].pace == pytest.approx(PACE, rel=0.01)
