@@ -9,6 +9,15 @@ from typing import Any
 from alignedserve.types import InvalidRequest, is_text
 
 
+@dataclass(frozen=True)
+class Thoughts:
+    """What a model thinks before an output that has to look like something: its tags."""
+
+    close: str
+    # None: the prompt has opened the thoughts. Otherwise the output may open them, or have none.
+    open: str | None = None
+
+
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
     """Exactly one of these."""
@@ -23,6 +32,9 @@ class StructuredOutputsParams:
     grammar: str | None = None
     # True: any JSON object
     json_object: bool | None = None
+
+    # And what may come before it.
+    thoughts: Thoughts | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None]
@@ -47,8 +59,12 @@ class StructuredOutputsParams:
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
+    def identity(self) -> tuple[str, str, Thoughts | None]:
+        """Two that have the same one are the same."""
+        return self.kind, self.text, self.thoughts
+
+    @property
     def text(self) -> str:
-        """The whole of it: with the kind, it says which one this is."""
         return json.dumps(getattr(self, self.kind)) if self.kind != "json" else str(self.json)
 
 

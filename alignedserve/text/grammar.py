@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
 
@@ -48,7 +49,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, Thoughts | None], LLMatcher] = OrderedDict()
         self._lock = Lock()
         self._taking_in = Lock()
 
@@ -73,7 +74,7 @@ class Grammars:
             return kept
         compiled = self._compile(wanted)
         with self._lock:
-            self._kept[wanted.kind, wanted.text] = compiled
+            self._kept[wanted.identity] = compiled
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return compiled.deep_copy()
@@ -84,7 +85,7 @@ class Grammars:
 
     def _kept_one(self, wanted: StructuredOutputsParams) -> LLMatcher | None:
         """Returns a copy of the kept matcher, if there is one."""
-        key = (wanted.kind, wanted.text)
+        key = wanted.identity
         with self._lock:
             kept = self._kept.get(key)
             if kept is None:
@@ -178,6 +179,8 @@ class Matcher:
 def _source(wanted: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
 
+    if wanted.thoughts:
+        return LLMatcher.grammar_from_lark(_after_thoughts(wanted, wanted.thoughts))
     options: Any = _JSON_OPTIONS
     match wanted.kind:
         case "json":
@@ -191,6 +194,37 @@ def _source(wanted: StructuredOutputsParams) -> str:
             choices = " | ".join(json.dumps(each) for each in wanted.choice or [])
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
     return LLMatcher.grammar_from_lark(_as_lark(str(wanted.grammar)))
+
+
+def _after_thoughts(wanted: StructuredOutputsParams, thoughts: Thoughts) -> str:
+    """Returns a grammar of thoughts, which are free up to their end, and of the output after them."""
+    first = f"({json.dumps(thoughts.open)} thoughts GAP)?" if thoughts.open else "thoughts GAP"
+    return "\n".join(
+        (
+            f"start: {first} {_part(wanted)}",
+            f"thoughts[lazy]: TEXT {json.dumps(thoughts.close)}",
+            r"TEXT: /(.|\n)*/",
+            r"GAP: /[ \t\r\n]*/",
+        )
+    )
+
+
+def _part(wanted: StructuredOutputsParams) -> str:
+    """Returns what stands for the output in a rule."""
+    match wanted.kind:
+        case "json" | "json_object":
+            schema = json.loads(str(wanted.json)) if wanted.kind == "json" else {"type": "object"}
+            if not isinstance(schema, dict):
+                schema = {"allOf": [schema]}
+            # A grammar with `::=` would be taken for GBNF.
+            return "%json " + json.dumps(schema | {"x-guidance": _JSON_OPTIONS}).replace("::=", ":\\u003a=")
+        case "regex":
+            # It stands between slashes, in one line.
+            escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", str(wanted.regex), flags=re.DOTALL)
+            return "/" + escaped.replace("\n", "\\n") + "/"
+        case "choice":
+            return "(" + " | ".join(json.dumps(each) for each in wanted.choice or []) + ")"
+    return "%lark {\n" + _as_lark(str(wanted.grammar)) + "\n}"
 
 
 def _as_lark(grammar: str) -> str:

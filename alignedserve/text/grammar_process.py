@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from tokenizers import Tokenizer as Backend
 
 from alignedserve.process.child import frame, read_frame
-from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
@@ -108,10 +108,15 @@ def _grammars(vocabulary: Any) -> Grammars:
 
 def _problem(grammars: Grammars, asked: Any) -> str | None:
     try:
-        grammars.check(StructuredOutputsParams(**{asked["kind"]: asked["value"]}))
+        grammars.check(_wanted(asked))
     except InvalidRequest as error:
         return str(error)
     return None
+
+
+def _wanted(asked: Any) -> StructuredOutputsParams:
+    thoughts = Thoughts(**asked["thoughts"]) if asked["thoughts"] else None
+    return StructuredOutputsParams(**{asked["kind"]: asked["value"]}, thoughts=thoughts)
 
 
 def _answer(value: Any) -> None:

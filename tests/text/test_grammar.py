@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from alignedserve import demo
-from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
 from alignedserve.text.grammar import GrammarError, Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
@@ -169,3 +169,32 @@ def test_what_is_prepared_is_not_loaded_again() -> None:
     assert loaded == [TOKENIZER]
     grammars.check(StructuredOutputsParams(regex="a"))
     assert loaded == [TOKENIZER]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "right", "wrong"),
+    [
+        ({"json": SCHEMA}, '{"a": 12, "b": "x"}', '{"b": "x"}'),
+        ({"json_object": True}, "{}", "[]"),
+        ({"regex": r"a/\d\/[b/]"}, "a/5//", "a5"),
+        ({"choice": ["red", "blue"]}, "blue", "green"),
+        ({"grammar": 'start: "a"+ B\nB: /b/'}, "aab", "b"),
+        ({"grammar": 'root ::= ("yes" | "no") [a-c]'}, "noc", "nod"),
+    ],
+)
+@pytest.mark.parametrize("opening", [None, "<think>"])
+def test_thoughts_are_free_and_what_comes_after_them_is_not(
+    grammars: Grammars, wanted: dict[str, Any], right: str, wrong: str, opening: str | None
+) -> None:
+    params = StructuredOutputsParams(**wanted, thoughts=Thoughts("</think>", opening))
+
+    def is_allowed(text: str) -> bool:
+        matcher, output = grammars.matcher(params), TOKENIZER.encode(text)
+        return all(matcher.allowed(output[:end])[token] for end, token in enumerate([*output, EOS]))
+
+    thoughts = f"{opening or ''}Is it {wrong}? </thin</think>"
+    for gap in ("", "\n\n", " "):
+        assert is_allowed(thoughts + gap + right), (gap, right)
+    assert not is_allowed(thoughts + wrong) and not is_allowed(thoughts)
+    # without an opening tag in it, an output that has to begin with thoughts has to end them
+    assert is_allowed(right) == (opening is not None)

@@ -72,7 +72,7 @@ class Compiler:
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
         """Raises InvalidRequest with what is wrong with it, TimeoutError, or QueueTimeout. `timeout_s` counts the
         processor's time. Requests without an `owner` count as one owner's."""
-        key = hashlib.sha256(f"{wanted.kind} {wanted.text}".encode()).digest()
+        key = hashlib.sha256(repr(wanted.identity).encode()).digest()
         found = self._kept.get(key)
         if found is None or found.until_s < time.monotonic():
             # It goes on when this request is cancelled: others may wait for it, too.

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+from dataclasses import asdict
 from itertools import count
 from typing import Any
 
@@ -42,7 +43,11 @@ class CompilerProcess:
     ) -> dict[str, Any]:
         """Returns the `problem` of the grammar, which may be None, or how the compilation `ended`. Raises
         ProcessEnded."""
-        asked = {"kind": wanted.kind, "value": getattr(wanted, wanted.kind)}
+        asked = {
+            "kind": wanted.kind,
+            "value": getattr(wanted, wanted.kind),
+            "thoughts": wanted.thoughts and asdict(wanted.thoughts),
+        }
         running = await self.started()
         return await running.ask(asked | {"timeout_s": timeout_s, "cpu_s": cpu_s})
 
