@@ -7,6 +7,7 @@ transformers offers: `raise_exception`, `strftime_now`, `tojson`, loop controls,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -23,6 +24,9 @@ from alignedserve.text.template_marks import Breaking, Marker, harmless_chats
 
 Message = Mapping[str, Any]
 
+# A template that tests for this must get None where a turn has no content; for others such a turn has no such key.
+_TESTS_NONE = re.compile(r"""content['"\]]*\s+is\s+(not\s+)?none""", re.IGNORECASE)
+
 
 class ChatTemplates:
     """A model's templates by name. Most have one, `default`; some have another for when tools are given."""
@@ -38,7 +42,7 @@ class ChatTemplates:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **variables: Any
     ) -> str:
         """Renders the prompt. Raises ValueError when there is no template, or when it does not accept the messages."""
-        source = self._choose(has_tools=bool(tools))
+        source = self.source(has_tools=bool(tools))
         return self._render(source, None, {"messages": messages, "tools": tools, **variables})
 
     def render_marked(
@@ -49,7 +53,7 @@ class ChatTemplates:
         **variables: Any,
     ) -> str:
         """Renders the prompt with marks at the template's own control tokens. Raises the same as `render`."""
-        source = self._choose(has_tools=bool(tools))
+        source = self.source(has_tools=bool(tools))
         values = {"messages": messages, "tools": tools, **variables}
         composed = self._composed(source, control)
         if composed is None:
@@ -112,8 +116,15 @@ class ChatTemplates:
         if marks:
             named = {name: marks.marked(token) for name, token in named.items()}
         try:
-            given = {"messages": _checked(values["messages"]), "tools": list(values["tools"] or ()) or None}
-            return template.render(**{"documents": None, **named, **values, **given})
+            messages = _fitting(_checked(values["messages"]), source)
+            given = {"documents": None, **named, **values, "tools": list(values["tools"] or ()) or None}
+            try:
+                return template.render(given, messages=messages)
+            except Exception:
+                if all("content" in message for message in messages):
+                    raise
+                # The template may need a text in each turn.
+                return template.render(given, messages=[{"content": ""} | message for message in messages])
         except Exception as error:
             # The template is foreign code: whatever it raises means that it does not accept these messages.
             reason = whole(str(error))
@@ -131,7 +142,8 @@ class ChatTemplates:
         names = meta.find_undeclared_variables(_environment().parse(template))
         return template if "tools" in names else None
 
-    def _choose(self, has_tools: bool) -> str:
+    def source(self, has_tools: bool) -> str:
+        """Returns the template that renders chats. Raises ValueError when there is none."""
         if not self._templates:
             raise ValueError(
                 f"{self._where} has no chat template; looked for chat_template.jinja and "
@@ -162,6 +174,13 @@ def _plain(message: Message) -> dict[str, Any]:
     if isinstance(present.get("content"), list):
         present["content"] = "\n".join(map(_text_of, present["content"]))
     return present
+
+
+def _fitting(messages: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+    """Returns the messages with None where this template tests for it."""
+    if not _TESTS_NONE.search(source):
+        return messages
+    return [m | {"content": None} if m["role"] == "assistant" and "content" not in m else m for m in messages]
 
 
 def _text_of(part: object) -> str:

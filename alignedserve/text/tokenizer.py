@@ -47,6 +47,10 @@ class Tokenizer:
         """The chat template for when tools are given; None if it would ignore them."""
         return self._chat_templates.with_tools
 
+    def chat_template(self, has_tools: bool) -> str:
+        """Returns the template that renders chats. Raises ValueError when there is none."""
+        return self._chat_templates.source(has_tools)
+
     @cached_property
     def bos_token_id(self) -> int | None:
         return self._special_id("bos_token")

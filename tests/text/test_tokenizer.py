@@ -152,6 +152,29 @@ def test_content_in_parts_is_their_text(tmp_path: Path) -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": image}])
 
 
+CALLS = [{"id": "1", "type": "function", "function": {"name": "clock", "arguments": {}}}]
+QUESTION = {"role": "user", "content": "When?"}
+
+
+@pytest.mark.parametrize("turn", [{"content": None}, {}])
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        # one that looks whether there is a content, one that tests for None, and one that needs a text
+        ("{% if m.content is defined %}{{ m.content }}{% else %}calls{% endif %}", "calls"),
+        ("{% if m['content'] is none %}calls{% else %}{{ m['content'] + '!' }}{% endif %}", "calls"),
+        ("{{ m['content'] + '!' }}", "!"),
+    ],
+)
+def test_a_turn_without_content_fits_every_template(
+    tmp_path: Path, turn: dict[str, Any], template: str, text: str
+) -> None:
+    source = "{% for m in messages %}{% if m.role == 'assistant' %}" + template + "{% endif %}{% endfor %}"
+    write_qwen(tmp_path, chat_template=source)
+    messages = [QUESTION, {"role": "assistant", "tool_calls": CALLS, **turn}]
+    assert Tokenizer.from_directory(tmp_path).apply_chat_template(messages) == text
+
+
 def test_a_template_in_its_own_file_goes_first(tmp_path: Path) -> None:
     write_qwen(tmp_path, chat_template="in the config")
     (tmp_path / "chat_template.jinja").write_text("in the file {{ messages[0].content }}")
