@@ -25,6 +25,7 @@ from alignedserve.store.records import (
     Status,
     Tally,
 )
+from alignedserve.store.responses import ResponseId, ResponseRecord, ResponseStore
 
 __all__ = [
     "STAGES",
@@ -38,6 +39,9 @@ __all__ = [
     "LineResult",
     "Problem",
     "Purpose",
+    "ResponseId",
+    "ResponseRecord",
+    "ResponseStore",
     "Stage",
     "Status",
     "Store",

@@ -17,9 +17,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
+
+if TYPE_CHECKING:
+    from alignedserve.store.responses import ResponseStore
 
 # Chunks of a file that was never committed are deleted so many seconds after the last one.
 UNCOMMITTED_S = 3600
@@ -127,6 +130,11 @@ class Store(ABC):
     @abstractmethod
     async def upgrade(self) -> None:
         """Lists and counts what an earlier version has stored, with an empty owner. Other calls may go on meanwhile."""
+
+    @property
+    def responses(self) -> ResponseStore | None:
+        """Returns the store of responses, if there is one."""
+        return None
 
     # ---- files ----
 

@@ -7,7 +7,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -79,6 +79,21 @@ class RedisConnection:
         self._calls.add(task)
         task.add_done_callback(self._over)
         return await asyncio.shield(task)
+
+    async def get(self, key: str) -> bytes | None:
+        return cast(bytes | None, await self._redis.get(key))
+
+    async def field(self, key: str, name: str) -> bytes | None:
+        return cast(bytes | None, await self._redis.hget(key, name))
+
+    async def due(self, listing: str, by: float, count: int) -> list[str]:
+        """Returns the first members of a sorted set whose score is `by` at most."""
+        found = await self._redis.zrange(listing, "-inf", by, byscore=True, offset=0, num=count)
+        return [each.decode() for each in found]
+
+    async def next_number(self) -> int:
+        """Returns a number that is never returned again."""
+        return int(await self._redis.incr(f"{scripts.PREFIX}sequence"))
 
     async def run(self, script: str, *args: Any) -> Any:
         if script not in self._scripts:

@@ -37,6 +37,8 @@ from alignedserve.store.base import (
 )
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
 from alignedserve.store.redis_connection import RedisConnection, asks
+from alignedserve.store.redis_responses import RedisResponses
+from alignedserve.store.responses import ResponseStore
 from alignedserve.store.scripts import PREFIX
 
 # The number of lines that are asked for at a time: an answer is decoded in one step.
@@ -49,6 +51,10 @@ class RedisStore(RedisConnection, Store):
         """Raises ValueError for an invalid URL."""
         super().__init__(url)
         self._limits = limits or StoreLimits()
+
+    @property
+    def responses(self) -> ResponseStore:
+        return RedisResponses(self, self._limits, self._check)
 
     @asks
     async def ping(self) -> None:
