@@ -9,7 +9,6 @@ from typing import Annotated
 MAX_LINES = 50_000
 # The same limit with blank lines: one after each line, and no more that would only cost time.
 MAX_LINES_WITH_BLANKS = 2 * MAX_LINES
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 
 # The bytes of a chunk of a stored file: large enough for few round trips, and small enough to have in memory.
 CHUNK_BYTES = 1 << 20

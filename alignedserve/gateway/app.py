@@ -9,6 +9,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 import alignedserve
+from alignedserve.gateway.anthropic.routes import message_routes
+from alignedserve.gateway.endpoints import ENDPOINTS
+from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.http.auth_limits import AuthLimitsMiddleware
 from alignedserve.gateway.http.callers import ANY_CALLER, Callers
 from alignedserve.gateway.http.description import describe
@@ -16,18 +19,17 @@ from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import Keys
-from alignedserve.gateway.openai.bodies import ChatBody, CompletionBody
+from alignedserve.gateway.http.request_id import HEADER as REQUEST_ID
 from alignedserve.gateway.openai.completions import completion_routes
 from alignedserve.gateway.openai.models import model_routes
-from alignedserve.gateway.openai.request_builder import RequestBuilder
-from alignedserve.gateway.openai.token_bodies import DetokenizeBody, TokenizeBody
 from alignedserve.gateway.openai.tokens import tokens_router
 from alignedserve.gateway.page.routes import add_page
 from alignedserve.gateway.telemetry.health import cluster_body, health
+from alignedserve.gateway.telemetry.ignored_parameters import HEADER as IGNORED
 from alignedserve.store import Store
 
 # The endpoints read these bodies themselves, so FastAPI does not know of them.
-BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+BODIES = tuple(endpoint.body for endpoint in ENDPOINTS.values())
 
 
 def create_app(
@@ -71,11 +73,16 @@ def create_app(
         # It is outside of AuthLimitsMiddleware: a browser's preflight request comes without a key, and the browser
         # must be able to read a refusal.
         app.add_middleware(
-            CORSMiddleware, allow_origins=allowed_origins, allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=(REQUEST_ID, IGNORED),
         )
 
-    app.include_router(tokens_router(request_builder.preparer))
+    app.include_router(tokens_router(request_builder))
     app.include_router(completion_routes(request_builder))
+    app.include_router(message_routes(request_builder))
     app.include_router(model_routes(request_builder.model))
 
     @app.get("/v1/cluster")

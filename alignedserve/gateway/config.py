@@ -26,6 +26,9 @@ class HttpConfig:
     host: Annotated[str, "address of the HTTP endpoint"] = "127.0.0.1"
     port: Annotated[int, "port of the HTTP endpoint"] = 8000
     served_model_name: Annotated[str | None, "the model's name to clients [default: as it was given]"] = None
+    strict_parameters: Annotated[
+        bool, "refuse parameters that are unknown here, instead of ignoring them"
+    ] = False
     shared_files: Annotated[bool, "each API key sees all files and batches, whoever made them"] = False
     allowed_origins: Annotated[
         tuple[str, ...], "whose pages may call it from a browser (CORS), or *: any; repeat for several"

@@ -14,10 +14,14 @@ from alignedserve.engine.choices import choose_max_model_len, vocabulary_of
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary, check_ids, check_request
 from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.tools.reasoning import Thinking, thinking_of
 from alignedserve.models.locate import locate_model
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
+
+# The tokens at a prompt's end in which thoughts may be opened.
+_END_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,18 @@ class ServedModel:
         tokenizer = self._need_tokenizer("messages")
         parses = self.parses_special_tokens
         try:
+            messages = _fitting(messages, tokenizer.chat_template(bool(variables.get("tools"))))
             # A template variable with the name of one of these parameters is a TypeError.
             chat = tokenizer.render_chat(messages, parses_special_tokens=parses, **variables)
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
         return self._encode("messages", chat.text, lambda: tokenizer.rendered_ids(chat, add_special_tokens))
+
+    def thinking_after(self, prompt: Sequence[int], has_tools: bool) -> Thinking | None:
+        """Returns how thoughts are marked in the answer to a chat's prompt, if it may have any."""
+        tokenizer = self._need_tokenizer("messages")
+        end = tokenizer.decode(prompt[-_END_TOKENS:], skip_special_tokens=False)
+        return thinking_of(tokenizer.chat_template(has_tools), end)
 
     @property
     def tool_template(self) -> str:
@@ -90,12 +101,12 @@ class ServedModel:
             raise ApiError(400, "tools: this model's chat template has no place for tools", param="tools")
         return template
 
-    def is_special(self, text: str) -> bool:
-        """Returns whether `text` is a token that the text of an answer leaves out."""
+    def special_id(self, text: str) -> int | None:
+        """Returns the id of `text` if it is a token that the text of an answer leaves out."""
         if self.tokenizer is None:
-            return False
+            return None
         token_id = self.tokenizer.backend.token_to_id(text)
-        return token_id is not None and token_id in self.tokenizer.special_ids
+        return token_id if token_id in self.tokenizer.special_ids else None
 
     def text_of(self, name: str, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`, which came in the parameter `name`."""
@@ -146,3 +157,11 @@ class ServedModel:
         if self.tokenizer is None:
             raise InvalidRequest(f"{name}: text needs a tokenizer, and this model has none; give token ids")
         return self.tokenizer
+
+
+def _fitting(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+    """Returns the messages with roles that the template knows: `developer` is OpenAI's newer name of `system`, and
+    without tools the result of a call is something that the user says."""
+    roles = {"developer": "system", "tool": "user"}
+    unknown = {role: known for role, known in roles.items() if role not in template}
+    return [m if m.get("role") not in unknown else {**m, "role": unknown[m["role"]]} for m in messages]

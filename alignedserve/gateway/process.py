@@ -15,6 +15,10 @@ from fastapi import APIRouter, FastAPI
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.config import GatewayConfig
+from alignedserve.gateway.endpoints import ENDPOINTS, IN_BATCHES
+from alignedserve.gateway.generation.lines import LineAnswers
+from alignedserve.gateway.generation.preparer import Preparer
+from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.http.callers import Callers, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
@@ -26,14 +30,14 @@ from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.batches import batch_routes
 from alignedserve.gateway.openai.files import file_routes
-from alignedserve.gateway.openai.lines import LineAnswers
-from alignedserve.gateway.openai.preparer import Preparer
-from alignedserve.gateway.openai.request_builder import RequestBuilder
+from alignedserve.gateway.openai.responses.background import BackgroundResponses
+from alignedserve.gateway.openai.responses.routes import RESPONSES, response_routes
+from alignedserve.gateway.prepare_process import MODULE as PREPARING
 from alignedserve.gateway.telemetry.exposition import metrics_route
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.signals import stop_on_sigterm
-from alignedserve.store import Store
+from alignedserve.store import ResponseStore, Store
 from alignedserve.store.redis_store import RedisStore
 
 
@@ -55,6 +59,8 @@ class GatewayProcess:
         self.drain_state = DrainState()
         # The runner of batch jobs, and its task.
         self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
+        # What answers responses in the background.
+        self._background: BackgroundResponses | None = None
         self._draining: asyncio.Task[None] | None = None
 
     def run(self) -> None:
@@ -74,9 +80,17 @@ class GatewayProcess:
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
-        preparer = Preparer(model, limits)
+        preparer = Preparer(model, limits, PREPARING, self._config.http.strict_parameters)
         request_builder = RequestBuilder(
-            model, self._islands, compiler, preparer, limits, slo, self._lengths, seeds
+            model,
+            self._islands,
+            compiler,
+            preparer,
+            limits,
+            slo,
+            self._lengths,
+            seeds,
+            self.telemetry.metrics.ignored_parameters,
         )
         async with (
             contextlib.aclosing(compiler),
@@ -84,9 +98,11 @@ class GatewayProcess:
             self.open_store() as store,
             self._lengths.running(model.name, store),
             self._batches(request_builder, store) as routers,
+            self._responses(request_builder, store.responses if store else None) as responses,
         ):
             if is_prepared:
                 await asyncio.gather(compiler.prepare(), preparer.start())
+            routers.append(responses)
             routers.append(metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs))
             keys, origins = Keys(self._config.key_owners), self._config.http.allowed_origins
             app = create_app(
@@ -120,12 +136,11 @@ class GatewayProcess:
         if store is None:
             yield []
             return
-        name = f"{self._config.instance_id}-{os.getpid()}"
         runner = BatchRunner(
             store,
-            LineAnswers(request_builder).ask,
+            LineAnswers(request_builder, ENDPOINTS).ask,
             request_builder.model.name,
-            name,
+            self._holder,
             self._config.batches,
             self.telemetry.metrics.line_was_late,
         )
@@ -133,10 +148,37 @@ class GatewayProcess:
         self._runner = runner, running
         try:
             max_bytes, is_shared = self._config.limits.max_file_bytes, self._config.http.shared_files
-            yield [file_routes(store, max_bytes, is_shared), batch_routes(store, runner, is_shared)]
+            yield [
+                file_routes(store, max_bytes, is_shared),
+                batch_routes(store, runner, IN_BATCHES, is_shared),
+            ]
         finally:
             runner.stop(0)
             await running
+
+    @contextlib.asynccontextmanager
+    async def _responses(
+        self, request_builder: RequestBuilder, store: ResponseStore | None
+    ) -> AsyncIterator[APIRouter]:
+        """Answers responses in the background while the block runs, and yields the routes for responses."""
+        if store is None:
+            yield response_routes(request_builder)
+            return
+        background = BackgroundResponses(
+            store, request_builder, RESPONSES, self._holder, self._config.batches
+        )
+        running = asyncio.create_task(background.run())
+        self._background = background
+        try:
+            yield response_routes(request_builder, store, background)
+        finally:
+            background.stop()
+            await running
+
+    @property
+    def _holder(self) -> str:
+        """The name of the holder of leases, for people to read."""
+        return f"{self._config.instance_id}-{os.getpid()}"
 
     async def _count_jobs(self) -> Mapping[str, int]:
         return self._runner[0].num_open_jobs if self._runner else {}

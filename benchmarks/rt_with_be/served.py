@@ -21,7 +21,7 @@ import httpx
 
 from alignedserve.bench.client import Outcome
 from alignedserve.bench.workload import Item
-from alignedserve.gateway.openai.service import TBT_HEADER, TTFT_HEADER
+from alignedserve.gateway.generation.service import TBT_HEADER, TTFT_HEADER
 from alignedserve.launch.ports import free_port
 from benchmarks.rt_with_be.arithmetic import Samples, parse_metrics, total
 from benchmarks.rt_with_be.traffic import Job, ask

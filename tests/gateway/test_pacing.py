@@ -9,8 +9,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from alignedserve.gateway.generation.generation import NUM_AT_ONCE
 from alignedserve.gateway.islands import NUM_CLOSED_AT_ONCE, Islands
-from alignedserve.gateway.openai.generation import NUM_AT_ONCE
 from alignedserve.gateway.pacing import MAX_AHEAD, MAX_WAITING, REST, Pacing
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.protocol.messages import Abort, Echo, Message

@@ -69,7 +69,7 @@ class AuthLimitsMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        owner = self._keys.owner(headers.get("authorization"))
+        owner = self._keys.owner(_authorization(headers))
         max_bytes = self._max_bytes.get(scope["path"], (self._limits.max_body_bytes,) * 2)
         with self._memory.share(owner or ANYONE) as share:
             reading = Reading(receive, headers, share, *max_bytes)
@@ -77,7 +77,7 @@ class AuthLimitsMiddleware:
             refusal = self._refusal(scope, headers, owner) or reading.refusal()
             if refusal:
                 await reading.drop()
-                await refusal.response()(scope, receive, send)
+                await refusal.response(scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {})["owner"] = owner or ANYONE
             with self._drain_state.counted(owner or ANYONE):
@@ -87,7 +87,7 @@ class AuthLimitsMiddleware:
         if scope["path"] != PROBED and (refusal := self._callers.refusal(scope["method"], headers)):
             return refusal
         if owner is None and not self._is_public(scope):
-            return _unauthorized("authorization" in headers)
+            return _unauthorized(_authorization(headers) is not None)
         if self._drain_state.is_draining and scope["method"] not in LOOKING:
             return unavailable("this server is stopping")
         if owner is not None and self._drain_state.num_open(owner) >= self._limits.max_requests_per_key:
@@ -100,6 +100,12 @@ class AuthLimitsMiddleware:
             if match is Match.FULL:
                 return found.get("endpoint") in self._public
         return False
+
+
+def _authorization(headers: Headers) -> str | None:
+    """Anthropic's clients send a key in a header of its own."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _unauthorized(has_key: bool) -> ApiError:

@@ -1,4 +1,4 @@
-"""The OpenAPI description: every operation lists its errors, which come in OpenAI's envelope."""
+"""The OpenAPI description: every operation lists its errors, which come in their API's envelope."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, cast
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+
+from alignedserve.gateway.http.errors import ANTHROPIC_PATH
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -26,6 +28,18 @@ _FIELDS = {
     "type": {"type": "string"},
     "param": _TEXT_OR_NULL,
     "code": _TEXT_OR_NULL,
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
 }
 _ERROR = {
     "type": "object",
@@ -48,13 +62,14 @@ def describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> Callable[[], di
         found = plain()
         schemas = found.setdefault("components", {}).setdefault("schemas", {})
         if "Error" not in schemas:
-            schemas["Error"] = _ERROR
+            schemas |= {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
             schemas |= _schemas(bodies)
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
-            for path in found["paths"].values():
-                for operation in path.values():
-                    operation["responses"] = _responses(operation["responses"])
+            for path, operations in found["paths"].items():
+                name = "AnthropicError" if path.startswith(ANTHROPIC_PATH) else "Error"
+                for operation in operations.values():
+                    operation["responses"] = _responses(operation["responses"], name)
         return found
 
     return described
@@ -65,8 +80,8 @@ def _schemas(bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
     return cast(dict[str, Any], found["$defs"])
 
 
-def _responses(plain: dict[str, Any]) -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/Error"}
+def _responses(plain: dict[str, Any], error: str) -> dict[str, Any]:
+    schema = {"$ref": _REFERENCE.format(model=error)}
     errors = {
         status: {"description": text, "content": {"application/json": {"schema": schema}}}
         for status, text in ERRORS.items()

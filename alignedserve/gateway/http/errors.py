@@ -1,5 +1,5 @@
 """OpenAI's error envelope: {"error": {"message", "type", "param", "code"}}, for every kind of error, wherever it
-occurs."""
+occurs; and Anthropic's for the paths of its API."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ from alignedserve.types import InvalidRequest, shortened
 
 RETRY_AFTER_S = 1
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 # A message repeats what a client sent, and has so many characters at most.
 MAX_MESSAGE_CHARS = 1000
 
@@ -45,8 +54,17 @@ class ApiError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        kind = _ANTHROPIC_TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "api_error"
+        )
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str) -> JSONResponse:
+        """`path` is that of the request."""
+        body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
+        return JSONResponse(body, self.status, self.headers)
 
 
 class BodyError(HTTPException):
@@ -87,24 +105,24 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def _api_error(_: Request, error: Exception) -> JSONResponse:
+async def _api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
-async def _invalid_request(_: Request, error: Exception) -> JSONResponse:
+async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, InvalidRequest)
-    return invalid(error).response()
+    return invalid(error).response(request.url.path)
 
 
-async def _validation_error(_: Request, error: Exception) -> JSONResponse:
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if isinstance(first.get("input"), bytes):
         message = "the body must be JSON, and come with the header Content-Type: application/json"
-        return ApiError(400, message).response()
+        return ApiError(400, message).response(request.url.path)
     # The location begins with where the value was looked for: "body", "query", ...
-    return misshapen(first, first["loc"][1:]).response()
+    return misshapen(first, first["loc"][1:]).response(request.url.path)
 
 
 def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiError:
@@ -122,15 +140,15 @@ def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiErr
     return ApiError(400, message, param=path[0] if path else None)
 
 
-async def _store_away(_: Request, error: Exception) -> JSONResponse:
+async def _store_away(request: Request, error: Exception) -> JSONResponse:
     # The reason is for the operator only: it names places on this machine.
-    return unavailable("files and batches: the store can't be reached now").response()
+    return unavailable("files and batches: the store can't be reached now").response(request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error, BodyError):
-        return error.found.response()
+        return error.found.response(request.url.path)
     phrase = HTTPStatus(error.status_code).phrase
     place = f"{request.method} {request.url.path}: {phrase.lower()}"
     found = ApiError(error.status_code, place if error.detail == phrase else error.detail)
@@ -138,7 +156,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # The route that refused it knows its own methods only.
         found.headers["Allow"] = ", ".join(_methods(request))
-    return found.response()
+    return found.response(request.url.path)
 
 
 def _methods(request: Request) -> list[str]:
@@ -152,6 +170,6 @@ def _methods(request: Request) -> list[str]:
     ]
 
 
-async def _unexpected(_: Request, error: Exception) -> JSONResponse:
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     # The server logs the error with its traceback.
-    return ApiError(500, f"internal error: {type(error).__name__}").response()
+    return ApiError(500, f"internal error: {type(error).__name__}").response(request.url.path)

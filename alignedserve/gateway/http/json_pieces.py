@@ -110,12 +110,12 @@ def _cut(piece: Piece) -> Iterator[memoryview]:
     return (view[start : start + BLOCK_BYTES] for start in range(0, len(view), BLOCK_BYTES))
 
 
-async def json_response(pieces: Iterable[Piece]) -> Response:
+async def json_response(pieces: Iterable[Piece], headers: Mapping[str, str] | None = None) -> Response:
     """Returns a response whose body has been written completely."""
     blocks = await blocks_of(pieces)
     if len(blocks) == 1:
-        return Response(blocks[0], media_type="application/json")
-    headers = {"Content-Length": str(sum(map(len, blocks)))}
+        return Response(blocks[0], media_type="application/json", headers=headers)
+    headers = {**(headers or {}), "Content-Length": str(sum(map(len, blocks)))}
     return StreamingResponse(_in_turn(blocks), media_type="application/json", headers=headers)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from alignedserve.batch.config import ENDPOINTS
 from alignedserve.batch.job import parse_window
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
@@ -36,13 +36,16 @@ class BatchBody(BaseModel):
     metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
 
 
-def batch_routes(store: Store, runner: BatchRunner, is_shared: bool = False) -> APIRouter:
-    """With `is_shared`, everyone sees all batches, whichever key made them."""
+def batch_routes(
+    store: Store, runner: BatchRunner, endpoints: Sequence[str], is_shared: bool = False
+) -> APIRouter:
+    """`endpoints` are those that a job's lines may call. With `is_shared`, everyone sees all batches, whichever key
+    made them."""
     routes = APIRouter()
 
     @routes.post("/v1/batches")
     async def create(body: BatchBody, http: Request) -> Json:
-        job = await _new_job(store, body, owner_of(http), viewer(http, is_shared))
+        job = await _new_job(store, body, endpoints, owner_of(http), viewer(http, is_shared))
         try:
             is_added = await store.add_job(job)
         except TooManyJobs as error:
@@ -81,9 +84,11 @@ def batch_routes(store: Store, runner: BatchRunner, is_shared: bool = False) -> 
     return routes
 
 
-async def _new_job(store: Store, body: BatchBody, owner: str, viewer: str | None) -> JobRecord:
-    if body.endpoint not in ENDPOINTS:
-        message = f"endpoint={body.endpoint!r}: must be one of {', '.join(ENDPOINTS)}"
+async def _new_job(
+    store: Store, body: BatchBody, endpoints: Sequence[str], owner: str, viewer: str | None
+) -> JobRecord:
+    if body.endpoint not in endpoints:
+        message = f"endpoint={body.endpoint!r}: must be one of {', '.join(endpoints)}"
         raise ApiError(400, message, param="endpoint")
     try:
         window_s = parse_window(body.completion_window)

@@ -1,44 +1,26 @@
-"""The fields that a client may send. Any other field is refused by name: a misspelt parameter must not be ignored.
-
-Ranges are checked by SamplingParams, so that they are the same for every way into the system.
-"""
+"""The bodies of OpenAI's completions and chats, with vLLM's fields."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.openai.formats import ResponseFormat, StructuredOutputs, structure_of_format
-from alignedserve.gateway.openai.service import ServiceTier, Slo
-from alignedserve.gateway.tools.bodies import Tool, ToolChoice, Tools, structure_of
+from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
+from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.openai.formats import ResponseFormat, structure_of_format
+from alignedserve.gateway.tools.bodies import ToolChoice, Tools
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
 # This is OpenAI's default for completions; chats go on until the model ends them.
 COMPLETION_MAX_TOKENS = 16
-# The most characters of `cache_salt`: more than any digest or key has.
-MAX_SALT_CHARS = 256
-
-# Only the first error is reported, and making errors of all wrong items would take time.
-FIRST_ERROR: Any = Field(fail_fast=True)
 
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
-# A template gets these from elsewhere; as variables they would replace those.
-_NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
 
 
 def _checked_prompt(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -61,43 +43,21 @@ Prompt = Annotated[
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class StreamOptions(Fields):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    # vLLM's field: each chunk has the usage so far.
+    continuous_usage_stats: bool | None = None
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
 
+class ChoicesBody(GenerationBody):
+    """What completions and chats have in common."""
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str | None = None
     n: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | Annotated[list[str], FIRST_ERROR] | None = None
-    stop_token_ids: Annotated[list[int], FIRST_ERROR] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
     # vLLM's field: log-probabilities of the prompt's tokens, with so many of the likeliest tokens in their places.
     prompt_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    service_tier: ServiceTier | None = None
-    slo: Slo | None = None
-    # vLLM's field: KV of earlier prompts is reused only if this is the same.
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     # These fields are accepted, and change nothing.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -107,87 +67,33 @@ class _Body(BaseModel):
 
     @property
     def structure_name(self) -> str:
-        """The name of the parameter that prescribes the form of the output."""
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
-    def called(self) -> dict[str, str]:
-        """Maps names of SamplingParams to the ones that the client knows, where they differ."""
-        return {}
-
-    @contextmanager
-    def naming(self) -> Iterator[None]:
-        """An InvalidRequest that is raised in the block names the parameter as the client knows it."""
-        try:
-            yield
-        except InvalidRequest as error:
-            name = re.match("[a-z_]*", str(error))
-            assert name
-            raise InvalidRequest(self.called.get(name[0], name[0]) + str(error)[name.end() :]) from error
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
-    def includes_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def includes_usage_so_far(self) -> bool:
+        return self.includes_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
 
-    def check(self) -> None:
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
+    def _choices_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed with stream=true")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest(f"prompt_logprobs={self.prompt_logprobs}: not available with stream=true")
-
-    @property
-    def _num_prompt_logprobs(self) -> int | None:
-        return self.prompt_logprobs
-
-    def _sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
-        if self.logit_bias is not None:
-            given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
-        return SamplingParams(
-            **given,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=self._num_prompt_logprobs,
-            structured_outputs=self._structured_outputs(),
-        )
-
-    def _structured_outputs(self) -> StructuredOutputsParams | None:
-        of_format = structure_of_format(self.response_format)
-        wanted = self.structured_outputs
-        if wanted is None:
-            return of_format
-        if of_format is not None:
-            raise InvalidRequest("structured_outputs: not together with response_format")
-        return StructuredOutputsParams(
-            json=wanted.json_schema,
-            regex=wanted.regex,
-            choice=wanted.choice,
-            grammar=wanted.grammar,
-            json_object=wanted.json_object,
-        )
+        more = {} if self.n is None else {"n": self.n}
+        form = structure_of_format(self.response_format)
+        return self.params(max_tokens, logprobs, form, prompt_logprobs=self.num_prompt_logprobs, **more)
 
 
-# SamplingParams has these fields by the same name and meaning.
-_SAMPLING = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-)
-
-
-class CompletionBody(_Body):
+class CompletionBody(ChoicesBody):
     prompt: Prompt
     max_tokens: int | None = COMPLETION_MAX_TOKENS
     logprobs: int | None = None
@@ -196,7 +102,7 @@ class CompletionBody(_Body):
     suffix: None = None
 
     @property
-    def called(self) -> dict[str, str]:
+    def names(self) -> Mapping[str, str]:
         return {"prompt_token_ids": "prompt"} | ({} if self.best_of is None else {"n": "best_of"})
 
     @property
@@ -213,16 +119,19 @@ class CompletionBody(_Body):
         return bool(self.echo) and self.max_tokens == 0
 
     @property
-    def _num_prompt_logprobs(self) -> int | None:
+    def num_kept_logprobs(self) -> int | None:
+        return None if self.stream or self.is_only_echo else self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
         """An echoed prompt has log-probabilities like the rest."""
         asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((each for each in asked if each is not None), default=None)
 
     def sampling_params(self) -> SamplingParams:
         """`n` becomes the number of choices that are made, which is `best_of` where that is given."""
-        self.check()
         # Every request computes at least one token, even an echo alone.
-        params = self._sampling_params(1 if self.is_only_echo else self.max_tokens, self.logprobs)
+        params = self._choices_params(1 if self.is_only_echo else self.max_tokens, self.logprobs)
         if self.best_of is None or self.best_of == params.n:
             return params
         if self.best_of < params.n:
@@ -235,66 +144,59 @@ class CompletionBody(_Body):
         return replace(params, n=self.best_of, logprobs=params.logprobs or 0)
 
 
-class ChatBody(_Body):
+class ChatBody(ChoicesBody, ConversationBody):
+    refused: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.refused,
+        "audio": ": the model writes text",
+        "chat_template": ": the model's own is used",
+        "continue_final_message": "",
+        "documents": "",
+        "echo": "",
+        "function_call": "; use tool_choice",
+        "functions": "; use tools",
+        "web_search_options": ": it searches nothing",
+    }
+
     messages: Messages
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
     # The default is auto if there are tools.
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # How long a model thinks, where its template knows that (OpenAI's levels; "none": not at all).
+    reasoning_effort: str | None = None
+    modalities: list[Literal["text"]] | None = None
+    # This is accepted, and changes nothing.
+    verbosity: str | None = None
 
     @property
-    def called(self) -> dict[str, str]:
+    def names(self) -> Mapping[str, str]:
         newer = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
         return {"prompt": "messages", "logprobs": "top_logprobs"} | newer
 
     @property
-    def template_variables(self) -> dict[str, Any]:
-        return template_variables(self.chat_template_kwargs)
+    def num_kept_logprobs(self) -> int | None:
+        return None if self.stream else self._num_logprobs
 
     @property
-    def called_tools(self) -> list[Tool]:
-        """The tools that may be called."""
-        return [] if self.tools is None or self.tool_choice == "none" else self.tools
+    def _num_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
-    @property
-    def structure_name(self) -> str:
-        is_forced = self.called_tools and self.tool_choice not in (None, "auto")
-        return "tools" if is_forced else super().structure_name
-
-    def _structured_outputs(self) -> StructuredOutputsParams | None:
-        asked = super()._structured_outputs()
-        one_at_most = self.parallel_tool_calls is False
-        forced = structure_of(self.called_tools, self.tool_choice or "auto", one_at_most)
-        if asked is not None and forced is not None:
-            raise InvalidRequest("tool_choice: a call that has to be made leaves no room for another format")
-        return asked or forced
-
-    def sampling_params(self) -> SamplingParams:
-        self.check()
+    def conversation(self) -> Conversation:
+        """Raises InvalidRequest."""
         if self.tool_choice not in (None, "none") and self.tools is None:
             raise InvalidRequest("tool_choice: there are no tools")
+        tools = [] if self.tools is None or self.tool_choice == "none" else self.tools
+        one_at_most = self.parallel_tool_calls is False
+        return Conversation(
+            self.messages, tools, self.tool_choice or "auto", one_at_most, self.reasoning_effort
+        )
+
+    def sampling_params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest(f"top_logprobs={self.top_logprobs}: only allowed with logprobs=true")
         newer = self.max_completion_tokens
-        max_tokens = self.max_tokens if newer is None else newer
-        return self._sampling_params(max_tokens, self.top_logprobs or 0 if self.logprobs else None)
-
-
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns a chat template's variables, such as Qwen3's enable_thinking. Raises InvalidRequest."""
-    for name in _NOT_VARIABLES:
-        if given and name in given:
-            raise InvalidRequest(f"chat_template_kwargs: {name} is not a variable of a template")
-    return dict(given or {})
-
-
-def _token_id(key: str) -> int:
-    # int() accepts more than that: +5, 1_0, other scripts' digits.
-    if not re.fullmatch("[0-9]{1,18}", key):
-        raise InvalidRequest(f"logit_bias key={key!r}: must be a token id")
-    return int(key)
+        return self._choices_params(self.max_tokens if newer is None else newer, self._num_logprobs)

@@ -1,4 +1,4 @@
-"""The parts of an answer that only chats have: a role, tool calls parsed from the text, a list of tokens'
+"""The parts of an answer that only chats have: a role, thoughts and tool calls parsed from the text, a list of tokens'
 log-probabilities."""
 
 from __future__ import annotations
@@ -7,44 +7,50 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.http.json_pieces import Json, Piece, object_of
-from alignedserve.gateway.openai.generation import Delta
-from alignedserve.gateway.openai.response_builder import CollectedChoice, ResponseBuilder
+from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, CollectedChoice
 from alignedserve.gateway.openai.token_logprobs import finite
 from alignedserve.gateway.tools.calls import Piece as CallPiece
 from alignedserve.gateway.tools.calls import Read
-from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.readers import Reader, TextReader
+from alignedserve.gateway.tools.reasoning import ReasoningReader
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 
 
 @dataclass
-class ChatResponseBuilder(ResponseBuilder):
-    # Makes a parser of tool calls for the text of a choice; None if there are no tools.
-    new_reader: Callable[[], Reader] | None = None
+class ChatResponseBuilder(ChoicesBuilder):
+    # Makes a parser for the text of a choice.
+    new_reader: Callable[[], Reader] = TextReader
+    # Whether the answer shows what the model thinks before it answers.
+    shows_reasoning: bool = True
     _readers: dict[int, Reader] = field(default_factory=dict)
     # The number of calls that each choice has made.
     _num_calls: dict[int, int] = field(default_factory=dict)
+    # Of all choices; None if no output has thoughts.
+    _num_reasoning_tokens: int | None = None
 
     id_prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
     def _add_text(self, choice: CollectedChoice, delta: Delta) -> None:
-        read = self._read(delta.index, delta.text, delta.finish_reason)
-        self._num_calls[delta.index] = choice.calls.add(read)
+        self._num_calls[delta.index] = choice.text.add(self._read(delta))
 
     def _further_members(self) -> dict[str, Iterable[Piece]]:
         packed = (choice.prompt_logprobs for choice in self._choices.values())
         return self._prompt_logprobs(self.prompts[0], next(filter(None, packed), b""))
 
     def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
-        calls = [_call_body(name, arguments) for name, arguments in choice.calls.calls]
-        content = choice.calls.content
-        message = {
+        calls = [_call_body(name, arguments) for name, arguments in choice.text.calls]
+        content, reasoning = choice.text.content, choice.text.reasoning
+        message: Json = {
             "role": "assistant",
             "content": None if calls and not content else content,
             "refusal": None,
         }
+        if reasoning:
+            message["reasoning_content"] = reasoning
         body: Json = {
             "index": index,
             "message": message | ({"tool_calls": calls} if calls else {}),
@@ -59,8 +65,10 @@ class ChatResponseBuilder(ResponseBuilder):
         return object_of({"index": first.index, "delta": role, "logprobs": None, "finish_reason": None}, {})
 
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
-        read = self._read(delta.index, delta.text, delta.finish_reason)
+        read = self._read(delta)
         new: Json = {"content": read.content} if read.content or logprobs else {}
+        if read.reasoning:
+            new["reasoning_content"] = read.reasoning
         if read.pieces:
             new["tool_calls"] = self._piece_bodies(delta.index, read.pieces)
         return {
@@ -70,14 +78,18 @@ class ChatResponseBuilder(ResponseBuilder):
             "finish_reason": self._reason(delta.index, delta.finish_reason),
         }
 
-    def _read(self, index: int, text: str, finish_reason: str | None) -> Read:
-        if self.new_reader is None:
-            return Read(text)
-        if index not in self._readers:
-            self._readers[index] = self.new_reader()
-        read = self._readers[index].feed(text)
-        if finish_reason is not None:
-            read.add(self._readers[index].end())
+    def _read(self, delta: Delta) -> Read:
+        reader = self._readers.get(delta.index)
+        if reader is None:
+            reader = self._readers[delta.index] = self.new_reader()
+        read = reader.feed(delta.text)
+        if isinstance(reader, ReasoningReader):
+            num_tokens = len(delta.token_ids) if reader.is_thinking else 0
+            self._num_reasoning_tokens = (self._num_reasoning_tokens or 0) + num_tokens
+        if delta.finish_reason is not None:
+            read.add(reader.end())
+        if not self.shows_reasoning:
+            read.reasoning = ""
         return read
 
     def _piece_bodies(self, index: int, pieces: Sequence[CallPiece]) -> list[Json]:
@@ -94,6 +106,11 @@ class ChatResponseBuilder(ResponseBuilder):
         if finish_reason == "stop" and self._num_calls.get(index):
             return self._readers[index].stop_reason
         return finish_reason
+
+    def _usage(self, usage: Usage) -> Json:
+        if self._num_reasoning_tokens is None:
+            return usage.body
+        return usage.body | {"completion_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens}}
 
     def _logprobs(self, delta: Delta) -> Json:
         pairs = zip(delta.token_ids, delta.logprobs, strict=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from alignedserve.gateway.generation.generation import Delta
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, object_of
-from alignedserve.gateway.openai.generation import Delta
-from alignedserve.gateway.openai.response_builder import CollectedChoice, ResponseBuilder
+from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, CollectedChoice
 from alignedserve.gateway.openai.token_logprobs import TextOffsets, completion_logprobs, echoed_logprobs
 
 
 @dataclass
-class CompletionResponseBuilder(ResponseBuilder):
+class CompletionResponseBuilder(ChoicesBuilder):
     # The number of choices that are made of each prompt, and the number that the answer gives.
     num_made: int = 1
     num_given: int = 1

@@ -1,29 +1,24 @@
-"""How a client prescribes the form of the output: OpenAI's response_format, and vLLM's structured_outputs."""
+"""How a client prescribes the form of the output in OpenAI's API."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from alignedserve.gateway.fields import Fields
 from alignedserve.structured_outputs import StructuredOutputsParams
 
 
-class TextFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TextFormat(Fields):
     type: Literal["text"]
 
 
-class JsonObjectFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class JsonObjectFormat(Fields):
     type: Literal["json_object"]
 
 
-class JsonSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class JsonSchema(Fields):
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
@@ -31,26 +26,12 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class JsonSchemaFormat(Fields):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-
-
-class StructuredOutputs(BaseModel):
-    """vLLM's. See StructuredOutputsParams."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
 
 
 def structure_of_format(

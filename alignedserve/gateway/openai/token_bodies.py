@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from alignedserve.gateway.chat.conversation import template_variables
+from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai.bodies import Messages, template_variables
+from alignedserve.gateway.openai.bodies import Messages
 
 
-class TokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TokenizeBody(Fields):
     model: str | None = None
     # Exactly one of these two is given.
     prompt: str | None = None
@@ -27,9 +28,7 @@ class TokenizeBody(BaseModel):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class DetokenizeBody(Fields):
     model: str | None = None
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
@@ -45,23 +44,22 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
-def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> bytes:
+def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> Answered:
     model.check_name(body.model)
     tokens = _tokens(model, body)
     strings = list(map(model.token_text, tokens)) if body.return_token_strs else None
-    return msgspec.json.encode(
-        {
-            "count": len(tokens),
-            "max_model_len": model.max_model_len,
-            "tokens": tokens,
-            "token_strs": strings,
-        }
-    )
+    found = {
+        "count": len(tokens),
+        "max_model_len": model.max_model_len,
+        "tokens": tokens,
+        "token_strs": strings,
+    }
+    return Answered(msgspec.json.encode(found))
 
 
-def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> bytes:
+def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> Answered:
     model.check_name(body.model)
-    return msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)})
+    return Answered(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)}))
 
 
 def _tokens(model: ServedModel, body: TokenizeBody) -> list[int]:

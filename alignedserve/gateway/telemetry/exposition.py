@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.telemetry.health import AskClusters
+from alignedserve.gateway.telemetry.ignored_parameters import NAMES, OTHER
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.lengths.prediction import SOURCES
 from alignedserve.protocol.messages import SCHEDULING_S, Cluster, ProcessStatus
@@ -77,6 +78,10 @@ def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
 
 def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
     yield from _histograms(metrics)
+    ignored = _counter("ignored_parameters", "Calls with a parameter that is unknown here.", "parameter")
+    for name in (*sorted(NAMES), OTHER):
+        ignored.add_metric([name], metrics.ignored_parameters.counts[name])
+    yield ignored
     prompts = _counter("prompt_tokens", "Tokens of prompts that were prefilled.", "tier")
     outputs = _counter("generation_tokens", "Tokens that were generated.", "tier")
     successes = _counter(

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
+
 # In seconds, with vLLM's bounds, so that its dashboards' quantiles mean the same; between tokens, some are below its
 # smallest.
 FIRST_TOKEN_S = (
@@ -80,6 +82,7 @@ class Metrics:
         self._tiers = {"rt": TierMetrics(), "be": TierMetrics()}
         # The number of requests that were submitted again when their router had died.
         self.num_resubmitted = 0
+        self.ignored_parameters = IgnoredParameters()
 
     def line_was_late(self) -> None:
         """A line of a batch job was not answered by its deadline, and perhaps never begun."""

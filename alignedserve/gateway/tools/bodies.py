@@ -11,15 +11,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from alignedserve.gateway.fields import Fields
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
 
-class Function(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Function(Fields):
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     # A JSON schema.
@@ -27,22 +26,16 @@ class Function(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Tool(Fields):
     type: Literal["function"]
     function: Function
 
 
-class ChosenFunction(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class ChosenFunction(Fields):
     name: str
 
 
-class ChosenTool(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class ChosenTool(Fields):
     type: Literal["function"]
     function: ChosenFunction
 

@@ -31,6 +31,8 @@ class Read:
 
     content: str = ""
     pieces: list[Piece] = field(default_factory=list)
+    # What the model thinks before it answers.
+    reasoning: str = ""
 
     def begin(self, name: str, arguments: str = "") -> None:
         self.pieces.append(Piece(name, arguments))
@@ -45,6 +47,7 @@ class Read:
 
     def add(self, more: Read) -> None:
         self.content += more.content
+        self.reasoning += more.reasoning
         for piece in more.pieces:
             if piece.name is None:
                 self.go_on(piece.arguments)
@@ -52,17 +55,19 @@ class Read:
                 self.pieces.append(piece)
 
 
-class CollectedCalls:
-    """A choice's content and calls, put together from what was read bit by bit."""
+class CollectedText:
+    """A choice's thoughts, content and calls, put together from what was read bit by bit."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
+        self._reasoning: list[str] = []
         # The names, and the parts of their arguments.
         self._calls: list[tuple[str, list[str]]] = []
 
     def add(self, read: Read) -> int:
         """Returns the number of calls so far."""
         self._content.append(read.content)
+        self._reasoning.append(read.reasoning)
         for piece in read.pieces:
             if piece.name is not None:
                 self._calls.append((piece.name, []))
@@ -72,6 +77,10 @@ class CollectedCalls:
     @property
     def content(self) -> str:
         return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
 
     @property
     def calls(self) -> list[tuple[str, str]]:

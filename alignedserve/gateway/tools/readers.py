@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar
 
 from alignedserve.gateway.tools.calls import HEAD, MAX_HEAD_CHARS, Nesting, Read, calls_in
+from alignedserve.gateway.tools.overlap import overlap
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 # What stands between the calls in a list.
@@ -25,8 +24,6 @@ _BETWEEN_RUN = re.compile(r"[ \n\t\r\[\],;]*")
 class Reader(ABC):
     """Reads the text of one choice."""
 
-    # The name by which a prepared call asks for this reader.
-    kind: ClassVar[str]
     # The finish reason that replaces "stop" when calls were made.
     stop_reason = "tool_calls"
 
@@ -38,10 +35,19 @@ class Reader(ABC):
         """The text has ended."""
 
 
+class TextReader(Reader):
+    """All of the text is content."""
+
+    def feed(self, text: str) -> Read:
+        return Read(text)
+
+    def end(self) -> Read:
+        return Read()
+
+
 class NamedReader(Reader):
     """All of the text is the arguments of one call."""
 
-    kind = "named"
     # OpenAI returns "stop" for a call that had to be made.
     stop_reason = "stop"
 
@@ -60,10 +66,8 @@ class NamedReader(Reader):
         return self.feed("")
 
 
-class _Cursor(Reader):
+class Cursor(Reader):
     """Goes through the text as it comes, one step at a time."""
-
-    kind = "json"
 
     def __init__(self) -> None:
         # The text that has come; it has been processed up to `_at`.
@@ -110,7 +114,7 @@ class _Cursor(Reader):
         return end is not None
 
 
-class JsonReader(_Cursor):
+class JsonReader(Cursor):
     """Reads a call, or a list of calls, and nothing else; or plain text."""
 
     def __init__(self) -> None:
@@ -183,10 +187,8 @@ class JsonReader(_Cursor):
         return self._is_other
 
 
-class HermesReader(_Cursor):
+class HermesReader(Cursor):
     """Reads calls between tags, with text around them."""
-
-    kind = "hermes"
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,25 +256,8 @@ class HermesReader(_Cursor):
             before = self._take(place)
             self._at += len(tag)
             return before, True
-        return self._take(len(self._text) - _overlap(self._text, self._at, tag)), False
+        return self._take(len(self._text) - overlap(self._text, self._at, tag)), False
 
     def _leave(self, skips_breaks: bool) -> None:
         self._is_inside = self._is_told = False
         self._skips_breaks = skips_breaks
-
-
-def _overlap(text: str, start: int, tag: str) -> int:
-    """Returns how many letters at the end of `text` may be the beginning of `tag`."""
-    longest = min(len(text) - start, len(tag) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)
-
-
-def reader_of(kind: str, tool_name: str) -> Callable[[], Reader]:
-    """Returns a function that makes a reader for each choice. `tool_name` is the only tool that can be called, for a
-    named reader."""
-    readers: dict[str, Callable[[], Reader]] = {
-        NamedReader.kind: lambda: NamedReader(tool_name),
-        JsonReader.kind: JsonReader,
-        HermesReader.kind: HermesReader,
-    }
-    return readers[kind]

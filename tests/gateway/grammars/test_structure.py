@@ -91,7 +91,7 @@ def test_what_is_asked_for_gets_to_the_instances(
         ),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one of"),
-        ({"structured_outputs": {"xml": "a"}}, "structured_outputs", "unknown, or not supported"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs", "exactly one of"),
         (
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
             "structured_outputs",

@@ -15,7 +15,7 @@ from msgspec.structs import replace as with_field
 from openai.types import Batch
 
 from alignedserve.batch.results import Answer
-from alignedserve.gateway.openai.lines import LineAnswers
+from alignedserve.gateway.generation.lines import LineAnswers
 from alignedserve.protocol.messages import Rejected, Submit
 from alignedserve.store import JobId
 from alignedserve.store.redis_store import PREFIX, RedisStore
@@ -101,7 +101,7 @@ def test_completions_are_answered_too() -> None:
 
 def test_a_bad_body_is_answered_so_and_hurts_no_other() -> None:
     async def scenario(at: System) -> None:
-        bad = [{"top_p": 2.0}, {"stream": True}, {"tempratur": 1}, {"messages": []}, {"messages": "x"}]
+        bad = [{"top_p": 2.0}, {"stream": True}, {"n": "1"}, {"messages": []}, {"messages": "x"}]
         lines = [question(0), *(question(n, **body) for n, body in enumerate(bad, 1)), question(6)]
         batch = await at.gateway.until(await at.gateway.submit(lines), "completed")
         assert counts(batch) == (7, 2, 5)
@@ -110,7 +110,7 @@ def test_a_bad_body_is_answered_so_and_hurts_no_other() -> None:
             (number + 1, f"q{number}") for number in range(1, 6)
         ]
         params = [each["response"]["body"]["error"]["param"] for each in errors]
-        assert params == ["top_p", "stream", "tempratur", "messages", "messages"]
+        assert params == ["top_p", "stream", "n", "messages", "messages"]
         assert {each["response"]["status_code"] for each in errors} == {400}
         answered = await at.gateway.lines_of(batch.output_file_id)
         assert [each["custom_id"] for each in answered] == ["q0", "q6"]

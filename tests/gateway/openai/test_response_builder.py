@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 from alignedserve.gateway import limits
+from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.prepared import Answering
+from alignedserve.gateway.generation.response_builder import ResponseBuilder
+from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http import json_pieces
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, blocks_of, json_response
 from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
+from alignedserve.gateway.openai.choices_builder import Shown
 from alignedserve.gateway.openai.completion_response import CompletionResponseBuilder
-from alignedserve.gateway.openai.generation import Delta, Usage
-from alignedserve.gateway.openai.response_builder import ResponseBuilder
 from alignedserve.gateway.tools.readers import HermesReader
 from alignedserve.protocol.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
@@ -29,12 +32,15 @@ FOUND: TokenLogprobs = (-1.5, 4, LIKELIEST)
 PROMPT = TOKENIZER.encode("How far is it?") * 100
 
 
-def completion(**options: Any) -> CompletionResponseBuilder:
-    return CompletionResponseBuilder(MODEL, 0, 20, prompts=[PROMPT], **options)
+ANSWERING = Answering(MODEL, Service(), [PROMPT], created=0)
+
+
+def completion(num_prompt_logprobs: int | None = None, **options: Any) -> CompletionResponseBuilder:
+    return CompletionResponseBuilder(ANSWERING, Shown(20, num_prompt_logprobs), **options)
 
 
 def chat(**options: Any) -> ChatResponseBuilder:
-    return ChatResponseBuilder(MODEL, 0, 20, prompts=[PROMPT], **options)
+    return ChatResponseBuilder(ANSWERING, Shown(20), **options)
 
 
 def fill(builder: ResponseBuilder, num_tokens: int, text: str = "x", packed: bytes = b"") -> ResponseBuilder:

@@ -8,23 +8,20 @@ from dataclasses import dataclass, field
 from random import Random
 
 from alignedserve.gateway.config import SloConfig
+from alignedserve.gateway.generation.generation import Generation
+from alignedserve.gateway.generation.prepared import Answering, Prepared, ids_of
+from alignedserve.gateway.generation.preparer import Preparer
+from alignedserve.gateway.generation.response_builder import ResponseBuilder
+from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.grammars.compiler import Compiler
 from alignedserve.gateway.grammars.structure import check_structure
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
-from alignedserve.gateway.openai.completion_response import CompletionResponseBuilder
-from alignedserve.gateway.openai.generation import Generation
-from alignedserve.gateway.openai.prepare import Prepared, ids_of
-from alignedserve.gateway.openai.preparer import Preparer
-from alignedserve.gateway.openai.response_builder import ResponseBuilder
-from alignedserve.gateway.openai.service import Service
-from alignedserve.gateway.tools.readers import reader_of
+from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
 from alignedserve.lengths.config import NONE, LengthConfig
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # So many token ids are unpacked at a time, which takes a millisecond.
 _STEP_IDS = 1 << 15
 
@@ -43,6 +40,7 @@ class RequestBuilder:
     lengths: Lengths = field(default_factory=lambda: Lengths(LengthConfig(NONE)))
     # Gives a seed to requests that have none.
     seeds: Random = field(default_factory=Random)
+    ignored_parameters: IgnoredParameters = field(default_factory=IgnoredParameters)
 
     async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, ResponseBuilder]:
         """`owner` is that of the request's key (http/keys.py)."""
@@ -63,33 +61,8 @@ class RequestBuilder:
             seeds=self.seeds,
             cache_salt=_salt(owner, call.cache_salt),
         )
-        return generation, self._response_builder(call, service, prompts)
-
-    def _response_builder(
-        self, call: Prepared, service: Service, prompts: list[list[int]]
-    ) -> ResponseBuilder:
-        now = int(time.time())
-        if call.is_chat:
-            return ChatResponseBuilder(
-                self.model,
-                now,
-                call.num_logprobs,
-                service.name,
-                prompts=prompts,
-                num_prompt_logprobs=call.num_prompt_logprobs,
-                new_reader=reader_of(call.reader, call.tool_name) if call.reader else None,
-            )
-        return CompletionResponseBuilder(
-            self.model,
-            now,
-            call.num_logprobs,
-            service.name,
-            prompts=prompts,
-            num_prompt_logprobs=call.num_prompt_logprobs,
-            num_made=call.params.n,
-            num_given=call.num_given,
-            echoes=call.echoes,
-        )
+        answering = Answering(self.model, service, prompts, int(time.time()))
+        return generation, call.response_builder(answering)
 
 
 def _salt(owner: str, asked: str) -> str:

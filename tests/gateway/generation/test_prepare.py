@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from alignedserve.gateway.endpoints import ENDPOINTS
+from alignedserve.gateway.generation import preparer as preparer_module
+from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.prepared import Prepared, ids_of
+from alignedserve.gateway.generation.preparer import INLINE_BYTES, Preparer
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
-from alignedserve.gateway.openai import preparer as preparer_module
-from alignedserve.gateway.openai.prepare import Prepared, Result, ids_of, prepare
-from alignedserve.gateway.openai.preparer import INLINE_BYTES, Preparer
+from alignedserve.gateway.openai.completions import COMPLETIONS as COMPLETION_ENDPOINT
+from alignedserve.gateway.prepare_process import MODULE
 from tests.gateway.scripted import MODEL, TOKENIZER
 from tests.gateway.served import JSON, QUESTION, play, served
 
@@ -32,18 +36,24 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": QUESTION, "response_format": SCHEMA, "logprobs": True, "top_logprobs": 2}),
     ("/tokenize", {"messages": QUESTION, "return_token_strs": True}),
     ("/detokenize", {"tokens": [5, 6]}),
+    (CHAT, {"messages": QUESTION, "newer": 1, "slo": {"tbt_ms": 5, "newer": 2}}),
 ]
 WRONG: list[tuple[str, Any, str | None]] = [
     (CHAT, {"messages": [1]}, "messages"),
     (CHAT, {"messages": QUESTION, "tools": TOOLS}, "tools"),
     (CHAT, {"messages": QUESTION, "model": "another"}, "model"),
     (CHAT, {"messages": QUESTION, "max_completion_tokens": -1}, "max_completion_tokens"),
-    (COMPLETIONS, {"prompt": "x", "promt": "y"}, "promt"),
+    (COMPLETIONS, {"prompt": "x", "n": "y"}, "n"),
+    (CHAT, {"messages": QUESTION, "documents": [{"text": "y"}]}, "documents"),
     (COMPLETIONS, {"prompt": [100_000]}, "prompt"),
     (COMPLETIONS, [], None),
-    (COMPLETIONS, {"prompt": "x", "\ud800": 1}, "\\ud800"),
+    (COMPLETIONS, {"prompt": ["\ud800"]}, "prompt"),
     (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
 ]
+
+
+def prepare(path: str, data: bytes) -> Result:
+    return ENDPOINTS[path].prepare(data, MODEL, Limits())
 
 
 def told(call: Callable[[], Result]) -> object:
@@ -58,17 +68,17 @@ def test_the_process_says_what_the_event_loop_would_say(monkeypatch: pytest.Monk
     monkeypatch.setattr(preparer_module, "INLINE_BYTES", 0)
 
     async def scenario() -> None:
-        preparer = Preparer(MODEL, Limits())
+        preparer = Preparer(MODEL, Limits(), MODULE)
         try:
             long_name = (COMPLETIONS, {"prompt": "x", "\ud800" * 3000: 1})
             for endpoint, body, *_ in [*BODIES, *WRONG, long_name]:
                 data = json.dumps(body).encode()
                 ask = preparer.answer if endpoint.endswith("tokenize") else preparer.call
                 try:
-                    found: object = await ask(endpoint, [data[:7], data[7:]], "")
+                    found: object = await ask(ENDPOINTS[endpoint], [data[:7], data[7:]], "")
                 except ApiError as error:
                     found = error.status, error.body
-                assert found == told(lambda e=endpoint, d=data: prepare(e, d, MODEL, Limits()))  # type: ignore[misc]
+                assert found == told(lambda e=endpoint, d=data: prepare(e, d))  # type: ignore[misc]
         finally:
             await preparer.aclose()
 
@@ -78,12 +88,12 @@ def test_the_process_says_what_the_event_loop_would_say(monkeypatch: pytest.Monk
 def test_what_is_wrong_is_named() -> None:
     for endpoint, body, param in WRONG:
         with pytest.raises(ApiError) as raised:
-            prepare(endpoint, json.dumps(body).encode(), MODEL, Limits())
+            prepare(endpoint, json.dumps(body).encode())
         assert raised.value.status in (400, 404) and raised.value.param == param
 
 
 def test_prompts_are_what_was_sent() -> None:
-    found = prepare(COMPLETIONS, b'{"prompt": ["How far?", "x"]}', MODEL, Limits())
+    found = prepare(COMPLETIONS, b'{"prompt": ["How far?", "x"]}')
     assert isinstance(found, Prepared)
     assert list(map(ids_of, found.prompts)) == [TOKENIZER.encode("How far?"), TOKENIZER.encode("x")]
 
@@ -112,18 +122,20 @@ HOSTILE: list[tuple[str, str, str]] = [
 def test_no_large_body_is_read_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
 
-    def noted(endpoint: str, data: bytes, *rest: Any) -> Result:
-        sizes.append(len(data))
-        return prepare(endpoint, data, *rest)
+    plain = Endpoint.prepare
 
-    monkeypatch.setattr(preparer_module, "prepare", noted)
+    def noted(endpoint: Endpoint, data: bytes, *rest: Any) -> Result:
+        sizes.append(len(data))
+        return plain(endpoint, data, *rest)
+
+    monkeypatch.setattr(Endpoint, "prepare", noted)
 
     async def scenario() -> None:
         async with served() as at:
             for endpoint, body, param in HOSTILE:
                 response = await at.http.post(endpoint, content=body.encode(), headers=JSON)
                 error = response.json()["error"]
-                assert response.status_code == 400 and error["param"].startswith(param), error
+                assert response.status_code == 400 and (error["param"] or "").startswith(param), error
             # and whoever means well is answered, by the same process
             response = await at.post(CHAT, {"messages": QUESTION, "user": "y" * INLINE_BYTES})
             assert response.status_code == 200, response.text
@@ -152,7 +164,7 @@ def test_a_long_document_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> N
 
 def preparing(scenario: Callable[[Preparer], Awaitable[None]]) -> None:
     async def with_one() -> None:
-        preparer = Preparer(MODEL, Limits())
+        preparer = Preparer(MODEL, Limits(), MODULE)
         try:
             await preparer.start()
             await scenario(preparer)
@@ -169,9 +181,9 @@ def test_a_body_that_takes_too_long_ends_and_others_go_on(monkeypatch: pytest.Mo
     async def scenario(preparer: Preparer) -> None:
         monkeypatch.setattr(preparer_module, "TIMEOUT_S", 1e-6)
         with pytest.raises(ApiError, match="not read within"):
-            await preparer.call(COMPLETIONS, [LONG], "")
+            await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
         monkeypatch.undo()
-        assert (await preparer.call(COMPLETIONS, [LONG], "")).num_given == 1
+        assert (await preparer.call(COMPLETION_ENDPOINT, [LONG], "")).num_given == 1
 
     preparing(scenario)
 
@@ -181,7 +193,7 @@ def test_whoever_kills_the_process_costs_nobody_a_call() -> None:
         process = preparer._medium.child._process
         assert process
         os.kill(process.pid, signal.SIGSTOP)
-        asking = asyncio.create_task(preparer.call(COMPLETIONS, [LONG], ""))
+        asking = asyncio.create_task(preparer.call(COMPLETION_ENDPOINT, [LONG], ""))
         while not preparer._medium.child._at_work:
             await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
@@ -197,11 +209,11 @@ def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPa
         process = preparer._medium.child._process
         assert process
         os.kill(process.pid, signal.SIGSTOP)
-        first = asyncio.create_task(preparer.call(COMPLETIONS, [LONG], ""))
+        first = asyncio.create_task(preparer.call(COMPLETION_ENDPOINT, [LONG], ""))
         while not preparer._medium.child._at_work:
             await asyncio.sleep(0)
         with pytest.raises(ApiError, match="others' large bodies"):
-            await preparer.call(COMPLETIONS, [LONG], "")
+            await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
         os.kill(process.pid, signal.SIGCONT)
         assert (await first).num_given == 1
         assert process is preparer._medium.child._process
@@ -217,9 +229,9 @@ def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
         child._patience_s = 0.05
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(ApiError, match="not read within"):
-            await preparer.call(COMPLETIONS, [LONG], "")
+            await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
         assert await process.wait() == -signal.SIGKILL
         child._patience_s = 60
-        assert (await preparer.call(COMPLETIONS, [LONG], "")).num_given == 1
+        assert (await preparer.call(COMPLETION_ENDPOINT, [LONG], "")).num_given == 1
 
     preparing(scenario)

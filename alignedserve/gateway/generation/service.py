@@ -1,26 +1,27 @@
-"""Which class of service a call is in, and how soon its tokens are due: `service_tier`, `slo`, and the SLO headers."""
+"""Which class of service a call is in, and how soon its tokens are due: `service_tier`, `slo`, and the SLO headers,
+which are those of Kubernetes' inference gateway too."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
+from typing import Literal, get_args
 
 from alignedserve.gateway.config import MAX_TBT_MS, MAX_TTFT_MS, SloConfig
+from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.http.errors import ApiError
 
-ServiceTier = Literal["auto", "default", "priority", "flex"]
+ServiceTier = Literal["auto", "default", "scale", "priority", "flex"]
 
 TTFT_HEADER = "X-SLO-TTFT-MS"
 TBT_HEADER = "X-SLO-TBT-MS"
+TPOT_HEADER = "X-SLO-TPOT-MS"
+# The tier where the body names none. Names that an operator has made for other servers mean nothing here.
+OBJECTIVE_HEADER = "X-Gateway-Inference-Objective"
 
 
-class Slo(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Slo(Fields):
     # The milliseconds from the request's arrival until the first token is due.
     ttft_ms: float | None = None
     # The milliseconds from one token until the next is due.
@@ -47,12 +48,20 @@ def service_of(
     wrong."""
     slo = slo or Slo()
     ttft_s = _seconds("slo.ttft_ms", slo.ttft_ms, TTFT_HEADER, headers, MAX_TTFT_MS)
-    tbt_s = _seconds("slo.tbt_ms", slo.tbt_ms, TBT_HEADER, headers, MAX_TBT_MS)
+    tbt_header = TBT_HEADER if TBT_HEADER.lower() in headers else TPOT_HEADER
+    tbt_s = _seconds("slo.tbt_ms", slo.tbt_ms, tbt_header, headers, MAX_TBT_MS)
+    asked = asked or _tier_of(headers.get(OBJECTIVE_HEADER.lower(), ""))
     if asked != "flex":
         return _real_time("priority" if asked == "priority" else "default", ttft_s, tbt_s, defaults)
     if ttft_s is not None or tbt_s is not None:
         raise ApiError(400, "slo: only for real-time traffic, and service_tier='flex' is not", param="slo")
     return Service("flex", "be")
+
+
+def _tier_of(objective: str) -> ServiceTier | None:
+    """Returns the tier of this name; None if there is none."""
+    tiers = (tier for tier in get_args(ServiceTier) if tier == objective.strip().lower())
+    return next(tiers, None)
 
 
 def _real_time(name: str, ttft_s: float | None, tbt_s: float | None, defaults: SloConfig) -> Service:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from alignedserve.gateway.generation.service import Service
+from alignedserve.gateway.generation.text_stream import TextStream
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.island import News
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai.service import Service
-from alignedserve.gateway.openai.text_stream import TextStream
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import NewTokens, Rejected, Request
@@ -39,6 +39,8 @@ class Delta:
     finish_reason: str | None
     # The prompt's log-probabilities, packed, which come with the first token if they are asked for.
     prompt_logprobs: bytes = b""
+    # The stop string that ended the choice, with finish_reason "stop".
+    stop_string: str | None = None
 
 
 @dataclass
@@ -185,7 +187,8 @@ class Generation:
         if not self.gives_output:
             return Delta(index, "", [], [], "length", news.prompt_logprobs)
         self.usage.num_completion_tokens += taken
-        return Delta(index, text, news.tokens[:taken], news.logprobs[:taken], reason, news.prompt_logprobs)
+        found = news.tokens[:taken], news.logprobs[:taken]
+        return Delta(index, text, *found, reason, news.prompt_logprobs, choice.text.stop_string)
 
 
 def _rejection(rejected: Rejected) -> ApiError:

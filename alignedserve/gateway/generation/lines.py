@@ -7,16 +7,18 @@ import time
 import msgspec
 
 from alignedserve.batch.results import Answer as LineAnswer
+from alignedserve.gateway.generation.endpoint import Endpoints
+from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError, invalid
 from alignedserve.gateway.http.json_pieces import blocks_of
-from alignedserve.gateway.openai.request_builder import RequestBuilder
-from alignedserve.gateway.openai.service import Service
 from alignedserve.types import InvalidRequest
 
 
 class LineAnswers:
-    def __init__(self, request_builder: RequestBuilder) -> None:
+    def __init__(self, request_builder: RequestBuilder, endpoints: Endpoints) -> None:
         self._request_builder = request_builder
+        self._endpoints = endpoints
 
     async def ask(self, endpoint: str, body: bytes, expires_at: float, owner: str) -> LineAnswer:
         """`body` is a JSON object. The job is that of `owner`, and expires at `expires_at`, by time.time()."""
@@ -30,9 +32,10 @@ class LineAnswers:
         return LineAnswer(failure.status, failure.body)
 
     async def _answer(self, endpoint: str, body: bytes, deadline_s: float, owner: str) -> LineAnswer:
-        call = await self._request_builder.preparer.call(endpoint, [body], owner)
+        call = await self._request_builder.preparer.call(self._endpoints[endpoint], [body], owner)
         if call.is_stream:
             raise InvalidRequest("stream=True: not possible in a batch")
+        self._request_builder.ignored_parameters.note(call.ignored)
         service = Service("flex", "be", deadline_s=deadline_s)
         generation, builder = await self._request_builder.build(call, service, owner)
         try:

@@ -1,24 +1,38 @@
-"""OpenAI's answer objects, complete and in chunks. Chats and completions differ only in form.
-
-Answers can be large: 256 choices, or log-probabilities of half a million tokens. So each delta is added when it comes,
-at a cost that does not grow with what came before, and large parts are kept as JSON's bytes.
-"""
+"""OpenAI's answer objects, complete and in chunks. Chats and completions differ only in form."""
 
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar
 
+import msgspec
+
+from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.prepared import Answering
+from alignedserve.gateway.generation.response_builder import ResponseBuilder
+from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, object_of
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai.generation import Delta, Usage
-from alignedserve.gateway.openai.token_logprobs import (
-    prompt_positions,
-)
-from alignedserve.gateway.tools.calls import CollectedCalls
+from alignedserve.gateway.openai.token_logprobs import prompt_positions
+from alignedserve.gateway.tools.calls import CollectedText
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What an answer shows besides its text."""
+
+    # The number of likeliest tokens that are shown with each token; None: no log-probabilities.
+    num_logprobs: int | None = None
+    # The same for each of a prompt's tokens.
+    num_prompt_logprobs: int | None = None
+    # Whether a stream ends with its usage, and whether each of its chunks has the usage so far, which is vLLM's.
+    usage: bool = False
+    usage_so_far: bool = False
 
 
 @dataclass
@@ -26,8 +40,8 @@ class CollectedChoice:
     """What has come of a choice, for an answer that is sent complete."""
 
     texts: list[str] = field(default_factory=list)
-    # Content and tool calls: a chat has these instead of texts.
-    calls: CollectedCalls = field(default_factory=CollectedCalls)
+    # Thoughts, content and tool calls: a chat has these instead of texts.
+    text: CollectedText = field(default_factory=CollectedText)
     logprobs: Columns = field(default_factory=Columns)
     finish_reason: str | None = None
     # The prompt's log-probabilities, packed (prompt_logprobs.py).
@@ -42,16 +56,9 @@ class CollectedChoice:
 
 
 @dataclass
-class ResponseBuilder(ABC):
-    model: ServedModel
-    created: int
-    # The number of likeliest tokens that are shown with each token; None: no log-probabilities.
-    num_logprobs: int | None
-    service_tier: str = "default"
-    id: str = ""
-    prompts: Sequence[list[int]] = ()
-    # The same for each of a prompt's tokens.
-    num_prompt_logprobs: int | None = None
+class ChoicesBuilder(ResponseBuilder):
+    answering: Answering
+    shown: Shown = field(default_factory=Shown)
     # The number of characters that each choice has so far.
     _lengths: dict[int, int] = field(default_factory=dict)
     _choices: dict[int, CollectedChoice] = field(default_factory=dict)
@@ -62,6 +69,18 @@ class ResponseBuilder(ABC):
 
     def __post_init__(self) -> None:
         self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
+
+    @property
+    def model(self) -> ServedModel:
+        return self.answering.model
+
+    @property
+    def prompts(self) -> Sequence[list[int]]:
+        return self.answering.prompts
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.shown.num_logprobs
 
     # ---- whole ----
 
@@ -78,9 +97,8 @@ class ResponseBuilder(ABC):
         self._add_text(choice, delta)
 
     def whole(self, usage: Usage) -> Iterator[Piece]:
-        """Yields the answer, after everything has been added."""
         choices = sorted(self._given().items())
-        body = self._envelope(self.kind) | {"usage": usage.body}
+        body = self._envelope(self.kind) | {"usage": self._usage(usage)}
         members = {"choices": array_of(self._whole_choice(index, choice) for index, choice in choices)}
         return object_of(body, members | self._further_members())
 
@@ -96,9 +114,10 @@ class ResponseBuilder(ABC):
 
     def _prompt_logprobs(self, prompt: Sequence[int], packed: bytes) -> dict[str, Iterable[Piece]]:
         """Returns vLLM's field, if the client asks for it."""
-        if self.num_prompt_logprobs is None:
+        num = self.shown.num_prompt_logprobs
+        if num is None:
             return {}
-        positions = prompt_positions(prompt, packed, self.num_prompt_logprobs, self.model.token_text)
+        positions = prompt_positions(prompt, packed, num, self.model.token_text)
         return {"prompt_logprobs": array_of([encode(position)] for position in positions)}
 
     @abstractmethod
@@ -106,25 +125,31 @@ class ResponseBuilder(ABC):
 
     # ---- in chunks ----
 
-    def opening(self, delta: Delta, extra: Json) -> Iterator[Piece] | None:
-        """Returns the chunk that goes before a choice's first one, where there is one. `extra` is a part of each
-        chunk."""
+    def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
+        """A choice may have a chunk before its first one."""
         if delta.index in self._lengths:
             return None
         choice = self._opening(delta)
-        return choice and object_of(self._envelope(self.chunk_kind) | extra, {"choices": array_of([choice])})
+        if choice is None:
+            return None
+        chunk = object_of(self._chunk(usage), {"choices": array_of([choice])})
+        return chain([b"data: "], chunk, [b"\n\n"])
 
-    def chunk(self, delta: Delta, extra: Json) -> Json | None:
-        """Returns the chunk; None for a token without text, unless the chunk has another content."""
+    def events(self, delta: Delta, usage: Usage) -> bytes:
         logprobs = None if self.num_logprobs is None else self._logprobs(delta)
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
         if not (delta.text or logprobs or delta.finish_reason):
-            return None
+            return b""
         choices = [self._chunk_choice(delta, logprobs)]
-        return self._envelope(self.chunk_kind) | {"choices": choices} | extra
+        return _event(self._chunk(usage) | {"choices": choices})
 
-    def usage_chunk(self, usage: Usage) -> Json:
-        return self._envelope(self.chunk_kind) | {"choices": [], "usage": usage.body}
+    def end(self, usage: Usage) -> Iterable[Piece]:
+        if self.shown.usage:
+            yield _event(self._envelope(self.chunk_kind) | {"choices": [], "usage": self._usage(usage)})
+        yield DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return _event(error.body) + DONE
 
     def _opening(self, first: Delta) -> Iterator[Piece] | None:
         """Returns the first chunk of a choice's stream."""
@@ -133,18 +158,33 @@ class ResponseBuilder(ABC):
     @abstractmethod
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json: ...
 
+    def _chunk(self, usage: Usage) -> Json:
+        """Returns what all chunks have."""
+        extra: Json = {}
+        if self.shown.usage:
+            # It is null before the last chunk, unless it is asked for in each.
+            extra = {"usage": self._usage(usage) if self.shown.usage_so_far else None}
+        return self._envelope(self.chunk_kind) | extra
+
     # ---- both ----
 
     def _envelope(self, kind: str) -> Json:
         return {
             "id": self.id,
             "object": kind,
-            "created": self.created,
+            "created": self.answering.created,
             "model": self.model.name,
             "system_fingerprint": self.model.system_fingerprint,
-            "service_tier": self.service_tier,
+            "service_tier": self.answering.service.name,
         }
+
+    def _usage(self, usage: Usage) -> Json:
+        return usage.body
 
     @abstractmethod
     def _logprobs(self, delta: Delta) -> Json:
         """Returns lists by name, to which those of later deltas are joined."""
+
+
+def _event(body: Json) -> bytes:
+    return b"data: " + encode(body) + b"\n\n"

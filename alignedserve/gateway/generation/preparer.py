@@ -12,12 +12,12 @@ from functools import cached_property
 import msgspec
 
 from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
+from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.prepare_process import Asked, Greeting, TokenizerParts, Told
+from alignedserve.gateway.generation.prepared import Answered, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai import prepare_process
-from alignedserve.gateway.openai.prepare import Prepared, Result, prepare
-from alignedserve.gateway.openai.prepare_process import Asked, Greeting, TokenizerParts, Told
 from alignedserve.process.child import Child, ChildEnded
 
 # The slowest body of this size that was found, 8 KiB of text to be tokenised, takes 16 ms on a core of 2.5 GHz.
@@ -33,49 +33,52 @@ TURN_S = 30.0
 class Lane:
     """A process that prepares one body after the other, in fair turns."""
 
-    def __init__(self, greeting: Callable[[], bytes]) -> None:
-        self.child = Child(prepare_process.__name__, 2 * TIMEOUT_S, greeting)
+    def __init__(self, module: str, greeting: Callable[[], bytes]) -> None:
+        self.child = Child(module, 2 * TIMEOUT_S, greeting)
         self.turns = FairQueue()
 
 
 class Preparer:
-    def __init__(self, model: ServedModel, limits: Limits) -> None:
+    def __init__(self, model: ServedModel, limits: Limits, module: str, is_strict: bool = False) -> None:
+        """`module` is that of the processes: one that knows all endpoints (gateway/prepare_process.py). With
+        `is_strict`, unknown parameters are refused."""
         self._model = model
         self._limits = limits
-        self._medium, self._large = (Lane(self._greeting) for _ in range(2))
+        self._is_strict = is_strict
+        self._medium, self._large = (Lane(module, self._greeting) for _ in range(2))
 
     async def start(self) -> None:
         """Starts a process, so that the first body need not wait for it."""
         await self._medium.child.prepare()
 
-    async def call(self, endpoint: str, body: Sequence[bytes], owner: str) -> Prepared:
+    async def call(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Prepared:
         """`body` comes in pieces. `owner` is that of the request's key (http/keys.py). Raises ApiError."""
         found = await self._result(endpoint, body, owner)
         assert isinstance(found, Prepared)
         return found
 
-    async def answer(self, endpoint: str, body: Sequence[bytes], owner: str) -> bytes:
-        """Returns the JSON of an endpoint that needs no engine. Raises ApiError."""
+    async def answer(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Answered:
+        """Returns the answer of an endpoint that needs no engine. Raises ApiError."""
         found = await self._result(endpoint, body, owner)
-        assert isinstance(found, bytes)
+        assert isinstance(found, Answered)
         return found
 
     async def aclose(self) -> None:
         await asyncio.gather(self._medium.child.aclose(), self._large.child.aclose())
 
-    async def _result(self, endpoint: str, body: Sequence[bytes], owner: str) -> Result:
+    async def _result(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Result:
         num_bytes = sum(map(len, body))
         if num_bytes <= INLINE_BYTES:
-            return prepare(endpoint, b"".join(body), self._model, self._limits)
+            return endpoint.prepare(b"".join(body), self._model, self._limits, self._is_strict)
         lane = self._medium if num_bytes <= MEDIUM_BYTES else self._large
         try:
             async with lane.turns.turn(owner, TURN_S):
-                answer = await lane.child.ask(Asked(endpoint, TIMEOUT_S).head, *body)
+                answer = await lane.child.ask(Asked(endpoint.path, TIMEOUT_S).head, *body)
         except QueueTimeout:
             raise unavailable("others' large bodies are being read") from None
         except ChildEnded as ended:
             raise _refusal(ended) from None
-        return _result_of(msgspec.msgpack.decode(answer, type=Told))
+        return _result_of(msgspec.msgpack.decode(answer, type=Told), endpoint)
 
     def _greeting(self) -> bytes:
         return self._encoded_greeting
@@ -97,6 +100,7 @@ class Preparer:
             parts,
             model.parses_special_tokens,
             self._limits,
+            self._is_strict,
         )
         return msgspec.msgpack.encode(greeting)
 
@@ -107,11 +111,11 @@ def _refusal(ended: ChildEnded) -> ApiError:
     return ApiError(400, "the body takes too much memory to read")
 
 
-def _result_of(told: Told) -> Result:
+def _result_of(told: Told, endpoint: Endpoint) -> Result:
     if told.error:
         status, message, param, code = told.error
         raise ApiError(status, message, param, code)
-    found = told.prepared or told.text
-    if found is None:
+    if told.made is None:
         raise RuntimeError(f"a body could not be prepared: {told.failure}")
-    return found
+    made: Result = msgspec.msgpack.decode(told.made, type=endpoint.made)
+    return made

@@ -1,4 +1,4 @@
-"""A process that prepares large bodies for the gateway (prepare.py), within limits of time and memory.
+"""A process that prepares large bodies for the gateway (endpoint.py), within limits of time and memory.
 
 It gets the model's description first, then one body after the other (child.py). SIGALRM ends it when a body takes too
 long, whatever it is doing; where memory runs out it reports that, or a library ends it.
@@ -16,10 +16,10 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from alignedserve.engine.validate import Vocabulary
+from alignedserve.gateway.generation.endpoint import Endpoint, Endpoints
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.openai.prepare import Prepared, prepare
 from alignedserve.process.child import frame, read_frame, write_frame
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
@@ -48,6 +48,7 @@ class Greeting(msgspec.Struct, frozen=True):
     tokenizer: TokenizerParts | None
     parses_special_tokens: bool
     limits: Limits
+    is_strict: bool
 
     def model(self) -> ServedModel:
         vocabulary = Vocabulary(self.vocabulary_size, frozenset(self.eos_token_ids))
@@ -82,15 +83,15 @@ class Asked(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer; exactly one of these is set."""
 
-    prepared: Prepared | None = None
-    text: bytes | None = None
+    # A call or an answer, encoded: its type is known to the endpoint.
+    made: bytes | None = None
     # (status, message, param, code) of an ApiError.
     error: tuple[int, str, str | None, str | None] | None = None
     # The name of an exception that is a bug of ours, and where it was raised.
     failure: str | None = None
 
 
-def main() -> None:
+def main(endpoints: Endpoints) -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     source, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -101,33 +102,33 @@ def main() -> None:
     model.warm_up()
     write_frame(answers, b"")
     while (content := read_frame(source)) is not None:
-        write_frame(answers, _answer(content, model, told.limits))
+        write_frame(answers, _answer(content, endpoints, model, told))
         del content
         if 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MAX_KEPT_BYTES:
             return
 
 
-def _answer(content: bytes, model: ServedModel, limits: Limits) -> bytes:
+def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: Greeting) -> bytes:
     asked, body = Asked.taken_from(content)
     signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
     try:
-        return msgspec.msgpack.encode(_told(asked.endpoint, body, model, limits))
+        return msgspec.msgpack.encode(_told(endpoints[asked.endpoint], body, model, greeting))
     except MemoryError:
         return msgspec.msgpack.encode(Told(error=(400, "the body takes too much memory to read", None, None)))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _told(endpoint: str, body: bytes, model: ServedModel, limits: Limits) -> Told:
+def _told(endpoint: Endpoint, body: bytes, model: ServedModel, greeting: Greeting) -> Told:
     try:
-        made = prepare(endpoint, body, model, limits)
+        made = endpoint.prepare(body, model, greeting.limits, greeting.is_strict)
     except ApiError as error:
         return Told(error=(error.status, error.message, error.param, error.code))
     except MemoryError:
         raise
     except Exception as error:
         return Told(failure=f"{type(error).__name__} at {_place(error)}")
-    return Told(text=made) if isinstance(made, bytes) else Told(prepared=made)
+    return Told(made=msgspec.msgpack.encode(made))
 
 
 def _place(error: BaseException) -> str:
@@ -136,7 +137,3 @@ def _place(error: BaseException) -> str:
     while trace and trace.tb_next:
         trace = trace.tb_next
     return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "?"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,239 @@
+"""The bodies of Anthropic's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+from pydantic import Field
+
+from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
+from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.generation.service import ServiceTier
+from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.types import InvalidRequest
+
+Block = dict[str, Any]
+
+
+class Message(Fields):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class GivenTool(Fields):
+    name: str
+    description: str | None = None
+    # A JSON schema. Tools without it are those that Anthropic's servers or clients define.
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+    strict: bool | None = None
+    # This is accepted, and changes nothing: KV is reused wherever prompts begin alike.
+    cache_control: dict[str, Any] | None = None
+
+
+class Choice(Fields):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(Fields):
+    type: Literal["enabled", "disabled", "adaptive"]
+    # This is accepted, and changes nothing.
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(Fields):
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Fields):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Fields):
+    user_id: str | None = None
+
+
+class CountTokensBody(ConversationBody):
+    refused: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.refused,
+        "container": ": it runs no code",
+        "mcp_servers": ": it calls no servers",
+    }
+
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    system: str | list[Block] | None = None
+    tools: list[GivenTool] | None = None
+    tool_choice: Choice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    # "auto" and "standard_only" are Anthropic's, the others as in OpenAI's API.
+    service_tier: Any = None
+    stop_sequences: list[str] | None = None
+    # This is accepted, and changes nothing.
+    metadata: Metadata | None = None
+    cache_control: dict[str, Any] | None = None
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {"prompt": "messages", "stop": "stop_sequences"}
+
+    @property
+    def structure_name(self) -> str:
+        return "output_config" if self.structured_outputs is None else "structured_outputs"
+
+    @property
+    def form_name(self) -> str:
+        return "output_config.format"
+
+    @property
+    def thinks(self) -> bool:
+        return self.thinking is not None and self.thinking.type != "disabled"
+
+    @property
+    def tier(self) -> ServiceTier | None:
+        """Raises InvalidRequest."""
+        if self.service_tier == "standard_only":
+            return "default"
+        found = next((tier for tier in get_args(ServiceTier) if tier == self.service_tier), None)
+        if found is None and self.service_tier is not None:
+            raise InvalidRequest(f"service_tier={self.service_tier!r}: must be auto or standard_only")
+        return found
+
+    def conversation(self) -> Conversation:
+        """Raises InvalidRequest."""
+        messages = list(_messages_of(self.messages))
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": _text(self.system, "system")})
+        choice = self.tool_choice or Choice(type="auto")
+        tools = [] if choice.type == "none" else self.functions
+        if choice.type in ("any", "tool") and not tools:
+            raise InvalidRequest("tool_choice: there are no tools that could be called")
+        one_at_most = bool(choice.disable_parallel_tool_use)
+        effort = self.output_config.effort if self.output_config else None
+        return Conversation(
+            messages, tools, _choice(choice), one_at_most, (effort or "medium") if self.thinks else "none"
+        )
+
+    @property
+    def functions(self) -> list[Tool]:
+        return [_tool(each) for each in self.tools or [] if each.input_schema is not None]
+
+    @property
+    def other_tools(self) -> list[str]:
+        """Returns the types of tools that are not offered to the model."""
+        return [each.type or each.name for each in self.tools or [] if each.input_schema is None]
+
+    def sampling_params(self) -> SamplingParams:
+        return self.params(None, None, self._form())
+
+    def _form(self) -> StructuredOutputsParams | None:
+        form = self.output_format or (self.output_config.format if self.output_config else None)
+        return None if form is None else StructuredOutputsParams(json=form.json_schema)
+
+
+class MessagesBody(CountTokensBody):
+    max_tokens: int
+
+    def sampling_params(self) -> SamplingParams:
+        if self.stop_sequences is not None and self.stop is not None:
+            raise InvalidRequest("stop: not together with stop_sequences")
+        more = {"stop": self.stop_sequences} if self.stop_sequences else {}
+        return self.params(self.max_tokens, None, self._form(), **more)
+
+
+def _messages_of(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        if isinstance(message.content, str):
+            yield {"role": message.role, "content": message.content}
+        elif message.role == "assistant":
+            yield _turn(message.content)
+        else:
+            yield from _asked(message.role, message.content)
+
+
+def _asked(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+    """Results of tools are messages of their own, and come before what the user says."""
+    rest = []
+    for block in blocks:
+        match block:
+            case {"type": "tool_result", "tool_use_id": str(call_id)}:
+                content = _text(block.get("content") or "", "messages")
+                yield {"role": "tool", "tool_call_id": call_id, "content": content}
+            case _:
+                rest.append(block)
+    if rest:
+        yield {"role": role, "content": _text(rest, "messages")}
+
+
+def _turn(blocks: Sequence[Block]) -> dict[str, Any]:
+    """Returns the assistant's turn."""
+    texts, thoughts, calls = [], [], []
+    for block in blocks:
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "thinking", "thinking": str(text)}:
+                thoughts.append(text)
+            case {"type": "redacted_thinking"}:
+                pass
+            case {"type": "tool_use", "id": str(call_id), "name": str(name), "input": dict(given)}:
+                function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
+                calls.append({"id": call_id, "type": "function", "function": function})
+            case _:
+                raise _unsupported(block, "messages")
+    found: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    if thoughts:
+        found["reasoning_content"] = "".join(thoughts)
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def _text(content: str | Sequence[Any], name: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for block in content:
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+                texts.append(text)
+            case _:
+                raise _unsupported(block, name)
+    return "\n".join(texts)
+
+
+def _unsupported(block: Any, name: str) -> InvalidRequest:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return InvalidRequest(
+        f"{name}: a block of type {kind!r} is not complete, or not supported: the model reads text"
+    )
+
+
+def _tool(given: GivenTool) -> Tool:
+    """Raises InvalidRequest."""
+    try:
+        function = Function(
+            name=given.name, description=given.description, parameters=given.input_schema, strict=given.strict
+        )
+    except ValueError:
+        raise InvalidRequest(f"tools: {given.name!r} is no name of a tool") from None
+    return Tool(type="function", function=function)
+
+
+def _choice(choice: Choice) -> ToolChoice:
+    if choice.type == "tool":
+        return ChosenTool(type="function", function=ChosenFunction(name=choice.name or ""))
+    return "required" if choice.type == "any" else "auto"

@@ -1,0 +1,172 @@
+"""Anthropic's message, complete or as its events: blocks of thoughts, text and calls, one after the other."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.prepared import Answering
+from alignedserve.gateway.generation.response_builder import ResponseBuilder
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.json_pieces import Json, Piece, encode
+from alignedserve.gateway.tools.calls import CollectedText, Read
+from alignedserve.gateway.tools.readers import Reader
+
+# Names of events, and their fields besides the type.
+Event = tuple[str, Json]
+
+
+@dataclass
+class MessageBuilder(ResponseBuilder):
+    answering: Answering
+    new_reader: Callable[[], Reader]
+    shows_reasoning: bool
+    # What has come of a message that is sent complete.
+    _collected: CollectedText = field(default_factory=CollectedText)
+    # The type of the block that is open in a stream, and the number of blocks so far.
+    _open: str | None = None
+    _num_blocks: int = 0
+    _has_calls: bool = False
+    _finish_reason: str | None = None
+    _stop_string: str | None = None
+    _is_begun: bool = False
+
+    def __post_init__(self) -> None:
+        self.id = f"msg_{secrets.token_hex(12)}"
+        self._reader = self.new_reader()
+
+    # ---- whole ----
+
+    def add(self, delta: Delta) -> None:
+        self._collected.add(self._read(delta))
+
+    def whole(self, usage: Usage) -> Iterator[Piece]:
+        blocks: list[Json] = []
+        if self._collected.reasoning:
+            blocks.append({"type": "thinking", "thinking": self._collected.reasoning, "signature": ""})
+        if self._collected.content or not self._collected.calls:
+            blocks.append({"type": "text", "text": self._collected.content, "citations": None})
+        for name, arguments in self._collected.calls:
+            given = _object(arguments)
+            blocks.append({"type": "tool_use", "id": _new_call_id(), "name": name, "input": given})
+        yield encode(self._envelope(usage) | {"content": blocks, **self._end()})
+
+    # ---- as events ----
+
+    def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
+        if self._is_begun:
+            return None
+        self._is_begun = True
+        message = self._envelope(usage) | {"content": [], "stop_reason": None, "stop_sequence": None}
+        return [_written("message_start", {"message": message}), _written("ping", {})]
+
+    def events(self, delta: Delta, usage: Usage) -> bytes:
+        return b"".join(_written(*event) for event in self._events(self._read(delta)))
+
+    def end(self, usage: Usage) -> Iterable[Piece]:
+        if not self._num_blocks:
+            # An answer without any text has an empty one, as it has when it is not streamed.
+            yield from (_written(*event) for event in self._begin("text", {"text": ""}))
+        yield from (_written(*event) for event in self._close())
+        yield _written("message_delta", {"delta": self._end(), "usage": _usage(usage)})
+        yield _written("message_stop", {})
+
+    def failure(self, error: ApiError) -> bytes:
+        return b"event: error\ndata: " + encode(error.anthropic_body) + b"\n\n"
+
+    def _events(self, read: Read) -> Iterator[Event]:
+        """Must be iterated to its end."""
+        if read.reasoning:
+            yield from self._begin("thinking", {"thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": read.reasoning})
+        if read.content:
+            yield from self._begin("text", {"text": ""})
+            yield self._delta({"type": "text_delta", "text": read.content})
+        for piece in read.pieces:
+            if piece.name is not None:
+                yield from self._close()
+                block = {"id": _new_call_id(), "name": piece.name, "input": {}}
+                yield from self._begin("tool_use", block)
+            if piece.arguments:
+                yield self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+
+    def _begin(self, kind: str, block: Json) -> Iterator[Event]:
+        """Begins a block, unless one of this kind is open. Must be iterated to its end."""
+        if self._open == kind:
+            return
+        yield from self._close()
+        self._open = kind
+        self._num_blocks += 1
+        yield "content_block_start", {"index": self._num_blocks - 1, "content_block": {"type": kind, **block}}
+
+    def _close(self) -> Iterator[Event]:
+        if self._open is not None:
+            self._open = None
+            yield "content_block_stop", {"index": self._num_blocks - 1}
+
+    def _delta(self, delta: Json) -> Event:
+        return "content_block_delta", {"index": self._num_blocks - 1, "delta": delta}
+
+    # ---- both ----
+
+    def _read(self, delta: Delta) -> Read:
+        read = self._reader.feed(delta.text)
+        if delta.finish_reason is not None:
+            self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
+            read.add(self._reader.end())
+        if not self.shows_reasoning:
+            read.reasoning = ""
+        self._has_calls |= bool(read.pieces)
+        return read
+
+    def _envelope(self, usage: Usage) -> Json:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.answering.model.name,
+            "usage": _usage(usage) | {"service_tier": self.answering.service.name},
+        }
+
+    def _end(self) -> Json:
+        reason = "end_turn"
+        if self._finish_reason == "length":
+            reason = "max_tokens"
+        elif self._has_calls:
+            reason = "tool_use"
+        elif self._stop_string is not None:
+            reason = "stop_sequence"
+        return {
+            "stop_reason": reason,
+            "stop_sequence": self._stop_string if reason == "stop_sequence" else None,
+        }
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        # As in Anthropic's API, without those that were cached.
+        "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.num_cached_tokens,
+        "output_tokens": usage.num_completion_tokens,
+    }
+
+
+def _new_call_id() -> str:
+    return f"toolu_{secrets.token_hex(12)}"
+
+
+def _object(arguments: str) -> Json:
+    """Returns the arguments; what is no JSON object is the value of a field of its own, since there must be one."""
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
+
+
+def _written(name: str, fields: Json) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + encode({"type": name, **fields}) + b"\n\n"

@@ -1,0 +1,68 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from alignedserve.gateway.anthropic.bodies import CountTokensBody, MessagesBody
+from alignedserve.gateway.anthropic.message import MessageBuilder
+from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields
+from alignedserve.gateway.generation.endpoint import Endpoint
+from alignedserve.gateway.generation.prepared import TOKEN_BYTES, Answered, Answering
+from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.generation.responding import ANSWERED, read_call, respond
+from alignedserve.gateway.http.description import request_body
+from alignedserve.gateway.http.errors import ANTHROPIC_PATH
+from alignedserve.gateway.http.json_body import json_body
+from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+
+
+class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
+    def response_builder(self, answering: Answering) -> MessageBuilder:
+        return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning)
+
+
+def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedMessage:
+    """Raises ApiError and InvalidRequest."""
+    with body.naming():
+        found = chat_fields(body, body.conversation(), model, limits)
+        found["shows_reasoning"] = found["shows_reasoning"] and body.thinks
+        found["service_tier"] = body.tier
+        return PreparedMessage(**found, ignored=_ignored(body))
+
+
+def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> Answered:
+    """Raises ApiError and InvalidRequest."""
+    with body.naming():
+        found = chat_fields(body, body.conversation(), model, limits)
+        num_tokens = len(found["prompts"][0]) // TOKEN_BYTES
+        return Answered(msgspec.json.encode({"input_tokens": num_tokens}), ignored=_ignored(body))
+
+
+def _ignored(body: CountTokensBody) -> list[str]:
+    return [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
+
+
+MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)
+COUNT_TOKENS = Endpoint(f"{ANTHROPIC_PATH}/count_tokens", CountTokensBody, count_tokens)
+
+
+def message_routes(request_builder: RequestBuilder) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post(MESSAGES.path, responses=ANSWERED, openapi_extra=request_body(MessagesBody))
+    async def messages(http: Request) -> Response:
+        call = await read_call(http, MESSAGES, request_builder)
+        return await respond(http, call, request_builder)
+
+    @routes.post(COUNT_TOKENS.path, openapi_extra=request_body(CountTokensBody))
+    async def counted(http: Request) -> Response:
+        found = await request_builder.preparer.answer(COUNT_TOKENS, await json_body(http), owner_of(http))
+        headers = request_builder.ignored_parameters.note(found.ignored)
+        return Response(found.body, media_type="application/json", headers=headers)
+
+    return routes

@@ -1,0 +1,110 @@
+"""From a valid body of a chat to its prompt: the template, the tools, the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
+from alignedserve.gateway.generation.checks import check_body, checked_prompts, fields_of
+from alignedserve.gateway.generation.prepared import Prepared
+from alignedserve.gateway.grammars.structure import check_size
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.tools.bodies import ChosenTool, readable, structure_of
+from alignedserve.gateway.tools.families import family_of
+from alignedserve.gateway.tools.keyed_readers import types_of
+from alignedserve.gateway.tools.reading import JSON, NAMED, Reading
+from alignedserve.gateway.tools.reasoning import Thinking
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
+from alignedserve.types import InvalidRequest
+
+
+class PreparedChat(Prepared, frozen=True, kw_only=True):
+    reading: Reading
+    # Whether the answer shows what the model thinks before it answers.
+    shows_reasoning: bool = True
+
+
+@dataclass(frozen=True)
+class _Tooling:
+    """What tools mean for a chat: for its template, for the constraints on the output, and for parsing its text."""
+
+    # The variables for the chat template.
+    variables: dict[str, Any] = field(default_factory=dict)
+    # What finds calls in the text.
+    reading: Reading = field(default_factory=Reading)
+    # What the output has to look like: a call that must be made, or, if the client asks for no other format, one of
+    # the calls that may be made.
+    forced: StructuredOutputsParams | None = None
+    free: StructuredOutputsParams | None = None
+    # Whether a tag around calls is a token that would be left out of the text.
+    shows_special_tokens: bool = False
+
+
+def chat_fields(
+    body: ConversationBody, chat: Conversation, model: ServedModel, limits: Limits
+) -> dict[str, Any]:
+    """Returns the fields of a PreparedChat. Raises ApiError and InvalidRequest."""
+    check_body(body, model, limits)
+    tooling = _tooling_of(chat, model)
+    params, structure_name = _params(body, tooling)
+    limits.check(1, params)
+    check_size(limits, params, structure_name)
+    variables = body.template_variables(chat.effort) | tooling.variables
+    prompt = model.chat_ids(readable(chat.messages), variables)
+    params = checked_prompts(body, [prompt], params, model, limits)
+    thinking = _thinking_of(chat, model, prompt, params)
+    if body.separate_reasoning is False:
+        thinking = None
+    return fields_of(body, [prompt], params, structure_name) | {
+        "reading": msgspec.structs.replace(tooling.reading, thinking=thinking),
+        "shows_reasoning": body.include_reasoning is not False,
+    }
+
+
+def _thinking_of(
+    chat: Conversation, model: ServedModel, prompt: Sequence[int], params: SamplingParams
+) -> Thinking | None:
+    """Returns how thoughts are marked in the output. They come before what a structured output prescribes."""
+    thinking = model.thinking_after(prompt, has_tools=bool(chat.tools))
+    if thinking and params.structured_outputs:
+        thoughts = Thoughts(thinking.close, None if thinking.is_open else thinking.open)
+        params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
+    return thinking
+
+
+def _tooling_of(chat: Conversation, model: ServedModel) -> _Tooling:
+    """Raises ApiError and InvalidRequest if this model makes no calls."""
+    tools, choice = chat.tools, chat.choice
+    if not tools:
+        return _Tooling()
+    template = model.tool_template
+    variables = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]}
+    forced = structure_of(tools, choice, chat.one_call_at_most)
+    if isinstance(choice, ChosenTool):
+        return _Tooling(variables, Reading(NAMED, choice.function.name), forced)
+    if choice == "required":
+        return _Tooling(variables, Reading(JSON), forced)
+    family = family_of(template, model.special_id)
+    free = family.structure(tools, chat.one_call_at_most)
+    types = types_of({tool.function.name: tool.function.parameters for tool in tools})
+    return _Tooling(variables, Reading(family.name, types=types), None, free, family.has_special_marks)
+
+
+def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, str]:
+    """Returns the parameters, and the name of the one that prescribes the form of the output."""
+    params, name = body.sampling_params(), body.structure_name
+    if tooling.forced:
+        if params.structured_outputs:
+            raise InvalidRequest("tool_choice: a call that has to be made leaves no room for another format")
+        params.structured_outputs, name = tooling.forced, "tools"
+    elif tooling.free and params.structured_outputs is None:
+        params.structured_outputs, name = tooling.free, "tools"
+    if tooling.shows_special_tokens:
+        params.skip_special_tokens = False
+    return params, name

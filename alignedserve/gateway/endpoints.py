@@ -1,0 +1,20 @@
+"""All endpoints that take bodies of their own, by path."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from alignedserve.gateway.anthropic.routes import COUNT_TOKENS, MESSAGES
+from alignedserve.gateway.generation.endpoint import Endpoint
+from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
+from alignedserve.gateway.openai.responses.routes import RESPONSES
+from alignedserve.gateway.openai.tokens import DETOKENIZE, TOKENIZE
+
+ENDPOINTS: Final[dict[str, Endpoint]] = {
+    endpoint.path: endpoint
+    for endpoint in (
+        *(CHAT, COMPLETIONS, RESPONSES, TOKENIZE, DETOKENIZE),
+        *(MESSAGES, COUNT_TOKENS),
+    )
+}
+IN_BATCHES: Final = tuple(path for path, endpoint in ENDPOINTS.items() if endpoint.in_batches)

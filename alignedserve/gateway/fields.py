@@ -1,0 +1,56 @@
+"""The fields of what clients send: known ones are checked, unknown ones are taken out and named.
+
+A field that is newer than this server, or another server's, is ignored as other servers ignore it, unless the operator
+asks for strictness. A field that is known to change what the answer would be is refused by the body that knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from alignedserve.types import InvalidRequest
+
+# The most unknown fields of a body. Real clients send a few.
+MAX_UNKNOWN = 64
+
+
+class Fields(BaseModel):
+    """An object that a client sends. Unknown fields are kept apart until `take_unknown`."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    # Fields that are unknown here and are not ignored, since the answer would be another; with what to use instead.
+    refused: ClassVar[Mapping[str, str]] = {}
+
+
+def take_unknown(body: BaseModel) -> list[str]:
+    """Removes the unknown fields from `body` and the objects in it. Returns their names, with those of the objects
+    around them, such as "stream_options.x": each once, in order. Raises InvalidRequest if there are too many, or one
+    of them is refused."""
+    names: dict[str, None] = {}
+    for name in _taken(body, ""):
+        names[name] = None
+        if len(names) > MAX_UNKNOWN:
+            raise InvalidRequest(f"{name}: unknown, like {MAX_UNKNOWN} parameters before it")
+    return list(names)
+
+
+def _taken(found: Any, prefix: str) -> Iterator[str]:
+    if isinstance(found, BaseModel):
+        extra = found.model_extra
+        refused = found.refused if isinstance(found, Fields) else {}
+        for name, value in (extra or {}).items():
+            if name not in refused:
+                yield prefix + name
+            elif value:
+                raise InvalidRequest(f"{prefix}{name}: not supported by this server{refused[name]}")
+        if extra:
+            extra.clear()
+        for name in found.model_fields_set:
+            yield from _taken(getattr(found, name, None), f"{prefix}{name}.")
+    elif isinstance(found, list) and found and isinstance(found[0], BaseModel):
+        for item in found:
+            yield from _taken(item, prefix)

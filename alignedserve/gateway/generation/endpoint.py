@@ -1,0 +1,75 @@
+"""From the bytes of a body to a valid call: parsed, checked, put into the template, tokenised.
+
+The work grows with what a client sends, so it is done by plain functions, which the event loop calls for small bodies
+and a process of its own for large ones (preparer.py). The result is bounded by the server's limits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from alignedserve.gateway.fields import take_unknown
+from alignedserve.gateway.generation.prepared import Answered, Prepared
+from alignedserve.gateway.http.errors import ApiError, invalid, misshapen
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+from alignedserve.types import InvalidRequest
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+
+Result = Prepared | Answered
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A path that takes a body of its own shape."""
+
+    path: str
+    body: type[BaseModel]
+    # Makes the call of a valid body. Raises ApiError and InvalidRequest.
+    make: Callable[[Any, ServedModel, Limits], Result]
+    # What `make` returns.
+    made: type[Prepared] | type[Answered] = Answered
+    # Whether the lines of a batch job may be its calls.
+    in_batches: bool = False
+
+    def prepare(self, data: bytes, model: ServedModel, limits: Limits, is_strict: bool = False) -> Result:
+        """With `is_strict`, unknown parameters are refused. Raises ApiError, and nothing else that a client could
+        cause."""
+        body = _validated(_parsed(data), self.body)
+        try:
+            ignored = take_unknown(body)
+            if ignored and is_strict:
+                raise misshapen({"type": "extra_forbidden"}, ignored[0].split("."))
+            made = self.make(body, model, limits)
+        except InvalidRequest as error:
+            raise invalid(error) from error
+        return msgspec.structs.replace(made, ignored=[*ignored, *made.ignored]) if ignored else made
+
+
+# By path.
+Endpoints = Mapping[str, Endpoint]
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error.msg}, at character {error.pos}") from None
+    except (ValueError, RecursionError) as error:
+        # The body is no UTF-8, has a number of thousands of digits, or is nested too deeply.
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+
+
+def _validated(found: Any, body_type: type[AnyBody]) -> AnyBody:
+    try:
+        return body_type.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise misshapen(first, first["loc"]) from None

@@ -1,0 +1,185 @@
+"""The body of a response's creation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
+
+from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
+from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.generation.body import GenerationBody
+from alignedserve.gateway.openai.responses.items import Item, items_of, messages_of
+from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.types import InvalidRequest
+
+# The most items of a conversation, earlier turns included.
+MAX_ITEMS = 4096
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Reasoning(Fields):
+    effort: str | None = None
+    # These are accepted; thoughts are shown whole.
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextFormat(Fields):
+    type: Literal["text", "json_object", "json_schema"]
+    # Of a JSON schema.
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    # The output follows the schema in any case.
+    strict: bool | None = None
+
+
+class TextConfig(Fields):
+    format: TextFormat | None = None
+    # This is accepted, and changes nothing.
+    verbosity: str | None = None
+
+
+class StreamOptions(Fields):
+    include_obfuscation: bool | None = None
+
+
+Key = Annotated[str, Field(max_length=64)]
+Value = Annotated[str, Field(max_length=512)]
+
+
+class ResponseBody(ConversationBody):
+    refused: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.refused,
+        "conversation": "; use previous_response_id",
+        "prompt": ": it keeps no prompts",
+    }
+
+    input: str | list[Any]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    # A response is kept unless this is false.
+    store: bool | None = None
+    background: bool | None = None
+    stream_options: StreamOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    # These are accepted, and change nothing.
+    max_tool_calls: int | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # Of the conversation so far: the gateway adds them to the body of a call with previous_response_id.
+    earlier_items: SkipJsonSchema[list[dict[str, Any]] | None] = None
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        return {
+            "max_tokens": "max_output_tokens",
+            "prompt": "input",
+            "messages": "input",
+            "logprobs": "top_logprobs",
+        }
+
+    @property
+    def structure_name(self) -> str:
+        return "text" if self.structured_outputs is None else "structured_outputs"
+
+    @property
+    def form_name(self) -> str:
+        return "text.format"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The likeliest tokens that are shown with each token; None: no log-probabilities."""
+        return self.top_logprobs or 0 if self.top_logprobs or LOGPROBS in (self.include or ()) else None
+
+    @property
+    def num_kept_logprobs(self) -> int | None:
+        # A streamed answer ends with all of it, too.
+        return self.num_logprobs
+
+    def items(self) -> tuple[list[Item], list[Item]]:
+        """Returns the items of the conversation so far, and those of `input`. Raises InvalidRequest."""
+        earlier = items_of(self.earlier_items or [], [])
+        items = items_of(self.input, earlier)
+        if len(items) + len(earlier) > MAX_ITEMS:
+            raise InvalidRequest(f"input: more than {MAX_ITEMS} items, with those of earlier responses")
+        return earlier, items
+
+    def conversation_of(self, items: Sequence[Item]) -> Conversation:
+        """`items` are all of the conversation."""
+        messages = messages_of(items)
+        if self.instructions is not None:
+            messages.insert(0, {"role": "developer", "content": self.instructions})
+        tools, choice = self.functions, self._choice()
+        if choice not in ("auto", "none") and not tools:
+            raise InvalidRequest("tool_choice: there are no tools that could be called")
+        effort = self.reasoning.effort if self.reasoning else None
+        return Conversation(
+            messages,
+            [] if choice == "none" else tools,
+            "auto" if choice == "none" else choice,
+            self.parallel_tool_calls is False,
+            effort,
+        )
+
+    @property
+    def functions(self) -> list[Tool]:
+        """Returns the functions among the tools. Others are what OpenAI's servers do themselves, and are not offered to
+        the model."""
+        given = [tool for tool in self.tools or [] if tool.get("type") == "function"]
+        return [Tool(type="function", function=_function(tool)) for tool in given]
+
+    @property
+    def other_tools(self) -> list[str]:
+        """Returns the types of the other tools."""
+        return [str(tool.get("type")) for tool in self.tools or [] if tool.get("type") != "function"]
+
+    def sampling_params(self) -> SamplingParams:
+        return self.params(self.max_output_tokens, self.num_logprobs, self._form())
+
+    def _form(self) -> StructuredOutputsParams | None:
+        form = self.text.format if self.text else None
+        if form is None or form.type == "text":
+            return None
+        if form.type == "json_schema":
+            if form.json_schema is None:
+                raise InvalidRequest("text: a format of type json_schema must have a schema")
+            return StructuredOutputsParams(json=form.json_schema)
+        return StructuredOutputsParams(json_object=True)
+
+    def _choice(self) -> ToolChoice:
+        match self.tool_choice:
+            case None:
+                return "auto"
+            case "none" | "auto" | "required" as choice:
+                return choice  # type: ignore[no-any-return]
+            case {"type": "function", "name": str(name)}:
+                return ChosenTool(type="function", function=ChosenFunction(name=name))
+            case {"type": "allowed_tools", "mode": "auto" | "required" as mode}:
+                return mode  # type: ignore[no-any-return]
+        raise InvalidRequest("tool_choice: must be none, auto, required, or a function by name")
+
+
+def _function(tool: Mapping[str, Any]) -> Function:
+    """Raises InvalidRequest."""
+    try:
+        given = {key: tool.get(key) for key in ("name", "description", "parameters", "strict")}
+        return Function.model_validate(given)
+    except ValueError:
+        raise InvalidRequest("tools: a function must have a name, and its parameters are a schema") from None

@@ -1,0 +1,236 @@
+"""/v1/messages: whole and streamed, with thoughts, calls and their results; counts of tokens; errors as Anthropic has
+them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from alignedserve.gateway.http.keys import digest_of
+from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.served import play, served
+from tests.gateway.tools.test_reasoning import DEEPSEEK
+from tests.gateway.tools.test_tools import CALL, TEMPLATE, follows, model_with
+
+MESSAGES = "/v1/messages"
+ASKED: dict[str, Any] = {
+    "model": "demo",
+    "max_tokens": 100,
+    "messages": [{"role": "user", "content": "How far?"}],
+}
+TOOL = {
+    "name": "weather",
+    "description": "How it is",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    found = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        found.append(event)
+    return found
+
+
+def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the SDK would make of the events."""
+    message: dict[str, Any] = {}
+    for event in events:
+        match event:
+            case {"type": "message_start", "message": begun}:
+                message = begun
+            case {"type": "content_block_start", "index": index, "content_block": block}:
+                assert index == len(message["content"])
+                message["content"].append(block | ({"input": ""} if block["type"] == "tool_use" else {}))
+            case {"type": "content_block_delta", "index": index, "delta": delta}:
+                block = message["content"][index]
+                match delta:
+                    case {"type": "text_delta", "text": text}:
+                        block["text"] += text
+                    case {"type": "thinking_delta", "thinking": text}:
+                        block["thinking"] += text
+                    case {"type": "input_json_delta", "partial_json": text}:
+                        block["input"] += text
+            case {"type": "message_delta", "delta": delta, "usage": usage}:
+                message |= delta
+                message["usage"] |= usage
+    for block in message["content"]:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block["input"] or "{}")
+    assert [event["type"] for event in events][-2:] == ["message_delta", "message_stop"]
+    return message
+
+
+async def ask(at: Any, is_stream: bool, **settings: Any) -> dict[str, Any]:
+    response = await at.post(MESSAGES, ASKED | {"stream": is_stream} | settings)
+    assert response.status_code == 200, response.text
+    return message_of(events_of(response.text)) if is_stream else response.json()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_message_has_text_usage_and_a_reason(is_stream: bool) -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            found = await ask(at, is_stream, system="Be brief.", temperature=0.5)
+            assert (found["type"], found["role"], found["model"]) == ("message", "assistant", "demo")
+            assert [(block["type"], block["text"]) for block in found["content"]] == [
+                ("text", "one two three")
+            ]
+            assert (found["stop_reason"], found["stop_sequence"]) == ("end_turn", None)
+            prompt = at.router.submitted[0].request.prompt
+            messages = [{"role": "system", "content": "Be brief."}, *ASKED["messages"]]
+            assert prompt == TOKENIZER.chat_ids(messages)
+            assert found["usage"]["input_tokens"] == len(prompt)
+            assert found["usage"]["output_tokens"] == len(answer_of("one two three"))
+            assert (await ask(at, is_stream, max_tokens=2))["stop_reason"] == "max_tokens"
+            found = await ask(at, is_stream, stop_sequences=[" three"])
+            assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", " three")
+            assert found["content"][0]["text"] == "one two"
+            found = await ask(at, is_stream, service_tier="flex")
+            assert at.router.submitted[-1].request.tier == "be"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_thoughts_text_and_calls_are_blocks(is_stream: bool) -> None:
+    async def scenario() -> None:
+        said = f"Hm.\n</think>\n\nOne moment.{CALL}"
+        async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(DEEPSEEK)) as at:
+            found = await ask(at, is_stream, tools=[TOOL], **THINKING)
+            thoughts, text, call = found["content"]
+            assert (thoughts["type"], thoughts["thinking"]) == ("thinking", "Hm.")
+            assert (text["type"], text["text"]) == ("text", "One moment.")
+            assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Rome"})
+            assert found["stop_reason"] == "tool_use" and call["id"].startswith("toolu_")
+            result = {
+                "type": "tool_result",
+                "tool_use_id": call["id"],
+                "content": [{"type": "text", "text": "mild"}],
+            }
+            asked = [
+                *ASKED["messages"],
+                {"role": "assistant", "content": found["content"]},
+                {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+            ]
+            # who does not ask for thoughts gets none
+            found = await ask(at, is_stream, messages=asked, tools=[TOOL])
+            assert [block["type"] for block in found["content"]] == ["text", "tool_use"]
+            prompt = TOKENIZER.decode(at.router.submitted[1].request.prompt)
+            assert "One moment.Rome" in prompt and "tool: mild" in prompt and "And now?" in prompt
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_call_that_has_to_be_made_is_a_structured_output(is_stream: bool) -> None:
+    async def scenario() -> None:
+        said = '{"city": "Rome"}'
+        async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(TEMPLATE)) as at:
+            found = await ask(at, is_stream, tools=[TOOL], tool_choice={"type": "tool", "name": "weather"})
+            (call,) = found["content"]
+            assert (call["name"], call["input"]) == ("weather", {"city": "Rome"})
+            follows(at.router.submitted[0].request.params.structured_outputs, said)
+            await ask(at, is_stream, tools=[TOOL], tool_choice={"type": "none"})
+            assert at.router.submitted[1].request.params.structured_outputs is None
+            schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+            await ask(at, is_stream, output_config={"format": {"type": "json_schema", "schema": schema}})
+            follows(at.router.submitted[2].request.params.structured_outputs, said)
+
+    play(scenario)
+
+
+def test_tokens_are_counted_as_the_prompt_has_them() -> None:
+    async def scenario() -> None:
+        async with served(model=model_with(TEMPLATE)) as at:
+            body = {key: value for key, value in ASKED.items() if key != "max_tokens"} | {"tools": [TOOL]}
+            counted = await at.post(f"{MESSAGES}/count_tokens", body)
+            await at.post(MESSAGES, ASKED | {"tools": [TOOL]})
+            assert counted.json() == {"input_tokens": len(at.router.submitted[0].request.prompt)}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "type 'image'"),
+        ({"messages": []}, "messages"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "'a b' is no name"),
+        ({"service_tier": "first"}, "service_tier='first'"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"temperature": -1}, "temperature=-1"),
+    ],
+)
+def test_errors_are_anthropics(more: dict[str, Any], message: str) -> None:
+    async def scenario() -> None:
+        async with served(model=model_with(TEMPLATE)) as at:
+            response = await at.post(MESSAGES, ASKED | more)
+            body = response.json()
+            assert response.status_code == 400 and body["type"] == "error", body
+            assert body["error"]["type"] == "invalid_request_error" and message in body["error"]["message"]
+
+    play(scenario)
+
+
+def test_other_errors_have_their_types() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            response = await at.post(MESSAGES, ASKED | {"model": "else"})
+            assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
+            response = await at.http.post(
+                MESSAGES, content=b"{", headers={"content-type": "application/json"}
+            )
+            assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+            response = await at.http.get(MESSAGES)
+            assert response.status_code == 405 and response.json()["type"] == "error"
+            at.router.allow(1)
+            async with at.http.stream("POST", MESSAGES, json=ASKED | {"stream": True}) as stream:
+                lines = stream.aiter_lines()
+                await anext(lines)
+                at.router.fail("it broke")
+                rest = [line async for line in lines]
+            assert (
+                "event: error" in rest
+                and json.loads(rest[-2].removeprefix("data: "))["error"]["type"] == "api_error"
+            )
+
+    play(scenario)
+
+
+def test_a_key_comes_in_anthropics_header_or_in_the_usual_one() -> None:
+    async def scenario() -> None:
+        async with served(key_owners={digest_of("secret"): "a"}) as at:
+            for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
+                assert (await at.http.post(MESSAGES, json=ASKED, headers=headers)).status_code == 200
+            for headers in ({"x-api-key": "other"}, {}):
+                response = await at.http.post(MESSAGES, json=ASKED, headers=headers)
+                assert (response.status_code, response.json()["error"]["type"]) == (
+                    401,
+                    "authentication_error",
+                )
+
+    play(scenario)
+
+
+def test_what_is_unknown_is_ignored_and_named() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            body = ASKED | {
+                "context_management": {},
+                "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+            }
+            response = await at.post(MESSAGES, body)
+            assert response.status_code == 200, response.text
+            assert response.headers["x-ignored-parameters"] == "context_management, tools.web_search_20250305"
+
+    play(scenario)

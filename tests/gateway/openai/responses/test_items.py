@@ -1,0 +1,107 @@
+"""Items as clients send them, and the messages that the template gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignedserve.gateway.openai.responses.items import items_of, messages_of
+from alignedserve.types import InvalidRequest
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Rome"}'}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "mild"}
+THOUGHTS = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+WRITTEN_CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+}
+
+
+def read(given: Any) -> list[dict[str, Any]]:
+    return messages_of(items_of(given, []))
+
+
+@pytest.mark.parametrize(
+    ("given", "messages"),
+    [
+        ("How far?", [{"role": "user", "content": "How far?"}]),
+        (
+            [
+                {"role": "system", "content": "Be brief."},
+                {
+                    "type": "message",
+                    "role": "user",
+                    "content": [
+                        {"type": "input_text", "text": "How"},
+                        {"type": "input_text", "text": "far?"},
+                    ],
+                },
+            ],
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How\nfar?"}],
+        ),
+        (
+            [
+                {"role": "user", "content": "Where?"},
+                THOUGHTS,
+                {"role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+                CALL,
+                CALL | {"call_id": "c2"},
+                OUTPUT,
+                OUTPUT | {"call_id": "c2", "output": [{"type": "input_text", "text": "wet"}]},
+            ],
+            [
+                {"role": "user", "content": "Where?"},
+                {
+                    "role": "assistant",
+                    "content": "Let me see.",
+                    "reasoning_content": "Hm.",
+                    "tool_calls": [WRITTEN_CALL, WRITTEN_CALL | {"id": "c2"}],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "mild"},
+                {"role": "tool", "tool_call_id": "c2", "content": "wet"},
+            ],
+        ),
+        (
+            [{"role": "user", "content": "x"}, THOUGHTS, CALL],
+            [
+                {"role": "user", "content": "x"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning_content": "Hm.",
+                    "tool_calls": [WRITTEN_CALL],
+                },
+            ],
+        ),
+    ],
+)
+def test_items_are_a_chat(given: Any, messages: list[dict[str, Any]]) -> None:
+    assert read(given) == messages
+
+
+def test_each_item_has_an_id_and_can_be_referred_to() -> None:
+    (first,) = items_of("How far?", [])
+    assert first["id"].startswith("msg_") and first["type"] == "message"
+    again = items_of([{"type": "item_reference", "id": first["id"]}, CALL | {"id": "fc_1"}], [first])
+    assert again == [first, CALL | {"id": "fc_1"}]
+    assert items_of([CALL | {"id": None}], [])[0]["id"].startswith("fc_")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ([{"type": "item_reference", "id": "msg_1"}], "no item 'msg_1'"),
+        ([{"role": "robot", "content": "x"}], "role='robot'"),
+        ([{"role": "user"}], "must be a text"),
+        (["x"], "must be a text"),
+        ([CALL | {"arguments": {}}], "'function_call' is not complete"),
+        ([{"type": "computer_call"}], "'computer_call' is not complete, or not supported"),
+        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "type 'input_image'"),
+        ([{"role": "user", "content": [5]}], "list of parts"),
+    ],
+)
+def test_what_is_wrong_is_named(given: Any, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        read(given)

@@ -1,0 +1,346 @@
+"""/v1/responses with OpenAI's own client: whole, streamed, kept, in the background; on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+from alignedserve.gateway.openai.responses.replay import events_of
+from alignedserve.store import StoreAway
+from tests.gateway.batching import System, gateway_on, play
+from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.served import play as play_alone
+from tests.gateway.served import served
+from tests.gateway.tools.test_reasoning import DEEPSEEK
+from tests.gateway.tools.test_tools import CALL, TEMPLATE, follows, model_with
+
+FUNCTION = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+async def streamed(stream: Any) -> list[Any]:
+    return [event async for event in stream]
+
+
+def test_a_response_has_text_usage_and_what_was_asked() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            done = await at.client.responses.create(
+                model="demo",
+                input="How far?",
+                instructions="Be brief.",
+                max_output_tokens=100,
+                temperature=0.5,
+            )
+            assert (
+                done.output_text == "one two three"
+                and done.status == "completed"
+                and done.object == "response"
+            )
+            assert (
+                done.instructions == "Be brief." and done.temperature == 0.5 and done.max_output_tokens == 100
+            )
+            request = at.router.submitted[0].request
+            messages = [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "How far?"},
+            ]
+            assert request.prompt == TOKENIZER.chat_ids(messages) and request.tier == "rt"
+            assert done.usage and done.usage.input_tokens == len(request.prompt)
+            assert (
+                done.usage.output_tokens
+                == len(answer_of("one two three"))
+                == done.usage.total_tokens - len(request.prompt)
+            )
+            # there is no store
+            assert not done.model_dump()["store"]
+            short = await at.client.responses.create(model="demo", input="How far?", max_output_tokens=2)
+            assert short.status == "incomplete" and short.incomplete_details
+            assert short.incomplete_details.reason == "max_output_tokens"
+            flex = await at.client.responses.create(model="demo", input="How far?", service_tier="flex")
+            assert flex.service_tier == "flex" and at.router.submitted[2].request.tier == "be"
+
+    play_alone(scenario)
+
+
+def test_a_stream_has_the_whole_sequence_of_events() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            events = await streamed(
+                await at.client.responses.create(model="demo", input="How far?", stream=True)
+            )
+            names = [event.type for event in events]
+            deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+            assert names == [
+                "response.created",
+                "response.in_progress",
+                "response.output_item.added",
+                "response.content_part.added",
+                *["response.output_text.delta"] * len(deltas),
+                "response.output_text.done",
+                "response.content_part.done",
+                "response.output_item.done",
+                "response.completed",
+            ]
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            assert "".join(deltas) == "one two three" == events[-1].response.output_text
+            ids = {event.item_id for event in events if hasattr(event, "item_id")}
+            assert ids == {events[-1].response.output[0].id}
+            assert events[0].response.id == events[-1].response.id
+
+    play_alone(scenario)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_thoughts_text_and_calls_are_items(is_stream: bool) -> None:
+    async def scenario() -> None:
+        said = f"Hm.\n</think>\n\nOne moment.{CALL}"
+        async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(DEEPSEEK)) as at:
+            create: Any = at.client.responses.create
+            found = await create(model="demo", input="Where?", tools=[FUNCTION], stream=is_stream)
+            if is_stream:
+                events = await streamed(found)
+                found = events[-1].response
+                arguments = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+                assert "".join(arguments) == '{"city": "Rome"}'
+                thoughts = [e.delta for e in events if e.type == "response.reasoning_text.delta"]
+                assert "".join(thoughts) == "Hm."
+                # what is told bit by bit is what there is in the end
+                kinds = [name for name, _ in events_of(json.loads(found.model_dump_json()))]
+                assert list(dict.fromkeys(kinds)) == list(dict.fromkeys(event.type for event in events))
+            reasoning, message, call = found.output
+            assert reasoning.content[0].text == "Hm." and found.output_text == "One moment."
+            assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city": "Rome"}')
+            assert message.type == "message" and found.usage.output_tokens_details.reasoning_tokens > 0
+            # the next turn has all of it
+            output = {"type": "function_call_output", "call_id": call.call_id, "output": "mild"}
+            items = [{"role": "user", "content": "Where?"}, *found.model_dump()["output"], output]
+            await create(model="demo", input=items, tools=[FUNCTION])
+            prompt = TOKENIZER.decode(at.router.submitted[1].request.prompt)
+            assert "One moment.Rome" in prompt and "tool: mild" in prompt
+
+    play_alone(scenario)
+
+
+def test_a_format_and_a_chosen_function_are_structured_outputs() -> None:
+    async def scenario() -> None:
+        async with served(model=model_with(TEMPLATE)) as at:
+            schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+            form: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+            done = await at.client.responses.create(model="demo", input="x", text=form)
+            follows(at.router.submitted[0].request.params.structured_outputs, '{"a": 5}')
+            assert done.model_dump(by_alias=True)["text"]["format"]["schema"] == schema
+            chosen: Any = {"type": "function", "name": "weather"}
+            tools: Any = [FUNCTION, {"type": "web_search"}]
+            raw = await at.client.responses.with_raw_response.create(
+                model="demo", input="x", tools=tools, tool_choice=chosen
+            )
+            assert raw.headers["x-ignored-parameters"] == "tools.web_search"
+            follows(at.router.submitted[1].request.params.structured_outputs, '{"city": "Rome"}')
+            assert raw.parse().output[0].type == "function_call"
+
+    play_alone(scenario)
+
+
+def test_logprobs_come_with_the_text() -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            done = await at.client.responses.create(
+                model="demo", input="x", include=["message.output_text.logprobs"], top_logprobs=2
+            )
+            assert at.router.submitted[0].request.params.logprobs == 2
+            (item,) = done.output
+            assert item.type == "message" and item.content[0].type == "output_text"
+            assert item.content[0].logprobs is not None
+
+    play_alone(scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "conversation": "conv_1"}, "conversation"),
+        ({"input": "x", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools"),
+        ({"input": "x", "background": True}, "background"),
+        ({"input": "x", "background": True, "store": False}, "background"),
+        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "text"),
+        ({}, "input"),
+    ],
+)
+def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
+    async def scenario() -> None:
+        async with served(model=model_with(TEMPLATE)) as at:
+            response = await at.post("/v1/responses", body)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+    play_alone(scenario)
+
+
+# ---- kept ----
+
+
+def test_a_conversation_goes_on_from_a_kept_response() -> None:
+    async def scenario(at: System) -> None:
+        create = at.client.responses.create
+        first = await create(model="demo", input="How far?", instructions="Be brief.")
+        second = await create(model="demo", input="And back?", previous_response_id=first.id)
+        third = await create(
+            model="demo", input="Sure?", previous_response_id=second.id, instructions="Be kind.", stream=True
+        )
+        last = (await streamed(third))[-1].response
+        turns = [
+            {"role": "user", "content": "How far?"},
+            {"role": "assistant", "content": "one two three"},
+            {"role": "user", "content": "And back?"},
+            {"role": "assistant", "content": "one two three"},
+            {"role": "user", "content": "Sure?"},
+        ]
+        prompts = [submit.request.prompt for submit in at.router.submitted]
+        assert prompts[1] == TOKENIZER.chat_ids(turns[:3])
+        assert prompts[2] == TOKENIZER.chat_ids([{"role": "system", "content": "Be kind."}, *turns])
+        assert await at.client.responses.retrieve(last.id) == last
+        items = await at.client.responses.input_items.list(second.id, order="asc")
+        assert [
+            item.content[0].text if isinstance(item.content, list) else item.content for item in items.data
+        ] == [  # type: ignore[union-attr]
+            "And back?"
+        ]
+        await at.client.responses.delete(second.id)
+        with pytest.raises(openai.NotFoundError):
+            await at.client.responses.retrieve(second.id)
+        with pytest.raises(openai.BadRequestError) as error:
+            await create(model="demo", input="x", previous_response_id=last.id)
+        assert error.value.code == "previous_response_not_found"
+        # what is not to be kept is not
+        other = await create(model="demo", input="x", store=False)
+        with pytest.raises(openai.NotFoundError):
+            await at.client.responses.retrieve(other.id)
+
+    play(scenario)
+
+
+def test_a_kept_response_can_be_streamed_again_from_any_event() -> None:
+    async def scenario(at: System) -> None:
+        done = await at.client.responses.create(model="demo", input="How far?")
+        events = await streamed(await at.client.responses.retrieve(done.id, stream=True))
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert events[-1].response == done
+        rest = await streamed(await at.client.responses.retrieve(done.id, stream=True, starting_after=3))
+        assert rest == events[4:]
+
+    play(scenario)
+
+
+# ---- in the background ----
+
+
+async def until_over(at: System, response: Response) -> Response:
+    while response.status in ("queued", "in_progress"):
+        await asyncio.sleep(0.02)
+        response = await at.client.responses.retrieve(response.id)
+    return response
+
+
+def test_a_response_in_the_background_is_answered_when_nobody_waits() -> None:
+    async def scenario(at: System) -> None:
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        assert begun.status == "queued" and begun.background
+        done = await until_over(at, begun)
+        assert (done.status, done.output_text, done.id) == ("completed", "one two three", begun.id)
+        more = await at.client.responses.create(
+            model="demo",
+            input="And back?",
+            previous_response_id=done.id,
+            background=True,
+            service_tier="flex",
+        )
+        assert (await until_over(at, more)).status == "completed"
+        assert at.router.submitted[1].request.tier == "be"
+        stream: Any = await at.client.responses.create(model="demo", input="x", background=True, stream=True)
+        events = await streamed(stream)
+        assert events[-1].type == "response.completed" and events[-1].response.output_text == "one two three"
+
+    play(scenario)
+
+
+def test_a_response_in_the_background_can_be_cancelled_and_deleted() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        gone = await at.client.responses.cancel(begun.id)
+        assert gone.status == "cancelled"
+        assert (await at.client.responses.retrieve(begun.id)).status == "cancelled"
+        while at.gateway.process._islands.num_open:
+            await asyncio.sleep(0.01)
+        other = await at.client.responses.create(model="demo", input="How far?", background=True)
+        await at.client.responses.delete(other.id)
+        with pytest.raises(openai.NotFoundError):
+            await at.client.responses.retrieve(other.id)
+
+    play(scenario)
+
+
+def test_another_gateway_answers_what_one_has_begun() -> None:
+    """The first one hangs: its lease lapses, and what it has to say when it wakes up does not count."""
+
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        background = at.gateway.process._background
+        assert background
+
+        async def look() -> None:
+            raise StoreAway("it hangs")
+
+        background._look = look  # type: ignore[method-assign]
+        async with gateway_on(at.router_port, at.redis.url, name="gateway-1") as other:
+            while len(at.router.submitted) < 2:
+                await asyncio.sleep(0.01)
+            at.router.allow(None)
+            response = begun
+            while response.status in ("queued", "in_progress"):
+                await asyncio.sleep(0.02)
+                response = await other.client.responses.retrieve(begun.id)
+            assert response.output_text == "one two three"
+
+    play(scenario)
+
+
+def test_a_line_of_a_batch_job_can_be_a_response() -> None:
+    async def scenario(at: System) -> None:
+        url = "/v1/responses"
+        bodies: list[dict[str, Any]] = [
+            {"model": "demo", "input": "How far?"},
+            {"model": "demo", "input": "And back?", "previous_response_id": "resp_1"},
+            {"model": "demo", "input": "How far?", "stream": True},
+        ]
+        lines = [
+            {"custom_id": str(number), "method": "POST", "url": url, "body": body}
+            for number, body in enumerate(bodies)
+        ]
+        batch = await at.gateway.until(await at.gateway.submit(lines, url=url), "completed")
+        (answer,) = await at.gateway.lines_of(batch.output_file_id)
+        body = answer["response"]["body"]
+        assert body["object"] == "response" and body["output"][0]["content"][0]["text"] == "one two three"
+        assert batch.usage and batch.usage.output_tokens == body["usage"]["output_tokens"]
+        errors = await at.gateway.lines_of(batch.error_file_id)
+        params = [each["response"]["body"]["error"]["param"] for each in errors]
+        assert params == ["previous_response_id", "stream"]
+
+    play(scenario)

@@ -1,0 +1,223 @@
+"""Each way in which models write calls: found in the template, read however the text is cut, held by a grammar."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.gateway.tools.bodies import Tool
+from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools.families import SHOWN, Family, family_of
+from alignedserve.gateway.tools.keyed_readers import types_of
+from alignedserve.gateway.tools.reading import Reading
+from alignedserve.types import InvalidRequest
+from tests.gateway.tools.test_tools import follows, tool
+
+TOOLS = [
+    tool("weather", city={"type": "string"}, days={"type": "integer"}, exact={"type": "boolean"}, more={}),
+    tool("clock"),
+]
+TYPES = types_of({each["function"]["name"]: each["function"]["parameters"] for each in TOOLS})
+ROME, TWO = {"city": "Rome"}, {"city": "12", "days": 2}
+
+# name, what a template shows, what a model writes, content before and after, calls
+CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
+    (
+        "hermes",
+        "<tool_call>",
+        'Hm.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+        "Hm.",
+        [("weather", ROME)],
+    ),
+    ("json", "ipython", '{"name": "weather", "parameters": {"city": "Rome"}}', "", [("weather", ROME)]),
+    (
+        "mistral-list",
+        "[TOOL_CALLS]",
+        'Hm.[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "clock", "arguments": {}}]',
+        "Hm.",
+        [("weather", ROME), ("clock", {})],
+    ),
+    (
+        "mistral",
+        "[TOOL_CALLS]name[ARGS]",
+        'Hm.[TOOL_CALLS]weather[ARGS]{"city": "Rome"}[TOOL_CALLS]clock[CALL_ID]a1b2[ARGS] {}',
+        "Hm.",
+        [("weather", ROME), ("clock", {})],
+    ),
+    (
+        "deepseek",
+        "<｜tool▁call▁begin｜>function ```json",
+        "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        '{"city": "Rome"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n'
+        "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Hm.",
+        [("weather", ROME), ("clock", {})],
+    ),
+    (
+        "deepseek",
+        "<｜tool▁call▁begin｜>",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "12", "days": 2}'
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        [("weather", TWO), ("clock", {})],
+    ),
+    (
+        "kimi",
+        "<|tool_calls_section_begin|>",
+        "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Rome"}<|tool_call_end|><|tool_call_begin|>functions.clock:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "Hm.",
+        [("weather", ROME), ("clock", {})],
+    ),
+    (
+        "granite",
+        "<|tool_call|>",
+        '<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "clock", "arguments": {}}]',
+        "",
+        [("weather", ROME), ("clock", {})],
+    ),
+    (
+        "phi",
+        "<|tool|>",
+        'Hm. functools[{"name": "weather", "arguments": {"city": "Rome"}}]',
+        "Hm. ",
+        [("weather", ROME)],
+    ),
+    (
+        "phi",
+        "<|tool|>",
+        '<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome"}}]<|/tool_call|>Bye',
+        "Bye",
+        [("weather", ROME)],
+    ),
+    (
+        "hunyuan",
+        "<tool_calls>",
+        'Hm.<tool_calls>[{"name": "weather", "arguments": {"city": "Rome"}}]</tool_calls>',
+        "Hm.",
+        [("weather", ROME)],
+    ),
+    (
+        "qwen-coder",
+        "<tool_call><function=",
+        "Hm.\n<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+        "<parameter=exact>\nTrue\n</parameter>\n<parameter=more>\n[1, 2\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+        "Hm.\n",
+        [("weather", {"city": "12", "days": 2, "exact": True, "more": "[1, 2"}), ("clock", {})],
+    ),
+    (
+        "glm",
+        "<tool_call><arg_key>",
+        "Hm.<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>12</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>2</arg_value>\n</tool_call>\n<tool_call>clock\n</tool_call>",
+        "Hm.",
+        [("weather", TWO), ("clock", {})],
+    ),
+    (
+        "pythonic",
+        "[func_name1(params_name1=",
+        '[weather(city="12", days=2), clock()]',
+        "",
+        [("weather", TWO), ("clock", {})],
+    ),
+]
+IDS = [f"{case[0]}-{number}" for number, case in enumerate(CASES)]
+
+
+def no_token(text: str) -> None:
+    return None
+
+
+def read_all(reading: Reading, pieces: list[str]) -> Read:
+    reader, read = reading.new_reader(), Read()
+    for part in [*(reader.feed(piece) for piece in pieces), reader.end()]:
+        read.add(part)
+    return read
+
+
+def cut(text: str, data: st.DataObject) -> list[str]:
+    places = sorted(data.draw(st.sets(st.integers(1, max(1, len(text) - 1)), max_size=12)))
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize(("name", "shown", "text", "content", "calls"), CASES, ids=IDS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_calls_are_read_however_the_text_is_cut(
+    name: str,
+    shown: str,
+    text: str,
+    content: str,
+    calls: list[tuple[str, dict[str, Any]]],
+    data: st.DataObject,
+) -> None:
+    family = family_of(f"x {shown} y", no_token)
+    assert family.name == name
+    read = read_all(Reading(name, types=TYPES), cut(text, data))
+    assert [(piece.name, json.loads(piece.arguments)) for piece in read.pieces] == calls
+    assert read.content == content
+
+
+@pytest.mark.parametrize("name", sorted({case[0] for case in CASES}))
+@settings(deadline=None)
+@given(data=st.data())
+def test_any_text_is_read_to_its_end(name: str, data: st.DataObject) -> None:
+    """Whatever a model writes: no error, and what is no call is shown, whole."""
+    marks = [mark for _, shown, text, _, _ in CASES for mark in (shown, text)]
+    bits = st.lists(
+        st.one_of(st.sampled_from(marks), st.text(max_size=8), st.sampled_from(list("<[{(|'\"]}>)")))
+    )
+    text = "".join(data.draw(bits))
+    whole = read_all(Reading(name, types=TYPES), [text])
+    in_pieces = read_all(Reading(name, types=TYPES), cut(text, data) if len(text) > 1 else [text])
+    assert (whole.content, whole.pieces) == (in_pieces.content, in_pieces.pieces)
+    if not whole.pieces:
+        assert whole.content.strip() == text.strip() or any(mark in text for mark in marks)
+
+
+def test_every_family_that_a_template_can_show_is_tried() -> None:
+    assert {family.name for _, family in SHOWN} == {case[0] for case in CASES}
+    with pytest.raises(InvalidRequest, match="not known"):
+        family_of("{{ messages }}", no_token)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "text"),
+    [
+        (case[0], case[1], case[2])
+        for case in CASES
+        if case[0] in ("hermes", "json", "mistral-list", "deepseek")
+    ],
+)
+def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str) -> None:
+    tools = [Tool.model_validate(each | {"function": each["function"] | {"strict": True}}) for each in TOOLS]
+    family: Family = family_of(shown, no_token)
+    wanted = family.structure(tools, one_at_most=False)
+    assert (
+        wanted is not None and family.structure([Tool.model_validate(each) for each in TOOLS], False) is None
+    )
+    follows(
+        wanted,
+        text.replace("[TOOL_CALLS] ", "[TOOL_CALLS]").replace(
+            "<｜tool▁call▁end｜><｜tool▁call▁b", "<｜tool▁call▁end｜>\n<｜tool▁call▁b"
+        ),
+    )
+    if name != "json":
+        follows(wanted, "Nothing to call.")
+    with pytest.raises(AssertionError):
+        follows(wanted, text.replace('"city": ', '"town": '))
+
+
+def test_a_grammar_allows_one_call_where_there_may_be_one() -> None:
+    tools = [Tool.model_validate(each) for each in TOOLS]
+    for _, shown, text, _, calls in (case for case in CASES if case[0] in ("mistral-list", "deepseek")):
+        wanted = family_of(shown, no_token).structure(tools, one_at_most=True)
+        assert wanted is not None and len(calls) > 1
+        with pytest.raises(AssertionError):
+            follows(wanted, text.replace("[TOOL_CALLS] ", "[TOOL_CALLS]"))

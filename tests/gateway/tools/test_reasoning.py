@@ -1,0 +1,177 @@
+"""Thoughts, before the answer: however the text is cut, whole and streamed, beside calls and structured outputs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.gateway.tools.calls import Piece, Read
+from alignedserve.gateway.tools.readers import HermesReader, Reader, TextReader
+from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking, thinking_of
+from alignedserve.structured_outputs import Thoughts
+from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.served import QUESTION, play, served
+from tests.gateway.tools.test_tools import ASKED, CALL, TEMPLATE, follows, model_with
+
+OPENED, FREE = Thinking("<think>", "</think>", True), Thinking("<think>", "</think>", False)
+# Qwen3's in short: it strips earlier thoughts, and closes them at once if it is told not to think.
+QWEN = (
+    TEMPLATE + "{% set shown = (messages[-1].content or '').split('</think>')[-1] %}"
+    "{% if enable_thinking is defined and not enable_thinking %}assistant: <think>\n\n</think>\n\n{% endif %}"
+)
+# DeepSeek-R1's: the prompt opens them.
+DEEPSEEK = (
+    TEMPLATE + "{% set shown = (messages[-1].content or '').split('</think>')[-1] %}assistant: <think>\n"
+)
+
+
+def read_all(reader: Reader, pieces: list[str]) -> Read:
+    read = Read()
+    for part in [*(reader.feed(piece) for piece in pieces), reader.end()]:
+        read.add(part)
+    return read
+
+
+CASES = [
+    (OPENED, TextReader, "\nLet me see.\n</think>\n\nIt is far.", "Let me see.", "It is far.", []),
+    (OPENED, TextReader, "no end </thin", "no end </thin", "", []),
+    (OPENED, TextReader, "</think>far", "", "far", []),
+    (FREE, TextReader, "\n<think>\na < b </think> far </think>", "a < b", "far </think>", []),
+    (FREE, TextReader, "It is far <think>.</think>", "", "It is far <think>.</think>", []),
+    (FREE, TextReader, " <thin", "", " <thin", []),
+    (FREE, TextReader, "<think></think>\n\n", "", "", []),
+    (
+        FREE,
+        HermesReader,
+        f"<think>a {CALL}\n</think>\nb{CALL}",
+        f"a {CALL}",
+        "b",
+        [Piece("weather", '{"city": "Rome"}')],
+    ),
+]
+
+
+@pytest.mark.parametrize(("thinking", "kind", "text", "reasoning", "content", "calls"), CASES)
+@settings(deadline=None)
+@given(data=st.data())
+def test_thoughts_are_found_however_the_text_is_cut(
+    thinking: Thinking,
+    kind: type[Reader],
+    text: str,
+    reasoning: str,
+    content: str,
+    calls: list[Piece],
+    data: st.DataObject,
+) -> None:
+    places = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=12)))
+    pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+    read = read_all(ReasoningReader(thinking, kind()), pieces)
+    assert (read.reasoning, read.content, read.pieces) == (reasoning, content, calls)
+
+
+def test_the_end_of_the_prompt_says_whether_thoughts_are_open() -> None:
+    template = "{{ content.split('</think>')[-1] }}"
+    assert thinking_of(template, "assistant\n<think>\n") == OPENED
+    assert thinking_of(template, "what is <think>?\nassistant\n") == FREE
+    assert thinking_of(template, "assistant\n<think>\n\n</think>\n\n") is None
+    assert thinking_of("{{ messages }}", "<think>") is None
+
+
+async def ask(said: str, is_stream: bool, template: str, **settings: Any) -> tuple[Any, ...]:
+    """(thoughts, content, calls, usage, what was submitted)"""
+    async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(template)) as at:
+        body = {"messages": QUESTION, "stream": is_stream} | settings
+        if is_stream:
+            body["stream_options"] = {"include_usage": True}
+        response = await at.post("/v1/chat/completions", body)
+        assert response.status_code == 200, response.text
+        request = at.router.submitted[0].request
+        if not is_stream:
+            done = response.json()
+            message = done["choices"][0]["message"]
+            calls = [call["function"]["name"] for call in message.get("tool_calls", [])]
+            return message.get("reasoning_content"), message["content"], calls, done["usage"], request
+        lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+        thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
+        content = "".join(delta.get("content") or "" for delta in deltas)
+        calls = [
+            call["function"]["name"]
+            for delta in deltas
+            for call in delta.get("tool_calls", [])
+            if "id" in call
+        ]
+        return thoughts or None, content or None, calls, chunks[-1]["usage"], request
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_thoughts_come_apart_from_the_answer(is_stream: bool) -> None:
+    async def scenario() -> None:
+        said = "<think>\none two\n</think>\n\nthree"
+        found = await ask(said, is_stream, QWEN)
+        assert found[:3] == ("one two", "three", [])
+        num_thoughts = found[3]["completion_tokens_details"]["reasoning_tokens"]
+        assert 0 < num_thoughts < found[3]["completion_tokens"]
+        assert (await ask("one two</think>three", is_stream, DEEPSEEK))[:2] == ("one two", "three")
+        # a model that does not think, and one that is told not to
+        found = await ask(said, is_stream, TEMPLATE)
+        assert found[:2] == (None, said) and "completion_tokens_details" not in found[3]
+        found = await ask("three", is_stream, QWEN, reasoning_effort="none")
+        assert found[:2] == (None, "three") and TOKENIZER.decode(found[4].prompt).endswith("</think>\n\n")
+        found = await ask("three", is_stream, QWEN, chat_template_kwargs={"enable_thinking": False})
+        assert found[:2] == (None, "three")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_says_where_thoughts_go(is_stream: bool) -> None:
+    async def scenario() -> None:
+        said = "<think>one</think>three"
+        found = await ask(said, is_stream, QWEN, include_reasoning=False)
+        assert found[:2] == (None, "three")
+        assert (await ask(said, is_stream, QWEN, separate_reasoning=False))[:2] == (None, said)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_calls_come_after_thoughts(is_stream: bool) -> None:
+    async def scenario() -> None:
+        found = await ask(f"a {CALL}</think>b{CALL}", is_stream, DEEPSEEK, tools=ASKED["tools"])
+        assert found[:3] == (f"a {CALL}", "b", ["weather"])
+
+    play(scenario)
+
+
+def test_a_structured_output_comes_after_thoughts() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+    async def scenario() -> None:
+        said = 'I see {no} JSON.\n</think>\n\n{"a": 5}'
+        found = await ask(said, False, DEEPSEEK, **asked)
+        assert found[:2] == ("I see {no} JSON.", '{"a": 5}')
+        wanted = found[4].params.structured_outputs
+        assert wanted.thoughts == Thoughts("</think>") and wanted.kind == "json"
+        follows(wanted, said)
+        said = '{"a": 5}'
+        wanted = (await ask(said, False, QWEN, **asked))[4].params.structured_outputs
+        assert wanted.thoughts == Thoughts("</think>", "<think>")
+        follows(wanted, said)
+        follows(wanted, f"<think>Hm.</think>{said}")
+        wanted = (await ask(said, False, QWEN, **asked, reasoning_effort="none"))[4].params.structured_outputs
+        assert wanted.thoughts is None
+        # a call that has to be made
+        said = '[{"name": "clock", "parameters": {}}]'
+        more = {"tools": ASKED["tools"], "tool_choice": "required"}
+        found = await ask(f"Hm.</think>{said}", False, DEEPSEEK, **more)
+        assert found[:3] == ("Hm.", None, ["clock"])
+        follows(found[4].params.structured_outputs, f"Hm.</think>{said}")
+
+    play(scenario)
