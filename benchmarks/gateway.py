@@ -5,7 +5,9 @@ own, and this one, the client. The gateway's CPU time per token tells what a cor
 machine; the wall says whether the streams kept up. At low load (one request at a time, answered by the stub at once)
 the time to first token is all the gateway's, the sockets' and the client's.
 
-    python -m benchmarks.gateway [--streams 64] [--rate 8000] [--tokens 1000] [--out FILE]
+    python -m benchmarks.gateway [--streams 64] [--rate 8000] [--tokens 1000] [--api chat] [--out FILE]
+
+The time to first token is measured of every API, in turns; the load is that of one.
 """
 
 from __future__ import annotations
@@ -44,12 +46,41 @@ from alignedserve.types import Epoch, InstanceId, RequestKey
 
 HOST, TOKEN = "127.0.0.1", "secret"
 QUESTION = "How much is 12 plus 30? " * 4
-EVENT = b"data: {"
 # of a chunked body; no longer than an event's beginning
 END = b"0\r\n\r\n"
 # tokens that are words to the demo model
 FIRST_WORD, LAST_WORD = 264, 340
 START_S = 60.0
+# the requests of each API in a turn
+TURN = 20
+
+
+@dataclass(frozen=True)
+class Api:
+    path: str
+    body: dict[str, Any]
+    # the name of the field that limits the tokens
+    limit: str
+    # in each event that has text, and as often before the first of these
+    event: bytes
+    num_before: int = 0
+
+
+APIS = {
+    "chat": Api(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": QUESTION}]},
+        "max_tokens",
+        b"data: {",
+        num_before=1,
+    ),
+    "responses": Api(
+        "/v1/responses", {"input": QUESTION}, "max_output_tokens", b'{"type":"response.output_text.delta"'
+    ),
+    "messages": Api(
+        "/v1/messages", {"messages": [{"role": "user", "content": QUESTION}]}, "max_tokens", b'"text_delta"'
+    ),
+}
 
 
 @dataclass
@@ -130,59 +161,56 @@ def _gateway(port: int, router_port: int, core: int) -> None:
 
 
 async def _ask(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_tokens: int
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, api: Api, num_tokens: int
 ) -> tuple[float, int]:
     """Seconds to the first token, and events with text in them."""
-    asked = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": QUESTION}],
-        "stream": True,
-        "max_tokens": num_tokens,
-    }
-    body = json.dumps(asked).encode()
+    body = json.dumps({"model": "demo", "stream": True, api.limit: num_tokens} | api.body).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"POST {api.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     begun_s = time.perf_counter()
     writer.write(head.encode() + body)
-    # the first event says who speaks; each one behind it is a token
-    first_s, num_events, tail = 0.0, -1, b""
+    first_s, num_events, tail = 0.0, -api.num_before, b""
     while not tail.endswith(END) and (data := await reader.read(1 << 16)):
-        num_events += (tail + data).count(EVENT)
-        tail = (tail + data)[1 - len(EVENT) :]
+        num_events += (tail + data).count(api.event)
+        tail = (tail + data)[1 - len(api.event) :]
         if num_events > 0 and not first_s:
             first_s = time.perf_counter() - begun_s
     return first_s, num_events
 
 
-async def _ask_once(port: int, num_tokens: int) -> int:
+async def _ask_once(port: int, api: Api, num_tokens: int) -> int:
     """Events with text in them."""
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
-        return (await _ask(reader, writer, num_tokens))[1]
+        return (await _ask(reader, writer, api, num_tokens))[1]
     finally:
         writer.close()
 
 
-async def _firsts(port: int, num_requests: int) -> list[float]:
+async def _firsts(port: int, num_requests: int) -> dict[str, list[float]]:
     """Over one connection, as clients keep it: a new one is forgiven much by the kernel."""
     reader, writer = await asyncio.open_connection(HOST, port)
+    found: dict[str, list[float]] = {name: [] for name in APIS}
     try:
-        return [(await _ask(reader, writer, 2))[0] for _ in range(num_requests)]
+        for _ in range(0, num_requests, TURN):
+            for name, api in APIS.items():
+                found[name] += [(await _ask(reader, writer, api, 2))[0] for _ in range(TURN)]
+        return found
     finally:
         writer.close()
 
 
-async def _load(port: int, num_streams: int, num_tokens: int) -> int:
-    return sum(await asyncio.gather(*(_ask_once(port, num_tokens) for _ in range(num_streams))))
+async def _load(port: int, api: Api, num_streams: int, num_tokens: int) -> int:
+    return sum(await asyncio.gather(*(_ask_once(port, api, num_tokens) for _ in range(num_streams))))
 
 
 async def _until_up(port: int) -> None:
     async with asyncio.timeout(START_S):
         while True:
             try:
-                if await _ask_once(port, 2) > 0:
+                if await _ask_once(port, APIS["chat"], 2) > 0:
                     return
             except OSError:
                 await asyncio.sleep(0.2)
@@ -195,14 +223,16 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(port: int, pid: int, streams: int, tokens: int, requests: int) -> dict[str, Any]:
+def measure(port: int, pid: int, api: str, streams: int, tokens: int, requests: int) -> dict[str, Any]:
     asyncio.run(_until_up(port))
-    firsts = sorted(asyncio.run(_firsts(port, requests)))[: requests * 99 // 100]
-    asyncio.run(_load(port, streams, 50))
+    found = asyncio.run(_firsts(port, requests))
+    firsts = sorted(found[api])[: requests * 99 // 100]
+    asyncio.run(_load(port, APIS[api], streams, 50))
     begun_s, begun_cpu_s = time.perf_counter(), cpu_seconds(pid)
-    num_tokens = asyncio.run(_load(port, streams, tokens))
+    num_tokens = asyncio.run(_load(port, APIS[api], streams, tokens))
     wall_s, cpu_s = time.perf_counter() - begun_s, cpu_seconds(pid) - begun_cpu_s
     return {
+        "api": api,
         "streams": streams,
         "tokens": num_tokens,
         "tokens_per_s": round(num_tokens / wall_s),
@@ -210,6 +240,7 @@ def measure(port: int, pid: int, streams: int, tokens: int, requests: int) -> di
         "cpu_us_per_token": round(cpu_s / num_tokens * 1e6, 1),
         "ttft_p50_ms": round(statistics.median(firsts) * 1e3, 2),
         "ttft_p99_ms": round(firsts[-1] * 1e3, 2),
+        "ttft_p50_ms_by_api": {name: round(statistics.median(each) * 1e3, 2) for name, each in found.items()},
     }
 
 
@@ -219,6 +250,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=8000, help="tokens/s of all streams together")
     parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
     parser.add_argument("--requests", type=int, default=200, help="one by one, for the time to first token")
+    parser.add_argument("--api", choices=APIS, default="chat")
     parser.add_argument("--out", help="append the JSON line to this file too")
     args = parser.parse_args()
     gateway_core, *others = sorted(os.sched_getaffinity(0))
@@ -232,7 +264,7 @@ def main() -> None:
         process.start()
     try:
         assert gateway.pid
-        found = measure(port, gateway.pid, args.streams, args.tokens, args.requests)
+        found = measure(port, gateway.pid, args.api, args.streams, args.tokens, args.requests)
     finally:
         for process in (gateway, stub):
             process.terminate()
