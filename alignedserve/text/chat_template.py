@@ -121,10 +121,11 @@ class ChatTemplates:
             try:
                 return template.render(given, messages=messages)
             except Exception:
-                if all("content" in message for message in messages):
+                if not any(_lacks_content(message) for message in messages):
                     raise
                 # The template may need a text in each turn.
-                return template.render(given, messages=[{"content": ""} | message for message in messages])
+                filled = [m | {"content": ""} if _lacks_content(m) else m for m in messages]
+                return template.render(given, messages=filled)
         except Exception as error:
             # The template is foreign code: whatever it raises means that it does not accept these messages.
             reason = whole(str(error))
@@ -180,7 +181,12 @@ def _fitting(messages: list[dict[str, Any]], source: str) -> list[dict[str, Any]
     """Returns the messages with None where this template tests for it."""
     if not _TESTS_NONE.search(source):
         return messages
-    return [m | {"content": None} if m["role"] == "assistant" and "content" not in m else m for m in messages]
+    return [m | {"content": None} if _lacks_content(m) else m for m in messages]
+
+
+def _lacks_content(message: Message) -> bool:
+    """Whether it is an assistant's turn that only calls tools. Other turns must have a content."""
+    return message["role"] == "assistant" and message.get("content") is None
 
 
 def _text_of(part: object) -> str:
