@@ -91,7 +91,11 @@ def known_flags(command: str) -> frozenset[str]:
 def app() -> FastAPI:
     """With all of its routes, and nothing behind them."""
     store, runner = Mock(), Mock()
-    routers = [file_routes(store, 1), batch_routes(store, runner, IN_BATCHES), metrics_route(Mock(), Mock())]
+    routers = [
+        file_routes(store, 1),
+        batch_routes(store, runner, IN_BATCHES, Mock()),
+        metrics_route(Mock(), Mock()),
+    ]
     routers.append(response_routes(Mock(), store.responses, Mock()))
     return create_app(Mock(), routers=routers)
 

@@ -96,9 +96,10 @@ def _text(
 
 
 class _FileWriter:
-    def __init__(self, store: Store, owner: str, filename: str) -> None:
+    def __init__(self, store: Store, job: JobRecord, filename: str) -> None:
         self._store = store
-        self._owner = owner
+        self._owner = job.owner
+        self._expires_after_s = job.output_expires_after_s
         self._id = new_file_id()
         self._filename = filename
         self._buffer = bytearray()
@@ -116,14 +117,16 @@ class _FileWriter:
             await self._flush(len(self._buffer))
         if not self._num_bytes:
             return None
+        now, kept_s = int(time.time()), self._expires_after_s
         return FileRecord(
             self._id,
             self._filename,
             "batch_output",
             self._num_bytes,
             self._num_chunks,
-            int(time.time()),
-            owner=self._owner,
+            now,
+            None if kept_s is None else now + kept_s,
+            self._owner,
         )
 
     async def _flush(self, size: int) -> None:
@@ -158,8 +161,8 @@ class ResultFiles:
 
 async def write_results(store: Store, job: JobRecord) -> ResultFiles:
     """Writes all results, in the order of the input."""
-    output = _FileWriter(store, job.owner, f"{job.id}_output.jsonl")
-    errors = _FileWriter(store, job.owner, f"{job.id}_error.jsonl")
+    output = _FileWriter(store, job, f"{job.id}_output.jsonl")
+    errors = _FileWriter(store, job, f"{job.id}_error.jsonl")
     lines = sorted(await retried(store.lines_done, job.id))
     start = 0
     while start < len(lines):

@@ -150,7 +150,14 @@ class GatewayProcess:
             max_bytes, is_shared = self._config.limits.max_file_bytes, self._config.http.shared_files
             yield [
                 file_routes(store, max_bytes, is_shared),
-                batch_routes(store, runner, IN_BATCHES, is_shared),
+                batch_routes(
+                    store,
+                    runner,
+                    IN_BATCHES,
+                    request_builder.ignored_parameters,
+                    is_shared,
+                    self._config.http.strict_parameters,
+                ),
             ]
         finally:
             runner.stop(0)

@@ -80,6 +80,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # The ids of the files that are made at the end.
     output_file_id: FileId | None = None
     error_file_id: FileId | None = None
+    # The seconds for which these are kept; None: until they are deleted.
+    output_expires_after_s: int | None = None
 
     @property
     def is_over(self) -> bool:

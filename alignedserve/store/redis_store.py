@@ -72,7 +72,7 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def commit_file(self, file: FileRecord) -> None:
-        args = [*_file_args(file), file.num_chunks, _or_none(file.expires_at)]
+        args = [*_file_args(file), file.num_chunks]
         if not await self.run(scripts.COMMIT_FILE, *args):
             raise ValueError(f"file {file.id}: not all of its {file.num_chunks} chunks are there")
 
@@ -336,7 +336,7 @@ def _or_none(limit: int | None) -> int | str:
 
 
 def _file_args(file: FileRecord) -> list[Any]:
-    return [_encode(file), file.id, file.owner, file.purpose]
+    return [_encode(file), file.id, file.owner, file.purpose, _or_none(file.expires_at)]
 
 
 def _encode(record: msgspec.Struct) -> bytes:

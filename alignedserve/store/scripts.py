@@ -54,7 +54,8 @@ local function drop(id)
   redis.call('HDEL', key('uploaders'), id)
 end
 
-local function commit(record, id, owner, purpose)
+-- expires_at is '' for a file that does not expire
+local function commit(record, id, owner, purpose, expires_at)
   local file = key('file', id)
   charge(owner, #record - redis.call('STRLEN', file))
   redis.call('SET', file, record)
@@ -65,6 +66,7 @@ local function commit(record, id, owner, purpose)
     redis.call('ZADD', key(name), 'NX', score, id)
     redis.call('ZADD', listed(name, owner), 'NX', score, id)
   end
+  if expires_at ~= '' then redis.call('ZADD', key('expiring'), expires_at, id) end
 end
 
 -- the one who took the job last: also when the lease has lapsed, as long as nobody has taken it since
@@ -100,12 +102,11 @@ redis.call('HSET', key('uploaders'), id, owner)
 return 1
 """
 
-# Arguments: record, id, owner, purpose; chunks; when it expires or ''.
+# Arguments: record, id, owner, purpose, when it expires or ''; chunks.
 COMMIT_FILE = """
 local record, id, owner, purpose = unpack(ARGV)
-if redis.call('HLEN', key('data', id)) ~= tonumber(ARGV[5]) then return 0 end
-commit(record, id, owner, purpose)
-if ARGV[6] ~= '' then redis.call('ZADD', key('expiring'), ARGV[6], id) end
+if redis.call('HLEN', key('data', id)) ~= tonumber(ARGV[6]) then return 0 end
+commit(record, id, owner, purpose, ARGV[5])
 return 1
 """
 
@@ -170,7 +171,7 @@ return 1
 """
 
 # Arguments: token or ''; id, old job, new job, owner, status, '1' if it is over, when it expires, input file; and per
-# file: record, id, owner, purpose.
+# file: record, id, owner, purpose, when it expires or ''.
 REPLACE_JOB = """
 local token, id, old, new, owner, status, is_over, expires_at, input = unpack(ARGV)
 if token ~= '' and not is_held(id, token) then return -1 end
@@ -187,7 +188,7 @@ if is_over == '1' then
   redis.call('SREM', key('uses', input), id)
   let_go(id)
 end
-for first = 10, #ARGV, 4 do commit(unpack(ARGV, first, first + 3)) end
+for first = 10, #ARGV, 5 do commit(unpack(ARGV, first, first + 4)) end
 return 1
 """
 

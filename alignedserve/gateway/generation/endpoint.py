@@ -44,9 +44,7 @@ class Endpoint:
         cause."""
         body = _validated(_parsed(data), self.body)
         try:
-            ignored = take_unknown(body)
-            if ignored and is_strict:
-                raise misshapen({"type": "extra_forbidden"}, ignored[0].split("."))
+            ignored = unknown_in(body, is_strict)
             made = self.make(body, model, limits)
         except InvalidRequest as error:
             raise invalid(error) from error
@@ -55,6 +53,15 @@ class Endpoint:
 
 # By path.
 Endpoints = Mapping[str, Endpoint]
+
+
+def unknown_in(body: BaseModel, is_strict: bool) -> list[str]:
+    """Removes the unknown parameters from the body, and returns their names. Raises ApiError if it `is_strict` and
+    there are any, and InvalidRequest for those that are always refused."""
+    ignored = take_unknown(body)
+    if ignored and is_strict:
+        raise misshapen({"type": "extra_forbidden"}, ignored[0].split("."))
+    return ignored
 
 
 def _parsed(data: bytes) -> Any:

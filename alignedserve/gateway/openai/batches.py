@@ -5,19 +5,28 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from alignedserve.batch.job import parse_window
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
+from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.generation.endpoint import unknown_in
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.openai.files import find_file, list_response, viewer
+from alignedserve.gateway.openai.files import (
+    MAX_EXPIRES_S,
+    MIN_EXPIRES_S,
+    find_file,
+    list_response,
+    viewer,
+)
+from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
 from alignedserve.store import JobId, JobRecord, Store, StoreFull, Tally, TooManyJobs
 from alignedserve.store.records import new_job_id
 
@@ -27,24 +36,35 @@ Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 
 
-class BatchBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class ExpiresAfter(Fields):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=MIN_EXPIRES_S, le=MAX_EXPIRES_S)]
 
+
+class BatchBody(Fields):
     input_file_id: str
     endpoint: str
     completion_window: str
     metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    # How long the output and error files are kept.
+    output_expires_after: ExpiresAfter | None = None
 
 
 def batch_routes(
-    store: Store, runner: BatchRunner, endpoints: Sequence[str], is_shared: bool = False
+    store: Store,
+    runner: BatchRunner,
+    endpoints: Sequence[str],
+    ignored_parameters: IgnoredParameters,
+    is_shared: bool = False,
+    is_strict: bool = False,
 ) -> APIRouter:
     """`endpoints` are those that a job's lines may call. With `is_shared`, everyone sees all batches, whichever key
-    made them."""
+    made them. With `is_strict`, unknown parameters are refused."""
     routes = APIRouter()
 
     @routes.post("/v1/batches")
-    async def create(body: BatchBody, http: Request) -> Json:
+    async def create(body: BatchBody, http: Request, answer: Response) -> Json:
+        answer.headers.update(ignored_parameters.note(unknown_in(body, is_strict)))
         job = await _new_job(store, body, endpoints, owner_of(http), viewer(http, is_shared))
         try:
             is_added = await store.add_job(job)
@@ -108,6 +128,7 @@ async def _new_job(
         expires_at=now + window_s,
         metadata=body.metadata,
         owner=owner,
+        output_expires_after_s=body.output_expires_after.seconds if body.output_expires_after else None,
     )
 
 
@@ -157,4 +178,7 @@ def batch_body(job: JobRecord, tally: Tally) -> Json:
             "total_tokens": tally.num_input_tokens + tally.num_output_tokens,
         },
         "metadata": job.metadata,
+        "output_expires_after": None
+        if job.output_expires_after_s is None
+        else {"anchor": "created_at", "seconds": job.output_expires_after_s},
     }

@@ -22,14 +22,14 @@ from alignedserve.store.records import new_file_id
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 # The least and the most seconds after its creation for which a file's expiry may be set.
-_MIN_EXPIRES_S, _MAX_EXPIRES_S = 3600, 30 * 86400
+MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400
 # So many files of a listing are read at a time.
 _STEP = 500
 
 # These describe the body, which is read as it comes and not by FastAPI.
 _EXPIRES = {
     "expires_after[anchor]": {"const": "created_at"},
-    "expires_after[seconds]": {"type": "integer", "minimum": _MIN_EXPIRES_S, "maximum": _MAX_EXPIRES_S},
+    "expires_after[seconds]": {"type": "integer", "minimum": MIN_EXPIRES_S, "maximum": MAX_EXPIRES_S},
 }
 _UPLOAD_FORM: Json = {
     "type": "object",
@@ -247,8 +247,8 @@ class _Upload:
         after_s = (
             int(seconds) if seconds and seconds.isascii() and seconds.isdigit() and len(seconds) < 9 else 0
         )
-        if not _MIN_EXPIRES_S <= after_s <= _MAX_EXPIRES_S:
-            message = f"expires_after[seconds]={seconds!r}: must be from {_MIN_EXPIRES_S} to {_MAX_EXPIRES_S}"
+        if not MIN_EXPIRES_S <= after_s <= MAX_EXPIRES_S:
+            message = f"expires_after[seconds]={seconds!r}: must be from {MIN_EXPIRES_S} to {MAX_EXPIRES_S}"
             raise ApiError(400, message, param="expires_after")
         return now + after_s
 

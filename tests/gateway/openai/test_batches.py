@@ -180,7 +180,6 @@ def test_blank_lines_count_in_numbers_and_nowhere_else() -> None:
         ({"input_file_id": 7}, "input_file_id"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
-        ({"more": 1}, "more"),
     ],
 )
 def test_what_can_not_be_a_batch_is_refused_by_name(changed: dict[str, Any], param: str) -> None:
@@ -519,5 +518,43 @@ def test_a_file_of_blank_lines_is_told_so() -> None:
         assert batch.errors and batch.errors.data
         assert [error.code for error in batch.errors.data] == ["too_many_lines"]
         assert "100000 lines, blank ones among them" in str(batch.errors.data[0].message)
+
+    play(scenario)
+
+
+def test_output_files_expire_if_so_asked() -> None:
+    async def scenario(at: System) -> None:
+        file = await at.gateway.upload([question(0), question(1, n="x")])
+        create: Any = at.client.batches.create
+        asked = {"input_file_id": file.id, "endpoint": CHATS, "completion_window": "24h"}
+        after = {"anchor": "created_at", "seconds": 7200}
+        batch = await at.gateway.until(await create(**asked, output_expires_after=after), "completed")
+        assert batch.model_dump()["output_expires_after"] == after
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            made = await at.client.files.retrieve(file_id)
+            assert made.expires_at == made.created_at + 7200
+        store = RedisStore(at.redis.url)
+        expired = await store.expired_files(time.time() + 7300)
+        assert set(expired) == {batch.output_file_id, batch.error_file_id}
+        await store.close()
+        for wrong in ({"anchor": "created_at", "seconds": 60}, {"anchor": "now", "seconds": 7200}):
+            with pytest.raises(openai.BadRequestError) as error:
+                await create(**asked, output_expires_after=wrong)
+            assert (error.value.param or "").startswith("output_expires_after")
+        plain = await at.gateway.until(await create(**asked), "completed")
+        made = await at.client.files.retrieve(plain.output_file_id)
+        assert made.expires_at is None and plain.model_dump()["output_expires_after"] is None
+
+    play(scenario)
+
+
+def test_unknown_parameters_of_a_job_are_ignored_and_named() -> None:
+    async def scenario(at: System) -> None:
+        file = await at.gateway.upload([question(0, newer=1)])
+        body = {"input_file_id": file.id, "endpoint": CHATS, "completion_window": "24h", "newer": 1}
+        response = await at.gateway.http.post("/v1/batches", json=body)
+        assert response.status_code == 200 and response.headers["x-ignored-parameters"] == "newer"
+        batch = await at.client.batches.retrieve(response.json()["id"])
+        await at.gateway.until(batch, "completed")
 
     play(scenario)
