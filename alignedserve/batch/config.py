@@ -17,6 +17,10 @@ MAX_LINE_BYTES = 8 << 20
 # An answer is stored and written to the output as a whole.
 MAX_RESULT_BYTES = 32 << 20
 
+# Lines that begin alike are run together, among so many lines, or lines of so many bytes, whichever is less.
+WINDOW_LINES = 1024
+WINDOW_BYTES = 8 << 20
+
 # Lines are read on the event loop, where streams are waiting, in steps of so many lines or so many bytes, whichever is
 # less. A line that is longer than a step is read by a process of its own.
 STEP_LINES = 64

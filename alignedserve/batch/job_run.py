@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from alignedserve.batch.alike import alike_together
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import MAX_LINES_WITH_BLANKS, BatchConfig
 from alignedserve.batch.job import AllAnswered, CancelAsked, Event, Invalid, TimeUp, Written, after
@@ -160,9 +161,7 @@ class JobRun:
         falls = await retried(self.shared.store.falls, job.id)
         running: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
-            async for line in self._lines(job):
-                if line.number in done:
-                    continue
+            async for line in alike_together(self._lines(job, done)):
                 is_alone = falls.get(line.number, 0) >= self.shared.config.num_falls_alone
                 if is_alone and running:
                     await asyncio.wait(running)
@@ -216,14 +215,16 @@ class JobRun:
 
     async def _give_up_the_rest(self, job: JobRecord) -> None:
         done = await retried(self.shared.store.lines_done, job.id)
-        async for line in self._lines(job):
-            if line.number not in done:
-                found = await self._batch_line(line)
-                await self._put(job, found, too_late(found), is_bounded=False)
-                self.shared.on_late()
+        async for line in self._lines(job, done):
+            found = await self._batch_line(line)
+            await self._put(job, found, too_late(found), is_bounded=False)
+            self.shared.on_late()
 
-    def _lines(self, job: JobRecord) -> AsyncIterator[Line]:
-        return lines_of(self.shared.store, job.input_file_id, self.shared.turns)
+    async def _lines(self, job: JobRecord, done: Collection[int] = ()) -> AsyncIterator[Line]:
+        """Yields the lines that are not done."""
+        async for line in lines_of(self.shared.store, job.input_file_id, self.shared.turns):
+            if line.number not in done:
+                yield line
 
     async def _batch_line(self, line: Line) -> BatchLine:
         """Returns the line in parts. Its file has been validated."""

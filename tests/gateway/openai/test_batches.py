@@ -558,3 +558,16 @@ def test_unknown_parameters_of_a_job_are_ignored_and_named() -> None:
         await at.gateway.until(batch, "completed")
 
     play(scenario)
+
+
+def test_lines_that_begin_alike_run_together_and_come_out_in_their_order() -> None:
+    async def scenario(at: System) -> None:
+        documents = ["x y " * 300, "z y " * 300]
+        lines = [question(n, messages=[{"role": "user", "content": documents[n % 2]}]) for n in range(12)]
+        batch = await at.gateway.until(await at.gateway.submit(lines), "completed")
+        prompts = [tuple(submit.request.prompt) for submit in at.router.submitted]
+        assert len(prompts) == 12 and prompts[:6] == prompts[:1] * 6 and prompts[6:] == prompts[6:7] * 6
+        answered = await at.gateway.lines_of(batch.output_file_id)
+        assert [each["custom_id"] for each in answered] == [f"q{n}" for n in range(12)]
+
+    play(scenario)
