@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.http.json_pieces import Json, Piece, object_of
 from alignedserve.gateway.openai.choices_builder import ChoicesBuilder, CollectedChoice
-from alignedserve.gateway.openai.token_logprobs import finite
+from alignedserve.gateway.openai.token_logprobs import chat_logprobs
 from alignedserve.gateway.tools.calls import Piece as CallPiece
 from alignedserve.gateway.tools.calls import Read
 from alignedserve.gateway.tools.readers import Reader, TextReader
 from alignedserve.gateway.tools.reasoning import ReasoningReader
-from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 
 
 @dataclass
@@ -113,17 +112,7 @@ class ChatResponseBuilder(ChoicesBuilder):
         return usage.body | {"completion_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens}}
 
     def _logprobs(self, delta: Delta) -> Json:
-        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
-        return {"content": [self._token(token_id, found) for token_id, found in pairs]}
-
-    def _token(self, token_id: int, found: TokenLogprobs) -> Json:
-        logprob, _, top = found
-        likeliest = sorted(top.items(), key=lambda item: -item[1])
-        return self._named(token_id, logprob) | {"top_logprobs": [self._named(*item) for item in likeliest]}
-
-    def _named(self, token_id: int, logprob: float) -> Json:
-        text, its_bytes = self.model.token_text(token_id), self.model.token_bytes(token_id)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(its_bytes)}
+        return {"content": chat_logprobs(delta.token_ids, delta.logprobs, self.model)}
 
 
 def _call_body(name: str | None, arguments: str) -> Json:

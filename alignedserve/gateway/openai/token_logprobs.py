@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
 from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.gateway.model import ServedModel
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack
 
 # Returns the text of a token.
@@ -58,6 +59,23 @@ def echoed_logprobs(
 
 def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
+
+
+def chat_logprobs(token_ids: Sequence[int], found: Sequence[TokenLogprobs], model: ServedModel) -> list[Json]:
+    """As chats and responses have them: an object for each token."""
+    return [_token(token_id, each, model) for token_id, each in zip(token_ids, found, strict=True)]
+
+
+def _token(token_id: int, found: TokenLogprobs, model: ServedModel) -> Json:
+    logprob, _, top = found
+    likeliest = sorted(top.items(), key=lambda item: -item[1])
+    named = [_named(other, its_logprob, model) for other, its_logprob in likeliest]
+    return _named(token_id, logprob, model) | {"top_logprobs": named}
+
+
+def _named(token_id: int, logprob: float, model: ServedModel) -> Json:
+    text, its_bytes = model.token_text(token_id), model.token_bytes(token_id)
+    return {"token": text, "logprob": finite(logprob), "bytes": list(its_bytes)}
 
 
 class TextOffsets:

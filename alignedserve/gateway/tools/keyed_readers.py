@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignedserve.gateway.tools.calls import Read
-from alignedserve.gateway.tools.overlap import overlap
 from alignedserve.gateway.tools.readers import Cursor
 
 # The types of each tool's parameters, by names; "" where the schema says nothing simple.
@@ -88,14 +87,6 @@ class KeyedReader(Cursor):
         }
         read.begin(name[1], json.dumps(arguments, ensure_ascii=False))
         self._skips_breaks = True
-
-    def _until(self, tag: str) -> tuple[str, bool]:
-        place = self._text.find(tag, self._at)
-        if place >= 0:
-            before = self._take(place)
-            self._at += len(tag)
-            return before, True
-        return self._take(len(self._text) - overlap(self._text, self._at, tag)), False
 
 
 def _value(text: str, kind: str) -> Any:

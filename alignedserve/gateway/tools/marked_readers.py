@@ -128,30 +128,17 @@ class MarkedListReader(Cursor):
 
     def _step(self, read: Read) -> bool:
         if self._inside is None:
-            before, is_found = self._until_any(self._marks.openings)
+            before, is_found = self._until(*self._marks.openings)
             read.content += before
             if is_found:
                 self._inside = JsonReader()
             return is_found
-        calls, is_found = self._until_any(self._marks.closings)
+        calls, is_found = self._until(*self._marks.closings)
         read.add(self._inside.feed(calls))
         if is_found:
             read.add(self._inside.end())
             self._inside = None
         return is_found
-
-    def _until_any(self, marks: Sequence[str]) -> tuple[str, bool]:
-        """Takes the text before the first of the marks, and the mark, and returns the text and whether there is one.
-        Otherwise it ends where one may begin."""
-        places = [(self._text.find(mark, self._at), mark) for mark in marks]
-        found = [(place, mark) for place, mark in places if place >= 0]
-        if found:
-            place, mark = min(found)
-            before = self._take(place)
-            self._at += len(mark)
-            return before, True
-        kept = max((overlap(self._text, self._at, mark) for mark in marks), default=0)
-        return self._take(len(self._text) - kept), False
 
 
 def marked_reader(marks: Marks) -> Cursor:

@@ -92,6 +92,19 @@ class Cursor(Reader):
         start, self._at = self._at, len(self._text) if end is None else end
         return self._text[start : self._at]
 
+    def _until(self, *tags: str) -> tuple[str, bool]:
+        """Takes the text before the first of the tags, and the tag. Returns the text, and whether there is a tag;
+        without one it ends where one may begin."""
+        places = [(self._text.find(tag, self._at), tag) for tag in tags]
+        found = [(place, tag) for place, tag in places if place >= 0]
+        if found:
+            place, tag = min(found)
+            before = self._take(place)
+            self._at += len(tag)
+            return before, True
+        kept = max((overlap(self._text, self._at, tag) for tag in tags), default=0)
+        return self._take(len(self._text) - kept), False
+
     def _begin_call(self, read: Read) -> bool:
         """Returns whether a call begins here."""
         head = HEAD.match(self._text, self._at, self._at + MAX_HEAD_CHARS)
@@ -247,16 +260,6 @@ class HermesReader(Cursor):
         if is_found:
             self._leave(skips_breaks=True)
         return is_found
-
-    def _until(self, tag: str) -> tuple[str, bool]:
-        """Takes the text before the tag, and returns it and whether the tag is there. Without a tag, it ends where one
-        may begin."""
-        place = self._text.find(tag, self._at)
-        if place >= 0:
-            before = self._take(place)
-            self._at += len(tag)
-            return before, True
-        return self._take(len(self._text) - overlap(self._text, self._at, tag)), False
 
     def _leave(self, skips_breaks: bool) -> None:
         self._is_inside = self._is_told = False

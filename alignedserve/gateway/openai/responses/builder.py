@@ -13,10 +13,9 @@ from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.output import Event, Output, run
-from alignedserve.gateway.openai.token_logprobs import finite
+from alignedserve.gateway.openai.token_logprobs import chat_logprobs
 from alignedserve.gateway.tools.readers import Reader
 from alignedserve.gateway.tools.reasoning import ReasoningReader
-from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 
 
 def new_response_id() -> str:
@@ -37,6 +36,8 @@ class ResponsesBuilder(ResponseBuilder):
     _number: int = 0
     _num_reasoning_tokens: int = 0
     _finish_reason: str | None = None
+    # It is asked for twice, for what is kept and for what is sent, which have to be the same.
+    _completed_at: int | None = None
 
     def __post_init__(self) -> None:
         self._reader = self.new_reader()
@@ -54,7 +55,7 @@ class ResponsesBuilder(ResponseBuilder):
         is_cut = self._finish_reason == "length"
         found = self.body("incomplete" if is_cut else "completed")
         found["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-        return found | {"completed_at": int(time.time()), "usage": self._usage(usage)}
+        return found | {"completed_at": self._completed_at, "usage": self._usage(usage)}
 
     # ---- as events ----
 
@@ -102,7 +103,7 @@ class ResponsesBuilder(ResponseBuilder):
         if isinstance(self._reader, ReasoningReader) and self._reader.is_thinking:
             self._num_reasoning_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
-            self._finish_reason = delta.finish_reason
+            self._finish_reason, self._completed_at = delta.finish_reason, int(time.time())
             read.add(self._reader.end())
         if not self.shows_reasoning:
             read.reasoning = ""
@@ -129,15 +130,4 @@ class ResponsesBuilder(ResponseBuilder):
     def _logprobs(self, delta: Delta) -> Sequence[Json]:
         if self.num_logprobs is None:
             return ()
-        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
-        return [self._token(token_id, found) for token_id, found in pairs]
-
-    def _token(self, token_id: int, found: TokenLogprobs) -> Json:
-        logprob, _, top = found
-        likeliest = sorted(top.items(), key=lambda item: -item[1])
-        return self._named(token_id, logprob) | {"top_logprobs": [self._named(*item) for item in likeliest]}
-
-    def _named(self, token_id: int, logprob: float) -> Json:
-        model = self.answering.model
-        text, its_bytes = model.token_text(token_id), model.token_bytes(token_id)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(its_bytes)}
+        return chat_logprobs(delta.token_ids, delta.logprobs, self.answering.model)
