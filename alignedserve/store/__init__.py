@@ -14,12 +14,15 @@ from alignedserve.store.base import (
     StoreLimits,
     TooManyJobs,
 )
+from alignedserve.store.contents import Contents, ContentsInStore
+from alignedserve.store.homes import BrokenOff
 from alignedserve.store.records import (
     FileId,
     FileRecord,
     JobId,
     JobRecord,
     LineResult,
+    PlacedInput,
     Problem,
     Purpose,
     Status,
@@ -29,6 +32,9 @@ from alignedserve.store.responses import ResponseId, ResponseRecord, ResponseSto
 
 __all__ = [
     "STAGES",
+    "BrokenOff",
+    "Contents",
+    "ContentsInStore",
     "FileId",
     "FileRecord",
     "JobId",
@@ -37,6 +43,7 @@ __all__ = [
     "LeaseLost",
     "LeaseState",
     "LineResult",
+    "PlacedInput",
     "Problem",
     "Purpose",
     "ResponseId",
