@@ -86,7 +86,8 @@ class S3Process:
         url = f"http://127.0.0.1:{self.port}{path}"
         # an address of this machine needs no proxy
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(Request(url, data=data, method=method), timeout=10) as answer:
+        kind = {"Content-Type": "application/octet-stream"}
+        with opener.open(Request(url, data, kind, method=method), timeout=20) as answer:
             found: bytes = answer.read()
             return found
 
