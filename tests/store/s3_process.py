@@ -86,8 +86,9 @@ class S3Process:
         url = f"http://127.0.0.1:{self.port}{path}"
         # an address of this machine needs no proxy
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        kind = {"Content-Type": "application/octet-stream"}
-        with opener.open(Request(url, data, kind, method=method), timeout=20) as answer:
+        # It looks whether there is a signature, and not at what it says.
+        headers = {"Content-Type": "application/octet-stream", "Authorization": "AWS someone:signed"}
+        with opener.open(Request(url, data, headers, method=method), timeout=20) as answer:
             found: bytes = answer.read()
             return found
 

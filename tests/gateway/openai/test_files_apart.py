@@ -57,9 +57,12 @@ def play(scenario: Scenario, **settings: Any) -> None:
     async def within_time() -> None:
         router = ScriptedRouter()
         port = await router.hub.listen("127.0.0.1", 0)
-        async with asyncio.timeout(120), redis_running() as redis:
-            async with gateway_on(port, redis.url, **settings) as gateway:
-                await scenario(System(router, port, redis, gateway))
+        async with (
+            asyncio.timeout(60),
+            redis_running() as redis,
+            gateway_on(port, redis.url, **settings) as gateway,
+        ):
+            await scenario(System(router, port, redis, gateway))
         router.hub.close()
 
     asyncio.run(within_time())
@@ -117,7 +120,7 @@ def bad() -> dict[str, Any]:
 def test_what_is_refused_or_broken_off_leaves_nothing(place: str, s3: S3Process) -> None:
     async def scenario(at: System) -> None:
         with pytest.raises(openai.APIStatusError, match="larger than 8000000 bytes") as error:
-            await at.gateway.upload(LARGE + LARGE)
+            await at.gateway.upload(LARGE + bytes(530_000))
         assert error.value.status_code == 413
         with pytest.raises(openai.BadRequestError, match="purpose"):
             await at.client.files.create(file=("in", LARGE), purpose="assistants")
@@ -240,7 +243,8 @@ def test_an_upload_whose_gateway_is_killed_is_no_file_and_is_swept(place: str, s
             upload = gateway.http.post("/v1/files", content=half_a_form(broken=False), headers=FORM)
             sending = asyncio.create_task(upload)
             # so much of it is in its place
-            while await stored(redis_url) < len(LARGE) + 7 * (1 << 20):
+            while await stored(redis_url) < len(LARGE) + 6 * (1 << 20):
+                assert not sending.done()
                 await asyncio.sleep(0.02)
             process.kill()
             with pytest.raises(httpx.TransportError):
