@@ -8,6 +8,7 @@ begins, so that a line which kills the process that runs it does not run for eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from alignedserve.batch.results import (
     Answer,
     BatchLine,
     answered,
+    cancelled,
     fallen,
     not_stored,
     too_late,
@@ -107,6 +109,8 @@ class JobRun:
             case "in_progress":
                 return await self._of_its_file(self._answer_in_time, job), []
             case _:
+                if job.status == "cancelling":
+                    await self._cancel_the_rest(job)
                 files = await write_results(self.shared.store, job)
                 return Written(files.output_id, files.errors_id), files.all
 
@@ -152,7 +156,9 @@ class JobRun:
             async with asyncio.timeout(max(0.0, job.expires_at - time.time())):
                 await self._answer_all(job)
         except TimeoutError:
-            await self._give_up_the_rest(job)
+            async for line in self._unanswered(job):
+                await self._put(job, line, too_late(line), is_bounded=False)
+                self.shared.on_late()
             return TimeUp()
         return None if self.shared.stopping.is_set() else AllAnswered()
 
@@ -213,12 +219,20 @@ class JobRun:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, config.max_retry_s)
 
-    async def _give_up_the_rest(self, job: JobRecord) -> None:
+    async def _cancel_the_rest(self, job: JobRecord) -> None:
+        """Says of the lines that have no answer that they were cancelled. If the file was not validated, or is gone,
+        there is nothing to be said of them."""
+        if job.in_progress_at is None:
+            return
+        with contextlib.suppress(FileGone):
+            async for line in self._unanswered(job):
+                await self._put(job, line, cancelled(line), is_bounded=False)
+
+    async def _unanswered(self, job: JobRecord) -> AsyncIterator[BatchLine]:
+        """Yields the lines that have no result yet. The file has been validated."""
         done = await retried(self.shared.store.lines_done, job.id)
         async for line in self._lines(job, done):
-            found = await self._batch_line(line)
-            await self._put(job, found, too_late(found), is_bounded=False)
-            self.shared.on_late()
+            yield await self._batch_line(line)
 
     async def _lines(self, job: JobRecord, done: Collection[int] = ()) -> AsyncIterator[Line]:
         """Yields the lines that are not done."""

@@ -67,6 +67,10 @@ def too_late(line: BatchLine) -> LineResult:
     return failed(line, "batch_expired", message)
 
 
+def cancelled(line: BatchLine) -> LineResult:
+    return failed(line, "batch_cancelled", "This request was not executed because the batch was cancelled.")
+
+
 def fallen(line: BatchLine, count: int) -> LineResult:
     message = (
         f"This request was begun {count} times, and each time the server went down before it was answered."
