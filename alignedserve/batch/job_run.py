@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from alignedserve.batch.alike import alike_together
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import MAX_LINES_WITH_BLANKS, BatchConfig
@@ -62,6 +64,8 @@ class Shared:
     stopping: asyncio.Event
     # This is called when a line was not answered in time.
     on_late: Callable[[], None]
+    # This is called with a job that is over.
+    on_over: Callable[[JobRecord], None]
 
 
 def stage_of(job: JobRecord) -> Stage:
@@ -95,7 +99,9 @@ class JobRun:
             if event is not None:
                 changed = after(job, event, int(time.time()))
                 # If the job has changed it was cancelled meanwhile, which the next round finds.
-                await retried(store.finish_job, job, changed, self.lease, files)
+                is_done = await retried(store.finish_job, job, changed, self.lease, files)
+                if is_done and changed.is_over:
+                    self.shared.on_over(changed)
 
     def cancel(self) -> None:
         """Stops the work on the file, since the job is being cancelled: no more lines begin. Safe to repeat."""
@@ -244,12 +250,13 @@ class JobRun:
         """Returns the line in parts. Its file has been validated."""
         found = await self.shared.reader.parsed(line)
         assert line.text is not None
-        return BatchLine(line.number, found.custom_id, line.text[found.start : found.end])
+        body = line.text[found.start : found.end]
+        return BatchLine(line.number, found.custom_id, body, len(line.text) + len(b"\n"))
 
     async def _put(
         self, job: JobRecord, line: BatchLine, result: LineResult, is_bounded: bool = True
     ) -> None:
-        put = self.shared.store.put_result
+        put, result = self.shared.store.put_result, replace(result, num_line_bytes=line.num_bytes)
         await retried(put, self.lease, job.owner, line.number, result, is_bounded)
 
 

@@ -25,6 +25,8 @@ class BatchLine:
     custom_id: str
     # The body as it was sent, an object of JSON.
     body: bytes
+    # The bytes of the line in the file.
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True)

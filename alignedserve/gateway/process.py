@@ -37,7 +37,7 @@ from alignedserve.gateway.telemetry.exposition import metrics_route
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.signals import stop_on_sigterm
-from alignedserve.store import ResponseStore, Store
+from alignedserve.store import JobRecord, ResponseStore, Store
 from alignedserve.store.redis_store import RedisStore
 
 
@@ -143,6 +143,7 @@ class GatewayProcess:
             self._holder,
             self._config.batches,
             self.telemetry.metrics.line_was_late,
+            self._job_was_over,
         )
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
@@ -162,6 +163,11 @@ class GatewayProcess:
         finally:
             runner.stop(0)
             await running
+
+    def _job_was_over(self, job: JobRecord) -> None:
+        if over_at := job.completed_at or job.expired_at:
+            window_s = job.expires_at - job.created_at
+            self.telemetry.metrics.job_was_over(job.created_at, over_at, window_s)
 
     @contextlib.asynccontextmanager
     async def _responses(

@@ -198,6 +198,10 @@ class Store(ABC):
         """Lists an owner's jobs, or all (None), the newest first. Returns None if there is no job `after`."""
 
     @abstractmethod
+    async def open_jobs(self, stage: Stage, limit: int) -> list[JobId]:
+        """Returns jobs in this stage, the most urgent first."""
+
+    @abstractmethod
     async def count_open(self) -> Counter[str]:
         """Returns the number of jobs that are not over, by status."""
 

@@ -99,6 +99,8 @@ class Tally(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     # The bytes of results, which are stored until the job is over.
     num_result_bytes: int = 0
+    # The bytes of the lines in the input file.
+    num_line_bytes: int = 0
 
 
 class LineResult(msgspec.Struct, frozen=True):
@@ -110,3 +112,5 @@ class LineResult(msgspec.Struct, frozen=True):
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    # The bytes of the line in the input file.
+    num_line_bytes: int = 0

@@ -146,6 +146,16 @@ class RedisStore(RedisConnection, Store):
         return await self._page(_listing("jobs", owner), after, limit, newest_first=True)
 
     @asks
+    async def open_jobs(self, stage: Stage, limit: int) -> list[JobId]:
+        found: list[JobId] = []
+        for status in STATUSES[stage]:
+            ids = await self._redis.zrange(_key("open", status), 0, limit - len(found) - 1)
+            found += [JobId(each.decode()) for each in ids]
+            if len(found) == limit:
+                break
+        return found
+
+    @asks
     async def count_open(self) -> Counter[str]:
         async with self._redis.pipeline(transaction=False) as pipe:
             for status in OPEN_STATUSES:
@@ -219,7 +229,8 @@ class RedisStore(RedisConnection, Store):
         count = "num_failed" if result.is_error else "num_completed"
         tokens = [result.num_input_tokens, result.num_output_tokens, result.num_cached_tokens]
         args = [lease.token, lease.job_id, line, _encode(result), count, *tokens, owner]
-        done = await self.run(scripts.PUT_RESULT, *args, *self._byte_limits(is_bounded))
+        args += [*self._byte_limits(is_bounded), result.num_line_bytes]
+        done = await self.run(scripts.PUT_RESULT, *args)
         self._check(done, lease)
 
     async def lines_done(self, job_id: JobId) -> set[int]:

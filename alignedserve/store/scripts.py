@@ -238,7 +238,7 @@ return 1
 """
 
 # Arguments: token, job, line, result, field of the tally; tokens of input, of output, of input that was cached; owner,
-# limits of bytes.
+# limits of bytes; bytes of the line.
 PUT_RESULT = """
 local token, id, line, result, field = unpack(ARGV)
 if not is_held(id, token) then return -1 end
@@ -253,6 +253,7 @@ if redis.call('HEXISTS', key('results', id), line) == 0 then
   redis.call('HINCRBY', tally, 'num_output_tokens', ARGV[7])
   redis.call('HINCRBY', tally, 'num_cached_tokens', ARGV[8])
   redis.call('HINCRBY', tally, 'num_result_bytes', #result)
+  redis.call('HINCRBY', tally, 'num_line_bytes', ARGV[12])
 end
 redis.call('SREM', key('running', id), line)
 return 1

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from alignedserve.batch.forecast import Forecast
 from alignedserve.batch.job import parse_window
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
@@ -62,6 +63,9 @@ def batch_routes(
     made them. With `is_strict`, unknown parameters are refused."""
     routes = APIRouter()
 
+    def body_of(job: JobRecord, tally: Tally) -> Json:
+        return batch_body(job, tally) | {"alignedserve": _forecast(job, tally, runner.forecast)}
+
     @routes.post("/v1/batches")
     async def create(body: BatchBody, http: Request, answer: Response) -> Json:
         answer.headers.update(ignored_parameters.note(unknown_in(body, is_strict)))
@@ -75,7 +79,7 @@ def batch_routes(
         if not is_added:
             raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
         runner.wake()
-        return batch_body(job, Tally())
+        return body_of(job, Tally())
 
     @routes.get("/v1/batches")
     async def list_batches(
@@ -85,13 +89,13 @@ def batch_routes(
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such batch", param="after")
         found = [await store.job(JobId(each)) for each in page.ids]
-        bodies = [batch_body(job, await store.tally(job.id)) for job in found if job]
+        bodies = [body_of(job, await store.tally(job.id)) for job in found if job]
         return list_response(bodies, page.has_more)
 
     @routes.get("/v1/batches/{batch_id}")
     async def one_batch(batch_id: str, http: Request) -> Json:
         job = await _find_job(store, batch_id, viewer(http, is_shared))
-        return batch_body(job, await store.tally(job.id))
+        return body_of(job, await store.tally(job.id))
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel(batch_id: str, http: Request) -> Json:
@@ -99,7 +103,7 @@ def batch_routes(
         if job.status not in ("cancelling", "cancelled"):
             raise ApiError(400, f"Cannot cancel a batch with status '{job.status}'.", param="batch_id")
         runner.cancel(job.id)
-        return batch_body(job, await store.tally(job.id))
+        return body_of(job, await store.tally(job.id))
 
     return routes
 
@@ -138,6 +142,18 @@ async def _find_job(store: Store, batch_id: str, viewer: str | None) -> JobRecor
     if job is None or viewer not in (None, job.owner):
         raise ApiError(404, f"batch_id={batch_id!r}: there is no such batch", param="batch_id")
     return job
+
+
+def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:
+    """Returns what OpenAI's object lacks."""
+    estimate = forecast.of(job.id) if job.status == "in_progress" else None
+    num_done = tally.num_completed + tally.num_failed
+    progress = num_done / job.num_lines if job.num_lines else 0.0
+    at = None
+    if estimate is not None:
+        progress = estimate.progress
+        at = None if estimate.left_s is None else round(time.time() + estimate.left_s)
+    return {"estimated_completion_at": at, "progress": round(progress, 4)}
 
 
 def batch_body(job: JobRecord, tally: Tally) -> Json:

@@ -78,6 +78,7 @@ def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
 
 def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
     yield from _histograms(metrics)
+    yield _turnarounds(metrics)
     ignored = _counter("ignored_parameters", "Calls with a parameter that is unknown here.", "parameter")
     for name in (*sorted(NAMES), OTHER):
         ignored.add_metric([name], metrics.ignored_parameters.counts[name])
@@ -125,6 +126,14 @@ def _histograms(metrics: Metrics) -> Iterator[Metric]:
             histogram = getattr(of, attribute)
             family.add_metric([tier], histogram.cumulative(), histogram.sum)
         yield family
+
+
+def _turnarounds(metrics: Metrics) -> Metric:
+    text = "From when a batch job was made until it was completed or had expired, by its window at most."
+    family = HistogramMetricFamily(PREFIX + "batch_turnaround_seconds", text, labels=["window"])
+    for window, histogram in metrics.turnarounds.items():
+        family.add_metric([window], histogram.cumulative(), histogram.sum)
+    return family
 
 
 # The help of each histogram by name, and the field of TierMetrics that has it.
