@@ -98,7 +98,7 @@ async def together(http: httpx.AsyncClient, count: int) -> Any:
 
 
 async def one_after_the_other(http: httpx.AsyncClient, count: int) -> Any:
-    running = []
+    running: list[asyncio.Task[list[float]]] = []
     for size in (count, count // 2, count // 2):
         running.append(asyncio.create_task(job(http, alike(size, random.Random(size + len(running))))))
         await asyncio.sleep(10)

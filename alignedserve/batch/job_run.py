@@ -37,7 +37,17 @@ from alignedserve.batch.results import (
 )
 from alignedserve.batch.retry import retried
 from alignedserve.batch.validate import Validator
-from alignedserve.store import FileRecord, JobRecord, Lease, LineResult, Problem, Stage, Store, StoreFull
+from alignedserve.store import (
+    Delivery,
+    FileRecord,
+    JobRecord,
+    Lease,
+    LineResult,
+    Problem,
+    Stage,
+    Store,
+    StoreFull,
+)
 
 # Calls the endpoint with (endpoint, body as JSON, deadline on time.time()'s clock, the job's owner) and returns its
 # answer. It does not raise for an invalid body.
@@ -66,6 +76,8 @@ class Shared:
     on_late: Callable[[], None]
     # This is called with a job that is over.
     on_over: Callable[[JobRecord], None]
+    # Returns the deliveries that tell of the end of a job.
+    deliveries_of: Callable[[JobRecord], Sequence[Delivery]]
 
 
 def stage_of(job: JobRecord) -> Stage:
@@ -99,7 +111,8 @@ class JobRun:
             if event is not None:
                 changed = after(job, event, int(time.time()))
                 # If the job has changed it was cancelled meanwhile, which the next round finds.
-                is_done = await retried(store.finish_job, job, changed, self.lease, files)
+                told = self.shared.deliveries_of(changed) if changed.is_over else ()
+                is_done = await retried(store.finish_job, job, changed, self.lease, files, told)
                 if is_done and changed.is_over:
                     self.shared.on_over(changed)
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import BatchConfig
@@ -19,7 +19,7 @@ from alignedserve.batch.forecast import Forecast
 from alignedserve.batch.job_run import Ask, JobRun, Shared
 from alignedserve.batch.loop_turns import LoopTurns
 from alignedserve.batch.reader import LineReader
-from alignedserve.store import STAGES, JobId, JobRecord, Lease, LeaseLost, Stage, Store, StoreAway
+from alignedserve.store import STAGES, Delivery, JobId, JobRecord, Lease, LeaseLost, Stage, Store, StoreAway
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,10 @@ class BatchRunner:
         config: BatchConfig | None = None,
         on_late: Callable[[], None] = lambda: None,
         on_over: Callable[[JobRecord], None] = lambda job: None,
+        deliveries_of: Callable[[JobRecord], Sequence[Delivery]] = lambda job: (),
     ) -> None:
         """`name` is the gateway's, for people to read; `on_late` is called for each line that was not answered in
-        time, and `on_over` with each job that is over."""
+        time, and `on_over` with each job that is over, of which `deliveries_of` tell."""
         config = config or BatchConfig()
         self._store = store
         self._name = name
@@ -57,6 +58,7 @@ class BatchRunner:
             asyncio.Event(),
             on_late,
             on_over,
+            deliveries_of,
         )
         self.forecast = Forecast(store, config.max_num_jobs)
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}

@@ -82,6 +82,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_file_id: FileId | None = None
     # The seconds for which these are kept; None: until they are deleted.
     output_expires_after_s: int | None = None
+    # Where the job itself asks to be told of its end.
+    webhook_url: str | None = None
 
     @property
     def is_over(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 from pydantic import Field
 
 from alignedserve.batch.forecast import Forecast
@@ -28,6 +29,7 @@ from alignedserve.gateway.openai.files import (
     viewer,
 )
 from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
+from alignedserve.gateway.webhooks.urls import is_allowed
 from alignedserve.store import JobId, JobRecord, Store, StoreFull, Tally, TooManyJobs
 from alignedserve.store.records import new_job_id
 
@@ -42,6 +44,13 @@ class ExpiresAfter(Fields):
     seconds: Annotated[int, Field(ge=MIN_EXPIRES_S, le=MAX_EXPIRES_S)]
 
 
+class OwnFields(Fields):
+    """What OpenAI's batches lack."""
+
+    # Where the end of the batch is told.
+    webhook_url: str | None = None
+
+
 class BatchBody(Fields):
     input_file_id: str
     endpoint: str
@@ -49,6 +58,7 @@ class BatchBody(Fields):
     metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
     # How long the output and error files are kept.
     output_expires_after: ExpiresAfter | None = None
+    alignedserve: OwnFields | None = None
 
 
 def batch_routes(
@@ -58,9 +68,11 @@ def batch_routes(
     ignored_parameters: IgnoredParameters,
     is_shared: bool = False,
     is_strict: bool = False,
+    allowed_urls: Sequence[str] = (),
 ) -> APIRouter:
     """`endpoints` are those that a job's lines may call. With `is_shared`, everyone sees all batches, whichever key
-    made them. With `is_strict`, unknown parameters are refused."""
+    made them. With `is_strict`, unknown parameters are refused. A webhook of a batch's own must begin like one of
+    `allowed_urls`."""
     routes = APIRouter()
 
     def body_of(job: JobRecord, tally: Tally) -> Json:
@@ -69,7 +81,10 @@ def batch_routes(
     @routes.post("/v1/batches")
     async def create(body: BatchBody, http: Request, answer: Response) -> Json:
         answer.headers.update(ignored_parameters.note(unknown_in(body, is_strict)))
+        webhook_url = body.alignedserve.webhook_url if body.alignedserve else None
+        _check_webhook(webhook_url, allowed_urls)
         job = await _new_job(store, body, endpoints, owner_of(http), viewer(http, is_shared))
+        job = replace(job, webhook_url=webhook_url)
         try:
             is_added = await store.add_job(job)
         except TooManyJobs as error:
@@ -106,6 +121,17 @@ def batch_routes(
         return body_of(job, await store.tally(job.id))
 
     return routes
+
+
+def _check_webhook(url: str | None, allowed_urls: Sequence[str]) -> None:
+    """Raises ApiError."""
+    name = "alignedserve.webhook_url"
+    try:
+        if url is None or is_allowed(url, allowed_urls):
+            return
+    except ValueError as error:
+        raise ApiError(400, f"{name}: {error}", param=name) from None
+    raise ApiError(400, f"{name}: this server does not post to that URL", param=name)
 
 
 async def _new_job(

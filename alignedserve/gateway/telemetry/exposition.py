@@ -114,6 +114,12 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
             for is_met in (True, False):
                 objectives.add_metric([tier, slo, str(is_met).lower()], of.objectives[slo, is_met])
     yield from (prompts, outputs, successes, failures, objectives, predictions)
+    webhooks = _counter(
+        "webhook_deliveries", "Webhooks: delivered, failed once, dropped for good.", "outcome"
+    )
+    for outcome in ("delivered", "failed", "dropped"):
+        webhooks.add_metric([outcome], metrics.webhooks[outcome])
+    yield webhooks
     again = _counter("requests_resubmitted", "Requests that their router lost by dying, and that went on.")
     again.add_metric([], metrics.num_resubmitted)
     yield again

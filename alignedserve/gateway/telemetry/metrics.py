@@ -91,6 +91,8 @@ class Metrics:
         # The number of requests that were submitted again when their router had died.
         self.num_resubmitted = 0
         self.ignored_parameters = IgnoredParameters()
+        # The tries to deliver a webhook by their outcome, and the webhooks that were given up.
+        self.webhooks: Counter[str] = Counter()
         # The time from when a batch job was made until it was completed, or had expired, by its window.
         self.turnarounds = {window: Histogram(TURNAROUND_S) for window in WINDOWS}
 

@@ -28,6 +28,7 @@ from alignedserve.store.base import (
     Store,
     StoreLimits,
 )
+from alignedserve.store.deliveries import Delivery
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
 from alignedserve.vopr.front_end.listings import Listings
 from alignedserve.vopr.front_end.ranked import Ranked
@@ -203,8 +204,14 @@ class MemoryStore(Store):
         return self._replace(old, new, lease, [])
 
     async def finish_job(
-        self, old: JobRecord, new: JobRecord, lease: Lease, files: Sequence[FileRecord]
+        self,
+        old: JobRecord,
+        new: JobRecord,
+        lease: Lease,
+        files: Sequence[FileRecord],
+        deliveries: Sequence[Delivery] = (),
     ) -> bool:
+        """There is no store of deliveries, and so there are none."""
         return self._replace(old, new, lease, files)
 
     # ---- what was learned ----
