@@ -11,10 +11,11 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import BatchConfig
+from alignedserve.batch.forecast import Forecast
 from alignedserve.batch.inputs import Inputs
 from alignedserve.batch.job_run import Ask, JobRun, Shared
 from alignedserve.batch.loop_turns import LoopTurns
@@ -24,7 +25,9 @@ from alignedserve.store import (
     STAGES,
     Contents,
     ContentsInStore,
+    Delivery,
     JobId,
+    JobRecord,
     Lease,
     LeaseLost,
     Stage,
@@ -44,10 +47,13 @@ class BatchRunner:
         name: str,
         config: BatchConfig | None = None,
         on_late: Callable[[], None] = lambda: None,
+        on_over: Callable[[JobRecord], None] = lambda job: None,
+        deliveries_of: Callable[[JobRecord], Sequence[Delivery]] = lambda job: (),
         contents: Contents | None = None,
     ) -> None:
         """`name` is the gateway's, for people to read; `on_late` is called for each line that was not answered in
-        time. The content of files is in the store, if nothing else is said."""
+        time, and `on_over` with each job that is over, of which `deliveries_of` tell. The content of files is in the
+        store, if nothing else is said."""
         config = config or BatchConfig()
         self._store = store
         self._contents = contents = contents or ContentsInStore(store)
@@ -70,7 +76,10 @@ class BatchRunner:
             LineReader(),
             asyncio.Event(),
             on_late,
+            on_over,
+            deliveries_of,
         )
+        self.forecast = Forecast(store, config.max_num_jobs)
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
         # A directory or a bucket may take long, and leases have to be renewed meanwhile.
@@ -152,6 +161,7 @@ class BatchRunner:
         if self.num_open_jobs:
             for stage in STAGES:
                 await self._take(stage)
+        await self.forecast.look(self._running())
         if self._tidying is None or self._tidying.done():
             self._tidying = asyncio.create_task(self._tidy())
 
@@ -184,6 +194,9 @@ class BatchRunner:
             # The job is not released but its lease lapses, so that it is not tried again at once.
             if not _is_lost(error):
                 log.exception("job %s failed, and is tried again", lease.job_id)
+
+    def _running(self) -> list[JobId]:
+        return [lease.job_id for lease, (run, _) in self._held.items() if run.stage == "run"]
 
     async def _let_go(self, lease: Lease) -> None:
         with contextlib.suppress(StoreAway):

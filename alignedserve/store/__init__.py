@@ -15,6 +15,7 @@ from alignedserve.store.base import (
     TooManyJobs,
 )
 from alignedserve.store.contents import Contents, ContentsInStore
+from alignedserve.store.deliveries import Delivery, DeliveryId, DeliveryStore
 from alignedserve.store.homes import BrokenOff
 from alignedserve.store.records import (
     FileId,
@@ -35,6 +36,9 @@ __all__ = [
     "BrokenOff",
     "Contents",
     "ContentsInStore",
+    "Delivery",
+    "DeliveryId",
+    "DeliveryStore",
     "FileId",
     "FileRecord",
     "JobId",

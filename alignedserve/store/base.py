@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
 
 if TYPE_CHECKING:
+    from alignedserve.store.deliveries import Delivery, DeliveryStore
     from alignedserve.store.responses import ResponseStore
 
 # Chunks of a file that was never committed are deleted so many seconds after the last one.
@@ -143,6 +144,11 @@ class Store(ABC):
         """Returns the store of responses, if there is one."""
         return None
 
+    @property
+    def deliveries(self) -> DeliveryStore | None:
+        """Returns the store of deliveries, if there is one."""
+        return None
+
     # ---- files ----
 
     @abstractmethod
@@ -222,6 +228,10 @@ class Store(ABC):
         """Lists an owner's jobs, or all (None), the newest first. Returns None if there is no job `after`."""
 
     @abstractmethod
+    async def open_jobs(self, stage: Stage, limit: int) -> list[JobId]:
+        """Returns jobs in this stage, the most urgent first."""
+
+    @abstractmethod
     async def count_open(self) -> Counter[str]:
         """Returns the number of jobs that are not over, by status."""
 
@@ -283,7 +293,12 @@ class Store(ABC):
 
     @abstractmethod
     async def finish_job(
-        self, old: JobRecord, new: JobRecord, lease: Lease, files: Sequence[FileRecord]
+        self,
+        old: JobRecord,
+        new: JobRecord,
+        lease: Lease,
+        files: Sequence[FileRecord],
+        deliveries: Sequence[Delivery] = (),
     ) -> bool:
-        """Does `replace_job`, and commits `files` in the same step. Returns False too if the content of one of them has
-        been deleted."""
+        """Does `replace_job`, commits `files` and stores `deliveries`, in one step. Returns False too if the content of
+        a file has been deleted."""
