@@ -3,9 +3,9 @@
 A file of the largest size there may be is uploaded, validated, run a little, and cancelled; a job of the most lines
 there may be is run to its end, and its output downloaded. A stub engine answers each line at once, or at a rate at
 which as many lines as may be are in flight; the store is a real Redis. What is told is the highest resident size in
-each phase less that before the first one, in MiB.
+each phase less that before the first one, in MiB; and what Redis has in use after it, less what it had before.
 
-    python -m benchmarks.gateway_memory [--lines 50000] [--megabytes 200] [--rate 1e6] [--out FILE]
+    python -m benchmarks.gateway_memory [--lines 50000] [--megabytes 200] [--rate 1e6] [--files-at DIR] [--out FILE]
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+from redis.asyncio import Redis
 from tqdm import tqdm
 
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
+from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
@@ -47,11 +49,18 @@ LINE_BYTES = 200
 OVER = ("completed", "cancelled", "failed", "expired")
 
 
-def _gateway(port: int, router_port: int, store_url: str) -> None:
+def _gateway(port: int, router_port: int, store_url: str, files_at: str | None, max_file_bytes: int) -> None:
     address = RouterAddress(HOST, router_port, TOKEN)
     engine = EngineConfig(str(demo.MODEL_DIR))
     config = GatewayConfig(
-        InstanceId("gateway-0"), (address,), engine, "demo", HttpConfig(HOST, port), store_url=store_url
+        InstanceId("gateway-0"),
+        (address,),
+        engine,
+        "demo",
+        HttpConfig(HOST, port),
+        limits=Limits(max_file_bytes=max_file_bytes),
+        store_url=store_url,
+        files_at=files_at,
     )
     GatewayProcess(config).run()
 
@@ -73,13 +82,15 @@ def lines_of(count: int, num_bytes: int) -> Iterator[bytes]:
 class Measured:
     client: httpx.AsyncClient
     pid: int
+    redis: Redis
     # shows the phase, and how many lines of its job are answered
     bar: tqdm[Any]
     base_bytes: int = 0
+    base_redis_bytes: int = 0
     found: dict[str, Any] = field(default_factory=dict)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    @asynccontextmanager
+    async def phase(self, name: str) -> AsyncIterator[None]:
         # sets the peak back to what is held now
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         self.bar.reset()
@@ -87,8 +98,14 @@ class Measured:
         begun_s = time.perf_counter()
         yield
         peak = (self.resident("VmHWM") - self.base_bytes) / (1 << 20)
+        redis = (await self.redis_bytes() - self.base_redis_bytes) / (1 << 20)
         self.found |= {f"{name}_mib": round(peak, 1), f"{name}_s": round(time.perf_counter() - begun_s, 1)}
-        tqdm.write(f"{name}: {peak:.1f} MiB", file=sys.stderr)
+        self.found[f"{name}_redis_mib"] = round(redis, 1)
+        tqdm.write(f"{name}: {peak:.1f} MiB, Redis {redis:.1f} MiB", file=sys.stderr)
+
+    async def redis_bytes(self) -> int:
+        """What Redis has in use at the end of a phase."""
+        return int((await self.redis.info("memory"))["used_memory"])
 
     def resident(self, key: str) -> int:
         status = Path(f"/proc/{self.pid}/status").read_text().splitlines()
@@ -135,19 +152,19 @@ def _body(response: httpx.Response) -> dict[str, Any]:
 
 async def measure(at: Measured, num_lines: int, num_bytes: int) -> None:
     await _run_whole(at, 200, 200 * LINE_BYTES)
-    at.base_bytes = at.resident("VmRSS")
-    with at.phase("upload"):
+    at.base_bytes, at.base_redis_bytes = at.resident("VmRSS"), await at.redis_bytes()
+    async with at.phase("upload"):
         large = await at.upload(lines_of(num_lines, num_bytes))
-    with at.phase("validate"):
+    async with at.phase("validate"):
         batch_id = await at.submit(large)
         await at.until(batch_id, "in_progress")
-    with at.phase("run_and_cancel"):
+    async with at.phase("run_and_cancel"):
         await at.until(batch_id, "in_progress", num_answered=min(NUM_ANSWERED, num_lines // 100))
         _body(await at.client.post(f"/v1/batches/{batch_id}/cancel"))
         await at.until(batch_id, "cancelled")
-    with at.phase("whole_job"):
+    async with at.phase("whole_job"):
         output = await _run_whole(at, num_lines, num_lines * LINE_BYTES)
-    with at.phase("download"):
+    async with at.phase("download"):
         count = await at.download(output)
     if count != num_lines:
         raise RuntimeError(f"{count} lines came back, of {num_lines}")
@@ -170,20 +187,24 @@ async def redis_running() -> AsyncIterator[str]:
             await process.wait()
 
 
-async def run(num_lines: int, num_bytes: int, tokens_per_s: float) -> dict[str, Any]:
+async def run(num_lines: int, num_bytes: int, tokens_per_s: float, files_at: str | None) -> dict[str, Any]:
     port, router_port = free_port(HOST), free_port(HOST)
     context = multiprocessing.get_context("spawn")
     async with redis_running() as store_url:
         stub = context.Process(target=_stub, args=(router_port, tokens_per_s))
-        gateway = context.Process(target=_gateway, args=(port, router_port, store_url))
+        args = (port, router_port, store_url, files_at, 2 * num_bytes)
+        gateway = context.Process(target=_gateway, args=args)
         for process in (stub, gateway):
             process.start()
         try:
             assert gateway.pid
-            async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120) as client:
+            async with (
+                httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=120) as client,
+                Redis.from_url(store_url) as redis,
+            ):
                 await _until_up(client)
                 with progress(num_lines, "line") as bar:
-                    at = Measured(client, gateway.pid, bar)
+                    at = Measured(client, gateway.pid, redis, bar)
                     await measure(at, num_lines, num_bytes)
             return {"lines": num_lines, "bytes": num_bytes} | at.found
         finally:
@@ -208,9 +229,10 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--megabytes", type=int, default=200, help="of the file that is uploaded")
     parser.add_argument("--rate", type=float, default=1e6, help="tokens/s that the stub says")
+    parser.add_argument("--files-at", help="directory or s3://BUCKET/PREFIX [default: in Redis]")
     parser.add_argument("--out", help="append the JSON line to this file too")
     args = parser.parse_args()
-    line = json.dumps(asyncio.run(run(args.lines, args.megabytes * 1_000_000, args.rate)))
+    line = json.dumps(asyncio.run(run(args.lines, args.megabytes * 1_000_000, args.rate, args.files_at)))
     print(line)
     if args.out:
         with open(args.out, "a") as file:

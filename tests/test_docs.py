@@ -92,8 +92,8 @@ def app() -> FastAPI:
     """With all of its routes, and nothing behind them."""
     store, runner = Mock(), Mock()
     routers = [
-        file_routes(store, 1),
-        batch_routes(store, runner, IN_BATCHES, Mock()),
+        file_routes(store, Mock(), 1),
+        batch_routes(store, runner, IN_BATCHES, Mock(), Mock()),
         metrics_route(Mock(), Mock()),
     ]
     routers.append(response_routes(Mock(), store.responses, Mock()))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from alignedserve.store.homes import parse_place
+
 # This is OpenAI's limit.
 MAX_LINES = 50_000
 # The same limit with blank lines: one after each line, and no more that would only cost time.
 MAX_LINES_WITH_BLANKS = 2 * MAX_LINES
 
-# The bytes of a chunk of a stored file: large enough for few round trips, and small enough to have in memory.
-CHUNK_BYTES = 1 << 20
 # A line is in memory as a whole.
 MAX_LINE_BYTES = 8 << 20
 # An answer is stored and written to the output as a whole.
@@ -30,6 +30,10 @@ STEP_BYTES = 64 << 10
 @dataclass(frozen=True)
 class BatchConfig:
     max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
+    inputs_from: Annotated[
+        tuple[str, ...],
+        "directory or s3://BUCKET/PREFIX whose files batches of every API key may name as input; repeat for several",
+    ] = ()
     # The most bytes of the lines that run at a time, since a file may consist of the longest lines that are allowed.
     max_bytes: int = 16 << 20
     # The most jobs whose lines run at a time; each has a chunk of its file in memory.
@@ -56,3 +60,8 @@ class BatchConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.max_num_lines <= 65536:
             raise ValueError(f"batch_max_num_lines={self.max_num_lines}: must be from 1 to 65536")
+        for prefix in self.inputs_from:
+            try:
+                parse_place(prefix)
+            except ValueError as error:
+                raise ValueError(f"batch_inputs_from={prefix!r}: {error}") from None

@@ -20,10 +20,12 @@ from msgspec.structs import replace
 from alignedserve.batch.alike import alike_together
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import MAX_LINES_WITH_BLANKS, BatchConfig
+from alignedserve.batch.inputs import FileGone, Inputs
 from alignedserve.batch.job import AllAnswered, CancelAsked, Event, Invalid, TimeUp, Written, after
-from alignedserve.batch.lines import FileGone, Line, TooManyLines, lines_of
+from alignedserve.batch.lines import Line, TooManyLines, lines_of
 from alignedserve.batch.loop_turns import LoopTurns
 from alignedserve.batch.parse import LineProblem, Parsed
+from alignedserve.batch.placed_inputs import InputChanged
 from alignedserve.batch.reader import LineReader
 from alignedserve.batch.results import (
     Answer,
@@ -38,6 +40,7 @@ from alignedserve.batch.results import (
 from alignedserve.batch.retry import retried
 from alignedserve.batch.validate import Validator
 from alignedserve.store import (
+    Contents,
     Delivery,
     FileRecord,
     JobRecord,
@@ -62,6 +65,9 @@ class Shared:
     """What all jobs of a gateway have in common."""
 
     store: Store
+    # Where the files that are made get their content.
+    contents: Contents
+    inputs: Inputs
     ask: Ask
     served_model: str
     config: BatchConfig
@@ -130,7 +136,7 @@ class JobRun:
             case _:
                 if job.status == "cancelling":
                     await self._cancel_the_rest(job)
-                files = await write_results(self.shared.store, job)
+                files = await write_results(self.shared.store, self.shared.contents, job)
                 return Written(files.output_id, files.errors_id), files.all
 
     async def _of_its_file(
@@ -140,7 +146,7 @@ class JobRun:
         ever makes the job fail."""
         try:
             return await self._unless_cancelled(work(job))
-        except (FileGone, TooManyLines, ExceptionGroup) as error:
+        except (FileGone, InputChanged, TooManyLines, ExceptionGroup) as error:
             for kind, problem in _FATAL.items():
                 if isinstance(error, kind) or (isinstance(error, ExceptionGroup) and error.subgroup(kind)):
                     return Invalid([problem(job)])
@@ -255,7 +261,7 @@ class JobRun:
 
     async def _lines(self, job: JobRecord, done: Collection[int] = ()) -> AsyncIterator[Line]:
         """Yields the lines that are not done."""
-        async for line in lines_of(self.shared.store, job.input_file_id, self.shared.turns):
+        async for line in lines_of(self.shared.inputs.chunks(job), self.shared.turns):
             if line.number not in done:
                 yield line
 
@@ -277,6 +283,11 @@ def _without_file(job: JobRecord) -> Problem:
     return Problem("file_not_found", f"file {job.input_file_id} is gone")
 
 
+def _changed(job: JobRecord) -> Problem:
+    message = f"{job.input_file_id} is gone, or has changed since the batch was created"
+    return Problem("input_changed", message)
+
+
 def _too_many_lines(_: JobRecord) -> Problem:
     message = f"the file has more than {MAX_LINES_WITH_BLANKS} lines, blank ones among them"
     return Problem("too_many_lines", message)
@@ -284,6 +295,7 @@ def _too_many_lines(_: JobRecord) -> Problem:
 
 _FATAL: dict[type[Exception], Callable[[JobRecord], Problem]] = {
     FileGone: _without_file,
+    InputChanged: _changed,
     TooManyLines: _too_many_lines,
 }
 

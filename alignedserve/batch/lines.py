@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from alignedserve.batch.config import MAX_LINE_BYTES, MAX_LINES_WITH_BLANKS, STEP_BYTES, STEP_LINES
 from alignedserve.batch.loop_turns import LoopTurns
-from alignedserve.batch.retry import retried
-from alignedserve.store import FileId, Store
 
 
 @dataclass(frozen=True)
@@ -22,10 +20,6 @@ class Line:
     @property
     def is_blank(self) -> bool:
         return self.text == b""
-
-
-class FileGone(Exception):
-    """The file was there, and is gone now."""
 
 
 class TooManyLines(Exception):
@@ -69,13 +63,13 @@ class LineSplitter:
             self._open.clear()
 
 
-async def lines_of(store: Store, file_id: FileId, turns: LoopTurns) -> AsyncIterator[Line]:
-    """Yields the lines that are not blank. The caller's work on a step's lines is part of the step. Raises FileGone
-    and TooManyLines."""
+async def lines_of(chunks: AsyncIterator[bytes], turns: LoopTurns) -> AsyncIterator[Line]:
+    """Yields the lines that are not blank. The caller's work on a step's lines is part of the step. Raises
+    TooManyLines."""
     num_lines = num_bytes = 0
-    async for line in _all_lines_of(store, file_id):
+    async for line in _all_lines_of(chunks):
         if line.number > MAX_LINES_WITH_BLANKS:
-            raise TooManyLines(file_id)
+            raise TooManyLines
         num_lines += 1
         num_bytes += len(line.text or b"")
         if num_lines >= STEP_LINES or num_bytes >= STEP_BYTES:
@@ -85,15 +79,9 @@ async def lines_of(store: Store, file_id: FileId, turns: LoopTurns) -> AsyncIter
             yield line
 
 
-async def _all_lines_of(store: Store, file_id: FileId) -> AsyncIterator[Line]:
-    file = await retried(store.file, file_id)
-    if file is None:
-        raise FileGone(file_id)
+async def _all_lines_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[Line]:
     splitter = LineSplitter()
-    for number in range(file.num_chunks):
-        chunk = await retried(store.chunk, file_id, number)
-        if chunk is None:
-            raise FileGone(file_id)
+    async for chunk in chunks:
         for line in splitter.feed(chunk):
             yield line
     last = splitter.end()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Mapping
@@ -10,10 +12,19 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.batch.config import CHUNK_BYTES, MAX_RESULT_BYTES
-from alignedserve.batch.retry import retried
-from alignedserve.store import FileId, FileRecord, JobRecord, LineResult, Store
-from alignedserve.store.records import new_file_id
+from alignedserve.batch.config import MAX_RESULT_BYTES
+from alignedserve.batch.retry import RETRY_S, retried
+from alignedserve.store import (
+    BrokenOff,
+    Contents,
+    FileId,
+    FileRecord,
+    JobRecord,
+    LineResult,
+    Store,
+    StoreAway,
+)
+from alignedserve.store.contents import CHUNK_BYTES
 
 # The number of results that are fetched at a time when files are written.
 _STEP = 256
@@ -102,11 +113,12 @@ def _text(
 
 
 class _FileWriter:
-    def __init__(self, store: Store, job: JobRecord, filename: str) -> None:
-        self._store = store
+    def __init__(self, contents: Contents, job: JobRecord, filename: str) -> None:
+        # Its content is not counted against the limits: the results in it are, until they are deleted when the file is
+        # complete.
+        self._content = contents.new_file(job.owner, is_bounded=False)
         self._owner = job.owner
         self._expires_after_s = job.output_expires_after_s
-        self._id = new_file_id()
         self._filename = filename
         self._buffer = bytearray()
         self._num_bytes = 0
@@ -123,9 +135,10 @@ class _FileWriter:
             await self._flush(len(self._buffer))
         if not self._num_bytes:
             return None
+        await self._content.finish()
         now, kept_s = int(time.time()), self._expires_after_s
         return FileRecord(
-            self._id,
+            self._content.id,
             self._filename,
             "batch_output",
             self._num_bytes,
@@ -133,13 +146,15 @@ class _FileWriter:
             now,
             None if kept_s is None else now + kept_s,
             self._owner,
+            self._content.is_apart,
         )
 
+    async def drop(self) -> None:
+        with contextlib.suppress(StoreAway):
+            await self._content.drop()
+
     async def _flush(self, size: int) -> None:
-        # The chunk is not counted against the limits: the results in it are, until they are deleted when the file is
-        # complete.
-        put, chunk = self._store.put_chunk, bytes(self._buffer[:size])
-        await retried(put, self._id, self._owner, self._num_chunks, chunk, is_bounded=False)
+        await retried(self._content.put, self._num_chunks, bytes(self._buffer[:size]))
         self._num_chunks += 1
         self._num_bytes += size
         del self._buffer[:size]
@@ -165,10 +180,22 @@ class ResultFiles:
         return self.errors.id if self.errors else None
 
 
-async def write_results(store: Store, job: JobRecord) -> ResultFiles:
-    """Writes all results, in the order of the input."""
-    output = _FileWriter(store, job, f"{job.id}_output.jsonl")
-    errors = _FileWriter(store, job, f"{job.id}_error.jsonl")
+async def write_results(store: Store, contents: Contents, job: JobRecord) -> ResultFiles:
+    """Writes all results, in the order of the input; again from the beginning, if that is broken off."""
+    while True:
+        output = _FileWriter(contents, job, f"{job.id}_output.jsonl")
+        errors = _FileWriter(contents, job, f"{job.id}_error.jsonl")
+        try:
+            return await _written(store, job, output, errors)
+        except BaseException as error:
+            await output.drop()
+            await errors.drop()
+            if not isinstance(error, BrokenOff):
+                raise
+        await asyncio.sleep(RETRY_S)
+
+
+async def _written(store: Store, job: JobRecord, output: _FileWriter, errors: _FileWriter) -> ResultFiles:
     lines = sorted(await retried(store.lines_done, job.id))
     start = 0
     while start < len(lines):

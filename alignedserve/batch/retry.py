@@ -6,18 +6,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from alignedserve.store import StoreAway
+from alignedserve.store import BrokenOff, StoreAway
 
-_RETRY_S = 0.2
+RETRY_S = 0.2
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
 async def retried(call: Callable[Args, Awaitable[Result]], *args: Args.args, **kwargs: Args.kwargs) -> Result:
-    """Returns the result, once the store is reachable. Every change may be repeated (alignedserve/store/base.py)."""
+    """Returns the result, once the store is reachable. Every change may be repeated (alignedserve/store/base.py), but
+    for what raises BrokenOff: its caller begins again."""
     while True:
         try:
             return await call(*args, **kwargs)
+        except BrokenOff:
+            raise
         except StoreAway:
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(RETRY_S)

@@ -16,10 +16,24 @@ from collections.abc import Callable, Mapping, Sequence
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import BatchConfig
 from alignedserve.batch.forecast import Forecast
+from alignedserve.batch.inputs import Inputs
 from alignedserve.batch.job_run import Ask, JobRun, Shared
 from alignedserve.batch.loop_turns import LoopTurns
+from alignedserve.batch.placed_inputs import PlacedInputs
 from alignedserve.batch.reader import LineReader
-from alignedserve.store import STAGES, Delivery, JobId, JobRecord, Lease, LeaseLost, Stage, Store, StoreAway
+from alignedserve.store import (
+    STAGES,
+    Contents,
+    ContentsInStore,
+    Delivery,
+    JobId,
+    JobRecord,
+    Lease,
+    LeaseLost,
+    Stage,
+    Store,
+    StoreAway,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +49,14 @@ class BatchRunner:
         on_late: Callable[[], None] = lambda: None,
         on_over: Callable[[JobRecord], None] = lambda job: None,
         deliveries_of: Callable[[JobRecord], Sequence[Delivery]] = lambda job: (),
+        contents: Contents | None = None,
     ) -> None:
         """`name` is the gateway's, for people to read; `on_late` is called for each line that was not answered in
-        time, and `on_over` with each job that is over, of which `deliveries_of` tell."""
+        time, and `on_over` with each job that is over, of which `deliveries_of` tell. The content of files is in the
+        store, if nothing else is said."""
         config = config or BatchConfig()
         self._store = store
+        self._contents = contents = contents or ContentsInStore(store)
         self._name = name
         self._config = config
         self._places: Mapping[Stage, int] = {
@@ -49,6 +66,8 @@ class BatchRunner:
         }
         self._shared = Shared(
             store,
+            contents,
+            Inputs(store, contents, PlacedInputs(config.inputs_from)),
             ask,
             served_model,
             config,
@@ -63,6 +82,8 @@ class BatchRunner:
         self.forecast = Forecast(store, config.max_num_jobs)
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
+        # A directory or a bucket may take long, and leases have to be renewed meanwhile.
+        self._tidying: asyncio.Task[None] | None = None
         self._patience_s = 0.0
         self._is_upgraded = False
         self._was_down = False
@@ -98,6 +119,9 @@ class BatchRunner:
         finally:
             for _, task in self._held.values():
                 task.cancel()
+            if self._tidying:
+                self._tidying.cancel()
+                await asyncio.wait({self._tidying})
             await asyncio.gather(*self._tasks(), return_exceptions=True)
             await self._shared.reader.aclose()
 
@@ -138,7 +162,8 @@ class BatchRunner:
             for stage in STAGES:
                 await self._take(stage)
         await self.forecast.look(self._running())
-        await self._tidy()
+        if self._tidying is None or self._tidying.done():
+            self._tidying = asyncio.create_task(self._tidy())
 
     async def _take(self, stage: Stage) -> None:
         num_held = sum(run.stage == stage for run, _ in self._held.values())
@@ -191,10 +216,11 @@ class BatchRunner:
                 run.cancel()
 
     async def _tidy(self) -> None:
-        now = time.time()
-        await self._store.drop_lapsed(now)
-        for file_id in await self._store.expired_files(now):
-            await self._store.delete_file(file_id)
+        try:
+            with contextlib.suppress(StoreAway):
+                await self._contents.tidy(time.time())
+        except Exception:
+            log.exception("tidying up failed, and is tried again")
 
     def _tell_of_store(self) -> None:
         if self._store.is_down != self._was_down:

@@ -138,6 +138,8 @@ class GatewayConfig:
     key_owners: Mapping[bytes, str] = field(default_factory=dict)
     # The store that keeps files and batch jobs; without one there are none.
     store_url: str = ""
+    # Where the content of files is: a directory, or s3://BUCKET/PREFIX; None: in the store.
+    files_at: str | None = None
     batches: BatchConfig = field(default_factory=BatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
     lengths: LengthConfig = field(default_factory=LengthConfig)

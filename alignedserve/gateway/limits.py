@@ -45,12 +45,19 @@ class Limits:
     max_open_batches_per_key: Annotated[int, "the same of an API key, or of its group; more: 429"] = 200
     max_stored_bytes: Annotated[
         int | None,
-        "of files, results and batches, which are in Redis's memory; more: 413 "
+        "of results and batches, and of files without --files-at, which are in Redis's memory; more: 413 "
         "[default: a quarter of this machine's memory, 4 GiB at most]",
     ] = None
     max_stored_bytes_per_key: Annotated[
         int | None,
         "the same of an API key, or of its group [default: half of that, where there are several]",
+    ] = None
+    max_files_at_bytes: Annotated[
+        int | None,
+        "of files where --files-at says; more: 413 [default: half of a directory's disk; of a bucket, any number]",
+    ] = None
+    max_files_at_bytes_per_key: Annotated[
+        int | None, "the same of an API key, or of its group [default: half of that, where there are several]"
     ] = None
     max_connections: Annotated[int, "open at once; when there are more, the one idle longest is closed"] = (
         8192
@@ -73,14 +80,22 @@ class Limits:
             if ids and len(ids) > self.max_token_ids:
                 raise InvalidRequest(f"{name}: {len(ids)} tokens; at most {self.max_token_ids} are allowed")
 
-    def of_store(self, num_owners: int) -> StoreLimits:
+    def of_store(self, num_owners: int, home_bytes: int | None = None) -> StoreLimits:
+        """`home_bytes` is the size of where files are, if that is not the store, and has a size."""
         num_bytes = self.max_stored_bytes
         if num_bytes is None:
             num_bytes = min(_num_memory_bytes() // 4, _MAX_STORED_BYTES)
-        of_owner = self.max_stored_bytes_per_key
-        if of_owner is None and num_owners > 1:
-            of_owner = num_bytes // 2
-        return StoreLimits(num_bytes, of_owner, self.max_open_batches, self.max_open_batches_per_key)
+        num_apart = self.max_files_at_bytes
+        if num_apart is None and home_bytes is not None:
+            num_apart = home_bytes // 2
+        return StoreLimits(
+            num_bytes,
+            _of_owner(self.max_stored_bytes_per_key, num_bytes, num_owners),
+            self.max_open_batches,
+            self.max_open_batches_per_key,
+            max_bytes_apart=num_apart,
+            max_bytes_apart_of_owner=_of_owner(self.max_files_at_bytes_per_key, num_apart, num_owners),
+        )
 
     def check(self, num_prompts: int, params: SamplingParams) -> None:
         """Checks a call. Raises InvalidRequest that names the limit."""
@@ -142,6 +157,10 @@ class Limits:
                 f"log-probabilities, and at most {MAX_OUTPUT_LOGPROBS} are given without stream=true"
             )
         return replace(params, max_tokens=longest)
+
+
+def _of_owner(limit: int | None, of_all: int | None, num_owners: int) -> int | None:
+    return of_all // 2 if limit is None and of_all is not None and num_owners > 1 else limit
 
 
 def _num_memory_bytes() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from fastapi import APIRouter, FastAPI
 
+from alignedserve.batch.placed_inputs import PlacedInputs
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.config import GatewayConfig
@@ -39,7 +41,9 @@ from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
 from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.signals import stop_on_sigterm
-from alignedserve.store import DeliveryStore, JobRecord, ResponseStore, Store
+from alignedserve.store import ContentsInStore, DeliveryStore, JobRecord, ResponseStore, Store
+from alignedserve.store.contents import ContentsApart
+from alignedserve.store.homes import Home, make_home
 from alignedserve.store.redis_store import RedisStore
 
 
@@ -126,11 +130,18 @@ class GatewayProcess:
             yield None
             return
         num_owners = len(set(self._config.key_owners.values()))
-        store = RedisStore(self._config.store_url, self._config.limits.of_store(num_owners))
+        num_bytes = self._home.num_bytes if self._home else None
+        limits = self._config.limits.of_store(num_owners, num_bytes)
+        store = RedisStore(self._config.store_url, limits)
         try:
             yield store
         finally:
             await store.close()
+
+    @functools.cached_property
+    def _home(self) -> Home | None:
+        """Where the content of files is, if that is not the store. Raises ValueError."""
+        return make_home(self._config.files_at) if self._config.files_at else None
 
     @contextlib.asynccontextmanager
     async def _batches(
@@ -140,6 +151,7 @@ class GatewayProcess:
         if store is None:
             yield []
             return
+        contents = ContentsApart(store, self._home) if self._home else ContentsInStore(store)
         runner = BatchRunner(
             store,
             LineAnswers(request_builder, ENDPOINTS).ask,
@@ -149,18 +161,20 @@ class GatewayProcess:
             self.telemetry.metrics.line_was_late,
             self._job_was_over,
             self._events.of_job,
+            contents,
         )
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
         try:
             max_bytes, is_shared = self._config.limits.max_file_bytes, self._config.http.shared_files
             yield [
-                file_routes(store, max_bytes, is_shared),
+                file_routes(store, contents, max_bytes, is_shared),
                 batch_routes(
                     store,
                     runner,
                     IN_BATCHES,
                     request_builder.ignored_parameters,
+                    PlacedInputs(self._config.batches.inputs_from, max_bytes),
                     is_shared,
                     self._config.http.strict_parameters,
                     self._config.webhooks.allowed_urls,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES
+from alignedserve.store.homes import parse_place
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class LaunchConfig:
     state_dir: Annotated[
         str | None, "directory of the private Redis [default: ~/.local/state/alignedserve]"
     ] = None
+    files_at: Annotated[
+        str | None, "directory or s3://BUCKET/PREFIX where files of batches are kept [default: in Redis]"
+    ] = None
     cost_profile: Annotated[
         str | None,
         "file of the cost model's profile, made if there is none; or none: deadlines without foresight "
@@ -50,6 +54,7 @@ class LaunchConfig:
             raise ValueError(
                 f"pool_kv_dtype={self.pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}"
             )
+        _check_place(self.files_at)
         for name in apart:
             if self.colocated_instances is not None and getattr(self, name) is not None:
                 raise ValueError(
@@ -73,3 +78,11 @@ class LaunchConfig:
 def _in_range(name: str, value: int | None, low: int, high: int) -> None:
     if value is not None and not low <= value <= high:
         raise ValueError(f"{name}={value}: must be from {low} to {high}")
+
+
+def _check_place(files_at: str | None) -> None:
+    if files_at is not None:
+        try:
+            parse_place(files_at)
+        except ValueError as error:
+            raise ValueError(f"files_at={files_at!r}: {error}") from None

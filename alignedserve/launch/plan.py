@@ -26,6 +26,7 @@ from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
+from alignedserve.store.homes import DirectoryPlace, parse_place
 from alignedserve.transport.choose import choose_transport
 from alignedserve.types import GATEWAY, InstanceId
 
@@ -185,6 +186,7 @@ def plan_gateway(
         limits=settings.limits,
         key_owners=owners_of(settings.keys.api_key, settings.keys.api_key_file),
         store_url=store_url,
+        files_at=_absolute(settings.launch.files_at),
         batches=settings.batches,
         log=log_of(settings),
         lengths=settings.lengths,
@@ -200,6 +202,12 @@ def log_of(settings: Settings) -> LogConfig:
     directories."""
     directory = settings.log.dir
     return replace(settings.log, dir=directory and os.path.abspath(os.path.expanduser(directory)))
+
+
+def _absolute(place: str | None) -> str | None:
+    """The gateway may run in another directory."""
+    found = place and parse_place(place)
+    return str(found.path) if isinstance(found, DirectoryPlace) else place
 
 
 def _local(settings: Settings, model: Location) -> EngineConfig:

@@ -20,6 +20,7 @@ from alignedserve.launch.settings import Settings
 from alignedserve.launch.store import locate_store
 from alignedserve.models.locate import locate_model
 from alignedserve.process.private_files import make_directory
+from alignedserve.store.homes import make_home
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
     model = locate_model(engine.model, engine.load_format, engine.revision)
     check(settings, model)
     _check_event_log(settings.launch)
+    _check_files_at(settings.launch)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
     with locate_store(settings.launch, prefix) as store, _nodes(settings, prefix, say) as nodes:
         # Ray has installed a handler of its own.
@@ -150,6 +152,15 @@ def _check_event_log(config: LaunchConfig) -> None:
             make_directory(config.event_log)
         except OSError as error:
             raise ValueError(f"event_log={config.event_log!r}: {error.strerror}") from None
+
+
+def _check_files_at(config: LaunchConfig) -> None:
+    """Checks the place of files, if the gateway is on this machine. Raises ValueError."""
+    if config.files_at is not None and config.address is None:
+        try:
+            make_home(config.files_at)
+        except ValueError as error:
+            raise ValueError(f"files_at: {error}") from None
 
 
 def _nodes(settings: Settings, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[list[Node]]:

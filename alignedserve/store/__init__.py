@@ -14,13 +14,16 @@ from alignedserve.store.base import (
     StoreLimits,
     TooManyJobs,
 )
+from alignedserve.store.contents import Contents, ContentsInStore
 from alignedserve.store.deliveries import Delivery, DeliveryId, DeliveryStore
+from alignedserve.store.homes import BrokenOff
 from alignedserve.store.records import (
     FileId,
     FileRecord,
     JobId,
     JobRecord,
     LineResult,
+    PlacedInput,
     Problem,
     Purpose,
     Status,
@@ -30,6 +33,9 @@ from alignedserve.store.responses import ResponseId, ResponseRecord, ResponseSto
 
 __all__ = [
     "STAGES",
+    "BrokenOff",
+    "Contents",
+    "ContentsInStore",
     "Delivery",
     "DeliveryId",
     "DeliveryStore",
@@ -41,6 +47,7 @@ __all__ = [
     "LeaseLost",
     "LeaseState",
     "LineResult",
+    "PlacedInput",
     "Problem",
     "Purpose",
     "ResponseId",

@@ -6,6 +6,9 @@ the change was made is unknown then. All methods may be repeated: what is there 
 A file and a job have an owner, which is a text. The store lists and counts by owner; whether a caller may see what
 another owner has is decided outside of it. The stored bytes are limited (StoreLimits), in all and for each owner.
 
+The content of a file is in the store, in chunks, or apart from it, in a directory or a bucket (contents.py). Of content
+that is apart the store has the number of bytes, from before its first byte is written until its file is deleted.
+
 A job is worked on by the holder of its lease. The holder's writes are made only while it holds the lease, which the
 store checks in the same step: a holder which has lost it, and has not noticed, changes nothing. A lease that has
 lapsed can be taken by any gateway, and until one does it is still its holder's: being slow costs nothing.
@@ -73,14 +76,18 @@ class StoreLimits:
     max_open_jobs_of_owner: int | None = None
     # If an owner has more jobs than this, the oldest that are over are deleted.
     max_jobs_of_owner: int = 2000
+    # The most bytes of content that is kept apart: in all, and for each owner.
+    max_bytes_apart: int | None = None
+    max_bytes_apart_of_owner: int | None = None
 
-    def full(self, is_owners: bool) -> StoreFull:
+    def full(self, is_owners: bool, is_apart: bool = False) -> StoreFull:
         """Returns the error for what would be above the limit of bytes: the owner's, or that of all."""
+        things = "files" if is_apart else "files and batches"
         if is_owners:
-            return StoreFull(
-                f"files and batches: yours may have {self.max_bytes_of_owner} bytes; delete some"
-            )
-        return StoreFull(f"files and batches: all together may have {self.max_bytes} bytes; delete some")
+            limit = self.max_bytes_apart_of_owner if is_apart else self.max_bytes_of_owner
+            return StoreFull(f"{things}: yours may have {limit} bytes; delete some")
+        limit = self.max_bytes_apart if is_apart else self.max_bytes
+        return StoreFull(f"{things}: all together may have {limit} bytes; delete some")
 
     def too_many_jobs(self, is_owners: bool) -> TooManyJobs:
         """Returns the error for one more open job: of the owner, or of all."""
@@ -151,16 +158,32 @@ class Store(ABC):
         """Stores a chunk of a file that is not committed yet. Raises StoreFull if it `is_bounded`."""
 
     @abstractmethod
+    async def reserve(self, file_id: FileId, owner: str, num_bytes: int, is_bounded: bool = True) -> None:
+        """Makes room for so many bytes in all of a file that is not committed yet and whose content is apart. Raises
+        StoreFull if it `is_bounded`."""
+
+    @abstractmethod
+    async def forgotten(self, file_ids: Sequence[FileId]) -> list[FileId]:
+        """Returns those of the ids which no file has whose content is apart, and for which there is no room either. An
+        id that is forgotten stays so, unless its content is still being written."""
+
+    @abstractmethod
+    async def identity(self) -> str:
+        """Returns the store's own name, which no other store has."""
+
+    @abstractmethod
     async def commit_file(self, file: FileRecord) -> None:
-        """Makes the file exist, with the chunks that were put. Raises ValueError when these have been deleted."""
+        """Makes the file exist, with the chunks that were put, or the room that was made. Raises ValueError when these
+        have been deleted."""
 
     @abstractmethod
     async def drop_chunks(self, file_id: FileId) -> None:
-        """Deletes the chunks of a file that will not be committed; does nothing if it was committed."""
+        """Deletes the chunks of a file that will not be committed, or the room for them; does nothing if it was
+        committed."""
 
     @abstractmethod
     async def drop_lapsed(self, now: float) -> None:
-        """Deletes some of the chunks whose file was not committed and had its last chunk long ago."""
+        """Does `drop_chunks` for some of the files which were not committed and had their last chunk long ago."""
 
     @abstractmethod
     async def file(self, file_id: FileId) -> FileRecord | None: ...
@@ -191,7 +214,8 @@ class Store(ABC):
 
     @abstractmethod
     async def add_job(self, job: JobRecord) -> bool:
-        """Adds the job; returns False if its input file does not exist. Raises TooManyJobs and StoreFull."""
+        """Adds the job; returns False if its input file was uploaded and does not exist. Raises TooManyJobs and
+        StoreFull."""
 
     @abstractmethod
     async def job(self, job_id: JobId) -> JobRecord | None: ...
@@ -276,4 +300,5 @@ class Store(ABC):
         files: Sequence[FileRecord],
         deliveries: Sequence[Delivery] = (),
     ) -> bool:
-        """Does `replace_job`, commits `files` and stores `deliveries`, in one step."""
+        """Does `replace_job`, commits `files` and stores `deliveries`, in one step. Returns False too if the content of
+        a file has been deleted."""

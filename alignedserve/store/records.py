@@ -29,7 +29,7 @@ def new_job_id() -> JobId:
 
 
 class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file; its bytes are stored beside it in `num_chunks` chunks."""
+    """A file; its bytes are stored beside it, or apart from it, in `num_chunks` chunks."""
 
     id: FileId
     filename: str
@@ -40,6 +40,8 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     expires_at: int | None = None
     # The file's owner (gateway/http/keys.py); "" where no keys are needed.
     owner: str = ""
+    # Whether the bytes are in a directory or a bucket (contents.py), and not in the store.
+    is_apart: bool = False
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,6 +52,15 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     # The line in the input file, counted from 1.
     line: int | None = None
     param: str | None = None
+
+
+class PlacedInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An input file that was not uploaded: it is read where it is, as long as it is the same."""
+
+    url: str
+    num_bytes: int
+    # Another one means that the file has changed: an ETag, or what a file system says in place of it.
+    version: str
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,6 +95,13 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_expires_after_s: int | None = None
     # Where the job itself asks to be told of its end.
     webhook_url: str | None = None
+    # The input file, if it was not uploaded; `input_file_id` is its URL then.
+    placed_input: PlacedInput | None = None
+
+    @property
+    def stored_input_id(self) -> str:
+        """The id of the uploaded file that must be there as long as the job is open; "" if there is none."""
+        return "" if self.placed_input else self.input_file_id
 
     @property
     def is_over(self) -> bool:

@@ -1,10 +1,12 @@
 """The store on Redis.
 
-Keys, all under one prefix: `file:ID` a record, `data:ID` a hash of its chunks by number, `uses:ID` the open jobs that
-read it; `uploads` the files that are not committed by when they lapse, `uploaders` a hash of their owners; `job:ID` a
-record, `holder:ID` the token of its last holder, `lease:ID` the same until it lapses, `running:ID` its lines that have
-begun and have no result, `falls:ID` a hash of counts by line number, `results:ID` a hash by line number, `tally:ID` a
-hash of counts; `bytes` and `bytes@OWNER` what is stored; `state:NAME` bytes; `format` the version of all this.
+Keys, all under one prefix: `file:ID` a record, `data:ID` a hash of its chunks by number, `apart` a hash of the bytes of
+files whose content is not here, `uses:ID` the open jobs that read a file; `uploads` the files that are not committed by
+when they lapse, `uploaders` a hash of their owners; `job:ID` a record, `holder:ID` the token of its last holder,
+`lease:ID` the same until it lapses, `running:ID` its lines that have begun and have no result, `falls:ID` a hash of
+counts by line number, `results:ID` a hash by line number, `tally:ID` a hash of counts; `bytes` and `bytes@OWNER` what
+is stored, `bytes-apart` and `bytes-apart@OWNER` what is kept apart; `state:NAME` bytes; `identity` the store's own
+name; `format` the version of all this.
 
 Listings are sorted sets of ids: `files`, `files:PURPOSE` and `jobs` by age, `open` by deadline, and of each one an
 owner's part with `@OWNER` at its end; `open:STATUS` and `expiring` by deadline.
@@ -13,6 +15,7 @@ owner's part with `@OWNER` at its end; `open:STATUS` and `expiring` by deadline.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -77,9 +80,26 @@ class RedisStore(RedisConnection, Store):
         self._check(await self.run(scripts.PUT_CHUNK, file_id, owner, number, data, lapses_at, *limits))
 
     @asks
+    async def reserve(self, file_id: FileId, owner: str, num_bytes: int, is_bounded: bool = True) -> None:
+        lapses_at = int(time.time()) + UNCOMMITTED_S
+        limits = self._byte_limits(is_bounded, is_apart=True)
+        done = await self.run(scripts.RESERVE, file_id, owner, num_bytes, lapses_at, *limits)
+        if done < 0:
+            raise self._limits.full(is_owners=done == -3, is_apart=True)
+
+    @asks
+    async def forgotten(self, file_ids: Sequence[FileId]) -> list[FileId]:
+        found = await self._redis.hmget(_key("apart"), file_ids) if file_ids else []
+        return [each for each, size in zip(file_ids, found, strict=True) if size is None]
+
+    @asks
+    async def identity(self) -> str:
+        await self._redis.set(_key("identity"), secrets.token_hex(8), nx=True)
+        return cast(bytes, await self._redis.get(_key("identity"))).decode()
+
+    @asks
     async def commit_file(self, file: FileRecord) -> None:
-        args = [*_file_args(file), file.num_chunks]
-        if not await self.run(scripts.COMMIT_FILE, *args):
+        if not await self.run(scripts.COMMIT_FILE, *_file_args(file)):
             raise ValueError(f"file {file.id}: not all of its {file.num_chunks} chunks are there")
 
     @asks
@@ -133,7 +153,7 @@ class RedisStore(RedisConnection, Store):
     async def add_job(self, job: JobRecord) -> bool:
         limits = self._limits
         open_limits = _or_none(limits.max_open_jobs), _or_none(limits.max_open_jobs_of_owner)
-        args = [_encode(job), job.id, job.owner, job.input_file_id, job.expires_at]
+        args = [_encode(job), job.id, job.owner, job.stored_input_id, job.expires_at]
         args += [*open_limits, *self._byte_limits(), limits.max_jobs_of_owner]
         return bool(self._check(await self.run(scripts.ADD_JOB, *args)))
 
@@ -316,7 +336,7 @@ class RedisStore(RedisConnection, Store):
         deliveries: Sequence[Delivery],
     ) -> bool:
         args: list[Any] = [lease.token if lease else "", new.id, _encode(old), _encode(new), new.owner]
-        args += [new.status, int(new.is_over), new.expires_at, new.input_file_id, len(files)]
+        args += [new.status, int(new.is_over), new.expires_at, new.stored_input_id, len(files)]
         for file in files:
             args += _file_args(file)
         script, more = DELIVER + scripts.REPLACE_JOB, delivery_args(deliveries)
@@ -332,9 +352,13 @@ class RedisStore(RedisConnection, Store):
         found = await self._redis.zrange(listing, start, start + limit, desc=newest_first)
         return Page([each.decode() for each in found[:limit]], has_more=len(found) > limit)
 
-    def _byte_limits(self, is_bounded: bool = True) -> tuple[int | str, int | str]:
+    def _byte_limits(self, is_bounded: bool = True, is_apart: bool = False) -> tuple[int | str, int | str]:
         limits = self._limits
-        return (_or_none(limits.max_bytes), _or_none(limits.max_bytes_of_owner)) if is_bounded else ("", "")
+        if not is_bounded:
+            return "", ""
+        if is_apart:
+            return _or_none(limits.max_bytes_apart), _or_none(limits.max_bytes_apart_of_owner)
+        return _or_none(limits.max_bytes), _or_none(limits.max_bytes_of_owner)
 
     def _check(self, done: int, lease: Lease | None = None) -> int:
         """Raises the error that a script's answer stands for; otherwise returns the answer."""
@@ -364,7 +388,9 @@ def _or_none(limit: int | None) -> int | str:
 
 
 def _file_args(file: FileRecord) -> list[Any]:
-    return [_encode(file), file.id, file.owner, file.purpose, _or_none(file.expires_at)]
+    num_apart = file.num_bytes if file.is_apart else ""
+    args = [_encode(file), file.id, file.owner, file.purpose, _or_none(file.expires_at)]
+    return [*args, file.num_chunks, num_apart]
 
 
 def _encode(record: msgspec.Struct) -> bytes:

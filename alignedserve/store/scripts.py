@@ -17,24 +17,27 @@ local function key(...) return PREFIX .. table.concat({...}, ':') end
 -- ids of an owner: beside the listing of all
 local function listed(name, owner) return key(name .. '@' .. owner) end
 
--- what is stored, in all and by an owner
-local function charge(owner, num_bytes)
+-- what is stored, in all and by an owner; and what is kept apart
+local function add_to(counter, owner, num_bytes)
   if num_bytes ~= 0 then
-    redis.call('INCRBY', key('bytes'), num_bytes)
-    redis.call('INCRBY', listed('bytes', owner), num_bytes)
+    redis.call('INCRBY', key(counter), num_bytes)
+    redis.call('INCRBY', listed(counter, owner), num_bytes)
   end
 end
+local function charge(owner, num_bytes) add_to('bytes', owner, num_bytes) end
+local function charge_apart(owner, num_bytes) add_to('bytes-apart', owner, num_bytes) end
 
 -- limits are numbers as text; an empty one is none
 local function is_above(counter, more, limit)
   return limit ~= '' and tonumber(redis.call('GET', counter) or '0') + more > tonumber(limit)
 end
 
-local function full(owner, more, max_all, max_owner)
+local function is_full(counter, owner, more, max_all, max_owner)
   if more <= 0 then return nil end
-  if is_above(listed('bytes', owner), more, max_owner) then return -3 end
-  if is_above(key('bytes'), more, max_all) then return -2 end
+  if is_above(listed(counter, owner), more, max_owner) then return -3 end
+  if is_above(key(counter), more, max_all) then return -2 end
 end
+local function full(owner, more, max_all, max_owner) return is_full('bytes', owner, more, max_all, max_owner) end
 
 local function size_of(id)
   local size = 0
@@ -44,11 +47,27 @@ local function size_of(id)
   return size
 end
 
+local function size_apart(id) return tonumber(redis.call('HGET', key('apart'), id) or '0') end
+
+-- num_apart is '' for content that is in chunks here
+local function is_whole(id, num_chunks, num_apart)
+  if num_apart ~= '' then return redis.call('HGET', key('apart'), id) == num_apart end
+  return redis.call('HLEN', key('data', id)) == tonumber(num_chunks)
+end
+
+local function delete_content(id, owner)
+  charge(owner, -size_of(id))
+  charge_apart(owner, -size_apart(id))
+  redis.call('UNLINK', key('data', id))
+  redis.call('HDEL', key('apart'), id)
+end
+
 -- data of a file that is not committed
 local function drop(id)
   if redis.call('EXISTS', key('file', id)) == 1 then return end
   local owner = redis.call('HGET', key('uploaders'), id)
-  if owner then charge(owner, -size_of(id)) end
+  if owner then delete_content(id, owner) end
+  -- an earlier version noted no owners
   redis.call('UNLINK', key('data', id))
   redis.call('ZREM', key('uploads'), id)
   redis.call('HDEL', key('uploaders'), id)
@@ -102,10 +121,23 @@ redis.call('HSET', key('uploaders'), id, owner)
 return 1
 """
 
-# Arguments: record, id, owner, purpose, when it expires or ''; chunks.
+# Arguments: id, owner, bytes in all; when it lapses; limits of bytes that are apart.
+RESERVE = """
+local id, owner, num_bytes = unpack(ARGV)
+local more = tonumber(num_bytes) - size_apart(id)
+local refused = is_full('bytes-apart', owner, more, ARGV[5], ARGV[6])
+if refused then return refused end
+charge_apart(owner, more)
+redis.call('HSET', key('apart'), id, num_bytes)
+redis.call('ZADD', key('uploads'), ARGV[4], id)
+redis.call('HSET', key('uploaders'), id, owner)
+return 1
+"""
+
+# Arguments: record, id, owner, purpose, when it expires or ''; chunks; bytes that are apart or ''.
 COMMIT_FILE = """
 local record, id, owner, purpose = unpack(ARGV)
-if redis.call('HLEN', key('data', id)) ~= tonumber(ARGV[6]) then return 0 end
+if not is_whole(id, ARGV[6], ARGV[7]) then return 0 end
 commit(record, id, owner, purpose, ARGV[5])
 return 1
 """
@@ -125,22 +157,23 @@ local id, owner, purpose = unpack(ARGV)
 if redis.call('SCARD', key('uses', id)) > 0 then return 'in_use' end
 local size = redis.call('STRLEN', key('file', id))
 if size == 0 then return 'absent' end
-charge(owner, -size - size_of(id))
+charge(owner, -size)
+delete_content(id, owner)
 for _, name in ipairs({'files', 'files:' .. purpose}) do
   redis.call('ZREM', key(name), id)
   redis.call('ZREM', listed(name, owner), id)
 end
 redis.call('ZREM', key('expiring'), id)
-redis.call('UNLINK', key('data', id), key('file', id))
+redis.call('UNLINK', key('file', id))
 return 'deleted'
 """
 
-# Arguments: record, id, owner, input file; when it expires; limits: of open jobs in all and of the owner, of bytes, of
-# jobs kept.
+# Arguments: record, id, owner, uploaded input file or ''; when it expires; limits: of open jobs in all and of the
+# owner, of bytes, of jobs kept.
 ADD_JOB = """
 local record, id, owner, input = unpack(ARGV)
 if redis.call('EXISTS', key('job', id)) == 1 then return 1 end
-if redis.call('EXISTS', key('file', input)) == 0 then return 0 end
+if input ~= '' and redis.call('EXISTS', key('file', input)) == 0 then return 0 end
 if ARGV[7] ~= '' and redis.call('ZCARD', listed('open', owner)) >= tonumber(ARGV[7]) then return -5 end
 if ARGV[6] ~= '' and redis.call('ZCARD', key('open')) >= tonumber(ARGV[6]) then return -4 end
 local refused = full(owner, #record, ARGV[8], ARGV[9])
@@ -154,7 +187,7 @@ for _, name in ipairs({'jobs', 'open'}) do
   redis.call('ZADD', listed(name, owner), by, id)
 end
 place(id, 'validating', ARGV[5])
-redis.call('SADD', key('uses', input), id)
+if input ~= '' then redis.call('SADD', key('uses', input), id) end
 -- a few for each that comes: there is never much to be done at once
 local num_more = redis.call('ZCARD', listed('jobs', owner)) - tonumber(ARGV[10])
 if num_more > 0 then
@@ -171,12 +204,16 @@ return 1
 """
 
 # Arguments: token or ''; id, old job, new job, owner, status, '1' if it is over, when it expires, input file; how many
-# files there are, and per file: record, id, owner, purpose, when it expires or ''; and per delivery: id, record, when
-# it is due. It follows DELIVER (redis_deliveries.py).
+# files there are, and per file: record, id, owner, purpose, when it expires or '', chunks, bytes that are apart or '';
+# and per delivery: id, record, when it is due. It follows DELIVER (redis_deliveries.py).
 REPLACE_JOB = """
 local token, id, old, new, owner, status, is_over, expires_at, input = unpack(ARGV)
 if token ~= '' and not is_held(id, token) then return -1 end
 if redis.call('GET', key('job', id)) ~= old then return 0 end
+local rest = 11 + 7 * tonumber(ARGV[10])
+for first = 11, rest - 1, 7 do
+  if not is_whole(ARGV[first + 1], ARGV[first + 5], ARGV[first + 6]) then return 0 end
+end
 charge(owner, #new - #old)
 redis.call('SET', key('job', id), new)
 place(id, status, expires_at)
@@ -189,8 +226,7 @@ if is_over == '1' then
   redis.call('SREM', key('uses', input), id)
   let_go(id)
 end
-local rest = 11 + 5 * tonumber(ARGV[10])
-for first = 11, rest - 1, 5 do commit(unpack(ARGV, first, first + 4)) end
+for first = 11, rest - 1, 7 do commit(unpack(ARGV, first, first + 4)) end
 deliver(rest)
 return 1
 """

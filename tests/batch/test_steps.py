@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from alignedserve.batch import reader as reader_module
-from alignedserve.batch.config import CHUNK_BYTES, MAX_LINES_WITH_BLANKS, STEP_BYTES, STEP_LINES
+from alignedserve.batch.config import MAX_LINES_WITH_BLANKS, STEP_BYTES, STEP_LINES
+from alignedserve.batch.inputs import Inputs
 from alignedserve.batch.lines import Line, TooManyLines, lines_of
 from alignedserve.batch.loop_turns import LoopTurns
 from alignedserve.batch.parse import LineProblem, parse
+from alignedserve.batch.placed_inputs import PlacedInputs
 from alignedserve.batch.reader import LineReader
-from alignedserve.store import FileId, FileRecord
-from alignedserve.store.records import new_file_id
+from alignedserve.store import ContentsInStore, FileRecord, JobRecord
+from alignedserve.store.contents import CHUNK_BYTES
+from alignedserve.store.records import new_file_id, new_job_id
 from alignedserve.store.redis_store import RedisStore
 from tests.store.redis_process import redis_store
 
@@ -27,13 +30,25 @@ def play(scenario: Callable[[RedisStore], Awaitable[None]]) -> None:
     asyncio.run(within_time())
 
 
-async def stored(store: RedisStore, content: bytes) -> FileId:
+async def stored(store: RedisStore, content: bytes) -> JobRecord:
+    """Returns a job with this input."""
     file_id = new_file_id()
     chunks = [content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)]
     for number, chunk in enumerate(chunks):
         await store.put_chunk(file_id, "", number, chunk)
     await store.commit_file(FileRecord(file_id, "in.jsonl", "batch", len(content), len(chunks), 100))
-    return file_id
+    return JobRecord(
+        id=new_job_id(),
+        endpoint="/v1/completions",
+        input_file_id=file_id,
+        completion_window="1h",
+        created_at=1,
+        expires_at=2,
+    )
+
+
+def inputs(store: RedisStore) -> Inputs:
+    return Inputs(store, ContentsInStore(store), PlacedInputs(()))
 
 
 class Counted(LoopTurns):
@@ -52,8 +67,8 @@ class Counted(LoopTurns):
 def test_a_step_has_so_many_lines_and_so_many_bytes(line: bytes, per_step: int) -> None:
     async def scenario(store: RedisStore) -> None:
         turns, num_lines = Counted(), 10 * per_step
-        file_id = await stored(store, (line + b"\n") * num_lines)
-        found = [each async for each in lines_of(store, file_id, turns)]
+        job = await stored(store, (line + b"\n") * num_lines)
+        found = [each async for each in lines_of(inputs(store).chunks(job), turns)]
         assert len(found) == (num_lines if line else 0) and turns.count == 10
 
     play(scenario)
@@ -62,9 +77,9 @@ def test_a_step_has_so_many_lines_and_so_many_bytes(line: bytes, per_step: int) 
 def test_blank_lines_are_not_read_for_ever() -> None:
     async def scenario(store: RedisStore) -> None:
         turns = Counted()
-        file_id = await stored(store, b"\n" * (10 << 20))
+        job = await stored(store, b"\n" * (10 << 20))
         with pytest.raises(TooManyLines):
-            async for _ in lines_of(store, file_id, turns):
+            async for _ in lines_of(inputs(store).chunks(job), turns):
                 pass
         assert turns.count == MAX_LINES_WITH_BLANKS // STEP_LINES
 

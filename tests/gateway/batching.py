@@ -69,8 +69,9 @@ class System:
 
 @asynccontextmanager
 async def gateway_on(
-    router_port: int, store_url: str, config: BatchConfig = QUICK, name: str = "gateway-0"
+    router_port: int, store_url: str, config: BatchConfig = QUICK, name: str = "gateway-0", **settings: Any
 ) -> AsyncIterator[Gateway]:
+    """`settings`: GatewayConfig's."""
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         process = GatewayProcess(
@@ -82,6 +83,7 @@ async def gateway_on(
                 HttpConfig("127.0.0.1", port),
                 store_url=store_url,
                 batches=config,
+                **settings,
             )
         )
         serving = asyncio.create_task(process.serve(MODEL, sock))

@@ -21,7 +21,13 @@ from tests.store.redis_process import redis_running
 
 OWNERS = ("", "ann", "bob")
 LIMITS = StoreLimits(
-    max_bytes=2600, max_bytes_of_owner=1500, max_open_jobs=4, max_open_jobs_of_owner=3, max_jobs_of_owner=4
+    max_bytes=2600,
+    max_bytes_of_owner=1500,
+    max_bytes_apart=1600,
+    max_bytes_apart_of_owner=1100,
+    max_open_jobs=4,
+    max_open_jobs_of_owner=3,
+    max_jobs_of_owner=4,
 )
 STATUSES = ("validating", "in_progress", "finalizing", "cancelling", "completed", "failed", "cancelled")
 # A lease of LONG_S seconds does not lapse while this test runs, and one of SHORT_S has lapsed when it was given.
@@ -94,26 +100,46 @@ class Compared(RuleBasedStateMachine):
             owner = self.files[file_id].owner
         self.ask("put_chunk", file_id, owner, number, data, is_bounded)
 
+    @rule(file_id=file_ids, owner=owners, num_bytes=st.integers(0, 900), is_bounded=maybe)
+    def reserve(self, file_id: str, owner: str, num_bytes: int, is_bounded: bool) -> None:
+        if file_id in self.files:
+            owner = self.files[file_id].owner
+        self.ask("reserve", file_id, owner, num_bytes, is_bounded)
+        self.ask("forgotten", [file_id, "file-none", "file-1"])
+
+    @rule(file_id=file_ids, owner=owners, num_bytes=st.integers(0, 900))
+    def keep_apart(self, file_id: str, owner: str, num_bytes: int) -> None:
+        self.reserve(file_id, owner, num_bytes, True)
+        self.commit(file_id, owner, "batch", 1, None, num_bytes)
+
     @rule(
         file_id=file_ids,
         owner=owners,
         purpose=purposes,
         num_chunks=st.integers(0, 3),
         expires_at=st.none() | st.integers(1, 100),
+        num_apart=st.none() | st.just(7),
     )
-    def commit_file(
-        self, file_id: str, owner: str, purpose: Any, num_chunks: int, expires_at: int | None
-    ) -> None:
-        self.commit(file_id, owner, purpose, num_chunks, expires_at)
+    def commit_file(self, file_id: str, **asked: Any) -> None:
+        self.commit(file_id, **asked)
 
     @rule(file_id=file_ids, owner=owners, data=data)
     def upload(self, file_id: str, owner: str, data: bytes) -> None:
         self.put_chunk(file_id, owner, 0, data, True)
         self.commit(file_id, owner, "batch", 1, None)
 
-    def commit(self, file_id: Any, owner: str, purpose: Any, num_chunks: int, expires_at: int | None) -> None:
+    def commit(
+        self,
+        file_id: Any,
+        owner: str,
+        purpose: Any,
+        num_chunks: int,
+        expires_at: int | None,
+        num_apart: int | None = None,
+    ) -> None:
         # A file that is committed again is the same file.
-        record = FileRecord(file_id, "in", purpose, 1, num_chunks, 1, expires_at, owner)
+        num_bytes, is_apart = num_apart or 1, num_apart is not None
+        record = FileRecord(file_id, "in", purpose, num_bytes, num_chunks, 1, expires_at, owner, is_apart)
         record = self.files.get(file_id, record)
         if self.ask("commit_file", record) is None:
             self.files[file_id] = record
@@ -257,6 +283,8 @@ class Compared(RuleBasedStateMachine):
         for owner in OWNERS:
             stored = self.runner.run(self.redis._redis.get(f"{PREFIX}bytes@{owner}"))
             assert int(stored or 0) == self.memory.num_bytes(owner)
+            apart = self.runner.run(self.redis._redis.get(f"{PREFIX}bytes-apart@{owner}"))
+            assert int(apart or 0) == self.memory.num_bytes_apart(owner)
 
 
 async def _outcome(store: Any, method: str, args: Any) -> Any:

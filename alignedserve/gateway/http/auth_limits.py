@@ -16,13 +16,13 @@ from starlette.datastructures import Headers
 from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from alignedserve.batch.config import CHUNK_BYTES
 from alignedserve.gateway.http.callers import ANY_CALLER, LOOKING, Callers
 from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import ANYONE, Keys
 from alignedserve.gateway.http.reading import BodyMemory, Reading
 from alignedserve.gateway.limits import Limits
+from alignedserve.store.contents import CHUNK_BYTES
 
 # The body of an upload may have so many bytes besides its file: it has parts, with headers of their own.
 MULTIPART_BYTES = 64 << 10

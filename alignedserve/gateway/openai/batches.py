@@ -15,6 +15,7 @@ from pydantic import Field
 from alignedserve.batch.forecast import Forecast
 from alignedserve.batch.job import parse_window
 from alignedserve.batch.job_run import cancel_job
+from alignedserve.batch.placed_inputs import PlacedInputs, is_url
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.endpoint import unknown_in
@@ -30,7 +31,16 @@ from alignedserve.gateway.openai.files import (
 )
 from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
 from alignedserve.gateway.webhooks.urls import is_allowed
-from alignedserve.store import JobId, JobRecord, Store, StoreFull, Tally, TooManyJobs
+from alignedserve.store import (
+    FileId,
+    JobId,
+    JobRecord,
+    PlacedInput,
+    Store,
+    StoreFull,
+    Tally,
+    TooManyJobs,
+)
 from alignedserve.store.records import new_job_id
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
@@ -66,13 +76,14 @@ def batch_routes(
     runner: BatchRunner,
     endpoints: Sequence[str],
     ignored_parameters: IgnoredParameters,
+    placed_inputs: PlacedInputs,
     is_shared: bool = False,
     is_strict: bool = False,
     allowed_urls: Sequence[str] = (),
 ) -> APIRouter:
-    """`endpoints` are those that a job's lines may call. With `is_shared`, everyone sees all batches, whichever key
-    made them. With `is_strict`, unknown parameters are refused. A webhook of a batch's own must begin like one of
-    `allowed_urls`."""
+    """`endpoints` are those that a job's lines may call; `placed_inputs` are files that need no upload. With
+    `is_shared`, everyone sees all batches, whichever key made them. With `is_strict`, unknown parameters are
+    refused. A webhook of a batch's own must begin like one of `allowed_urls`."""
     routes = APIRouter()
 
     def body_of(job: JobRecord, tally: Tally) -> Json:
@@ -83,7 +94,7 @@ def batch_routes(
         answer.headers.update(ignored_parameters.note(unknown_in(body, is_strict)))
         webhook_url = body.alignedserve.webhook_url if body.alignedserve else None
         _check_webhook(webhook_url, allowed_urls)
-        job = await _new_job(store, body, endpoints, owner_of(http), viewer(http, is_shared))
+        job = await _new_job(store, body, endpoints, placed_inputs, owner_of(http), viewer(http, is_shared))
         job = replace(job, webhook_url=webhook_url)
         try:
             is_added = await store.add_job(job)
@@ -135,7 +146,12 @@ def _check_webhook(url: str | None, allowed_urls: Sequence[str]) -> None:
 
 
 async def _new_job(
-    store: Store, body: BatchBody, endpoints: Sequence[str], owner: str, viewer: str | None
+    store: Store,
+    body: BatchBody,
+    endpoints: Sequence[str],
+    placed_inputs: PlacedInputs,
+    owner: str,
+    viewer: str | None,
 ) -> JobRecord:
     if body.endpoint not in endpoints:
         message = f"endpoint={body.endpoint!r}: must be one of {', '.join(endpoints)}"
@@ -144,22 +160,31 @@ async def _new_job(
         window_s = parse_window(body.completion_window)
     except ValueError as error:
         raise ApiError(400, str(error), param="completion_window") from None
-    file = await find_file(store, body.input_file_id, viewer, "input_file_id", status=400)
-    if file.purpose != "batch":
-        message = f"input_file_id={file.id!r}: its purpose is {file.purpose!r}, and must be 'batch'"
-        raise ApiError(400, message, param="input_file_id")
+    placed: PlacedInput | None = None
+    if is_url(body.input_file_id):
+        placed = await placed_inputs.find(body.input_file_id)
+    else:
+        await _check_uploaded(store, body.input_file_id, viewer)
     now = int(time.time())
     return JobRecord(
         id=new_job_id(),
         endpoint=body.endpoint,
-        input_file_id=file.id,
+        input_file_id=FileId(body.input_file_id),
         completion_window=body.completion_window,
         created_at=now,
         expires_at=now + window_s,
         metadata=body.metadata,
         owner=owner,
         output_expires_after_s=body.output_expires_after.seconds if body.output_expires_after else None,
+        placed_input=placed,
     )
+
+
+async def _check_uploaded(store: Store, file_id: str, viewer: str | None) -> None:
+    file = await find_file(store, file_id, viewer, "input_file_id", status=400)
+    if file.purpose != "batch":
+        message = f"input_file_id={file.id!r}: its purpose is {file.purpose!r}, and must be 'batch'"
+        raise ApiError(400, message, param="input_file_id")
 
 
 async def _find_job(store: Store, batch_id: str, viewer: str | None) -> JobRecord:

@@ -12,13 +12,12 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from alignedserve.batch.config import CHUNK_BYTES
 from alignedserve.gateway.http.errors import ApiError, BrokenOff
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.multipart import Field, FileData, FileStart, form_events
-from alignedserve.store import FileId, FileRecord, Store, StoreAway, StoreFull
-from alignedserve.store.records import new_file_id
+from alignedserve.store import Contents, FileId, FileRecord, Store, StoreAway, StoreFull
+from alignedserve.store.contents import CHUNK_BYTES
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 # The least and the most seconds after its creation for which a file's expiry may be set.
@@ -41,13 +40,13 @@ _UPLOAD_FORM: Json = {
 UPLOAD: Json = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD_FORM}}}
 
 
-def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> APIRouter:
+def file_routes(store: Store, contents: Contents, max_file_bytes: int, is_shared: bool = False) -> APIRouter:
     """With `is_shared`, everyone sees all files, whichever key made them."""
     routes = APIRouter()
 
     @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
     async def upload(http: Request) -> Json:
-        return file_body(await _uploaded(http, _Upload(store, owner_of(http), max_file_bytes)))
+        return file_body(await _uploaded(http, _Upload(store, contents, owner_of(http), max_file_bytes)))
 
     @routes.get("/v1/files")
     async def list_files(
@@ -72,7 +71,7 @@ def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> A
     async def content(file_id: str, http: Request) -> Response:
         file = await find_file(store, file_id, viewer(http, is_shared))
         return StreamingResponse(
-            _content(store, file),
+            _content(contents, file),
             media_type="application/octet-stream",
             headers={"Content-Length": str(file.num_bytes)},
         )
@@ -80,7 +79,7 @@ def file_routes(store: Store, max_file_bytes: int, is_shared: bool = False) -> A
     @routes.delete("/v1/files/{file_id}")
     async def delete(file_id: str, http: Request) -> Json:
         file = await find_file(store, file_id, viewer(http, is_shared))
-        if await store.delete_file(file.id) == "in_use":
+        if await contents.delete(file.id) == "in_use":
             raise ApiError(400, f"file {file_id} is the input of a batch that is not over", param="file_id")
         return {"id": file_id, "object": "file", "deleted": True}
 
@@ -100,7 +99,8 @@ async def _uploaded(http: Request, upload: _Upload) -> FileRecord:
                     await upload.add(data)
         return await upload.commit()
     except StoreFull as error:
-        await upload.drop()
+        with suppress(StoreAway):
+            await upload.drop()
         raise ApiError(413, str(error), param="file", code="storage_full") from None
     except BaseException:
         # While the store is away, what was uploaded lapses by itself.
@@ -157,11 +157,11 @@ def list_response(data: list[Json], has_more: bool) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-async def _content(store: Store, file: FileRecord) -> AsyncIterator[bytes]:
+async def _content(contents: Contents, file: FileRecord) -> AsyncIterator[bytes]:
     """Yields the file's chunks. Raises BrokenOff when one is missing: the length was announced."""
     for number in range(file.num_chunks):
         try:
-            chunk = await store.chunk(file.id, number)
+            chunk = await contents.chunk(file, number)
         except StoreAway as error:
             raise BrokenOff(f"the store of files can't be reached: {error}") from None
         if chunk is None:
@@ -170,13 +170,13 @@ async def _content(store: Store, file: FileRecord) -> AsyncIterator[bytes]:
 
 
 class _Upload:
-    """The part of a file that has come so far: whole chunks are in the store, the rest waits here."""
+    """The part of a file that has come so far: whole chunks are written, the rest waits here."""
 
-    def __init__(self, store: Store, owner: str, max_bytes: int) -> None:
+    def __init__(self, store: Store, contents: Contents, owner: str, max_bytes: int) -> None:
         self._store = store
+        self._content = contents.new_file(owner)
         self._owner = owner
         self._max_bytes = max_bytes
-        self._id = new_file_id()
         self._fields: dict[str, str] = {}
         self._filename: str | None = None
         self._buffer = bytearray()
@@ -214,9 +214,10 @@ class _Upload:
             raise ApiError(400, "file: is missing", param="file")
         if self._buffer:
             await self._put(len(self._buffer))
+        await self._content.finish()
         now = int(time.time())
         file = FileRecord(
-            self._id,
+            self._content.id,
             self._filename,
             "batch",
             self._num_bytes,
@@ -224,15 +225,16 @@ class _Upload:
             now,
             self._expires_at(now),
             self._owner,
+            self._content.is_apart,
         )
         await self._store.commit_file(file)
         return file
 
     async def drop(self) -> None:
-        await self._store.drop_chunks(self._id)
+        await self._content.drop()
 
     async def _put(self, size: int) -> None:
-        await self._store.put_chunk(self._id, self._owner, self._num_chunks, bytes(self._buffer[:size]))
+        await self._content.put(self._num_chunks, bytes(self._buffer[:size]))
         del self._buffer[:size]
         self._num_chunks += 1
 

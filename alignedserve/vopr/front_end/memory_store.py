@@ -39,9 +39,10 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 @dataclass
 class _File:
-    """A file's chunks by number, and its record once it is committed."""
+    """A file's chunks by number, or the bytes for which room was made, and its record once it is committed."""
 
     chunks: dict[int, bytes] = field(default_factory=dict)
+    num_bytes_apart: int | None = None
     record: bytes = b""
     # The open jobs that read it.
     uses: set[JobId] = field(default_factory=set)
@@ -49,6 +50,11 @@ class _File:
     @property
     def num_bytes(self) -> int:
         return sum(map(len, self.chunks.values()))
+
+    def is_whole(self, record: FileRecord) -> bool:
+        if record.is_apart:
+            return self.num_bytes_apart == record.num_bytes
+        return len(self.chunks) == record.num_chunks
 
 
 @dataclass
@@ -77,6 +83,7 @@ class MemoryStore(Store):
         self._jobs: dict[JobId, _Job] = {}
         self._states: dict[str, bytes] = {}
         self._bytes = StoredBytes(self._limits)
+        self._bytes_apart = StoredBytes(self._limits, is_apart=True)
         # The files that are not committed by when they lapse, with their owners.
         self._uploads = Ranked()
         self._uploaders: dict[str, str] = {}
@@ -102,6 +109,10 @@ class MemoryStore(Store):
         """Returns the bytes that are stored for the owner, which are those that the limits count."""
         return self._bytes.of(owner)
 
+    def num_bytes_apart(self, owner: str) -> int:
+        """Returns the same for content that is kept apart."""
+        return self._bytes_apart.of(owner)
+
     # ---- files ----
 
     async def put_chunk(
@@ -113,13 +124,24 @@ class MemoryStore(Store):
         self._uploads.put(file_id, int(self._clock()) + UNCOMMITTED_S)
         self._uploaders[file_id] = owner
 
+    async def reserve(self, file_id: FileId, owner: str, num_bytes: int, is_bounded: bool = True) -> None:
+        old = self._files[file_id].num_bytes_apart if file_id in self._files else None
+        self._bytes_apart.add_if_room(owner, num_bytes - (old or 0), is_bounded)
+        self._files[file_id].num_bytes_apart = num_bytes
+        self._uploads.put(file_id, int(self._clock()) + UNCOMMITTED_S)
+        self._uploaders[file_id] = owner
+
+    async def forgotten(self, file_ids: Sequence[FileId]) -> list[FileId]:
+        kept = {file_id for file_id, file in self._files.items() if file.num_bytes_apart is not None}
+        return [each for each in file_ids if each not in kept]
+
+    async def identity(self) -> str:
+        return "memory"
+
     async def commit_file(self, file: FileRecord) -> None:
-        chunks = self._files[file.id].chunks if file.id in self._files else {}
-        if len(chunks) != file.num_chunks:
+        if not self._is_whole(file):
             raise ValueError(f"file {file.id}: not all of its {file.num_chunks} chunks are there")
         self._commit(file)
-        if file.expires_at is not None:
-            self._expiring.put(file.id, file.expires_at)
 
     async def drop_chunks(self, file_id: FileId) -> None:
         self._drop(file_id)
@@ -147,6 +169,7 @@ class MemoryStore(Store):
         if file.uses:
             return "in_use"
         self._bytes.add(record.owner, -len(file.record) - file.num_bytes)
+        self._bytes_apart.add(record.owner, -(file.num_bytes_apart or 0))
         for listing in self._listings.each("files", f"files:{record.purpose}", owner=record.owner):
             listing.remove(file_id)
         self._expiring.remove(file_id)
@@ -167,7 +190,8 @@ class MemoryStore(Store):
     async def add_job(self, job: JobRecord) -> bool:
         if job.id in self._jobs:
             return True
-        if await self.file(job.input_file_id) is None:
+        input_id = FileId(job.stored_input_id)
+        if input_id and await self.file(input_id) is None:
             return False
         self._check_jobs(job.owner)
         record = msgspec.msgpack.encode(job)
@@ -179,7 +203,8 @@ class MemoryStore(Store):
         for listing in self._listings.each("open", owner=job.owner):
             listing.put(job.id, job.expires_at)
         self._place(job.id, "validating", job.expires_at)
-        self._files[job.input_file_id].uses.add(job.id)
+        if input_id:
+            self._files[input_id].uses.add(job.id)
         self._forget_old_jobs(job.owner)
         return True
 
@@ -301,8 +326,12 @@ class MemoryStore(Store):
         owner = self._uploaders.pop(file_id, None)
         if file is not None and owner is not None:
             self._bytes.add(owner, -file.num_bytes)
+            self._bytes_apart.add(owner, -(file.num_bytes_apart or 0))
         self._files.pop(file_id, None)
         self._uploads.remove(file_id)
+
+    def _is_whole(self, file: FileRecord) -> bool:
+        return (self._files[file.id] if file.id in self._files else _File()).is_whole(file)
 
     def _commit(self, file: FileRecord) -> None:
         kept, record = self._files[file.id], msgspec.msgpack.encode(file)
@@ -313,6 +342,8 @@ class MemoryStore(Store):
         score = self._next()
         for listing in self._listings.each("files", f"files:{file.purpose}", owner=file.owner):
             listing.put_new(file.id, score)
+        if file.expires_at is not None:
+            self._expiring.put(file.id, file.expires_at)
 
     def _place(self, job_id: JobId, status: str, expires_at: float) -> None:
         """An open job is listed by its status, all others are not."""
@@ -337,7 +368,7 @@ class MemoryStore(Store):
             raise lease.lost()
         before, after = msgspec.msgpack.encode(old), msgspec.msgpack.encode(new)
         job = self._jobs.get(new.id)
-        if job is None or job.record != before:
+        if job is None or job.record != before or not all(map(self._is_whole, files)):
             return False
         self._bytes.add(new.owner, len(after) - len(before))
         job.record = after
@@ -354,8 +385,8 @@ class MemoryStore(Store):
         self._bytes.add(record.owner, -job.tally.pop("num_result_bytes", 0))
         job.results.clear()
         job.falls.clear()
-        if record.input_file_id in self._files:
-            self._files[record.input_file_id].uses.discard(record.id)
+        if record.stored_input_id in self._files:
+            self._files[record.stored_input_id].uses.discard(record.id)
         job.let_go()
 
     def _is_held(self, lease: Lease) -> bool:

@@ -8,8 +8,15 @@ from alignedserve.store.base import StoreLimits
 
 
 class StoredBytes:
-    def __init__(self, limits: StoreLimits) -> None:
+    def __init__(self, limits: StoreLimits, is_apart: bool = False) -> None:
+        """With `is_apart` it counts content that is kept apart."""
         self._limits = limits
+        self._is_apart = is_apart
+        self._max, self._max_of_owner = (
+            (limits.max_bytes_apart, limits.max_bytes_apart_of_owner)
+            if is_apart
+            else (limits.max_bytes, limits.max_bytes_of_owner)
+        )
         self._of: Counter[str] = Counter()
 
     def of(self, owner: str) -> int:
@@ -26,8 +33,7 @@ class StoredBytes:
         self.add(owner, more)
 
     def _check(self, owner: str, more: int) -> None:
-        limits = self._limits
-        if limits.max_bytes_of_owner is not None and self._of[owner] + more > limits.max_bytes_of_owner:
-            raise limits.full(is_owners=True)
-        if limits.max_bytes is not None and self._of.total() + more > limits.max_bytes:
-            raise limits.full(is_owners=False)
+        if self._max_of_owner is not None and self._of[owner] + more > self._max_of_owner:
+            raise self._limits.full(is_owners=True, is_apart=self._is_apart)
+        if self._max is not None and self._of.total() + more > self._max:
+            raise self._limits.full(is_owners=False, is_apart=self._is_apart)

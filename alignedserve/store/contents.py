@@ -1,0 +1,196 @@
+"""The content of files: where it is, and how it is written and read.
+
+It is in the store itself (`ContentsInStore`), or apart from it (`ContentsApart`): in a directory or a bucket, a file
+of its own for each. Files from before it was apart are read from the store. What makes it safe to be killed at any
+time, of content that is apart:
+
+- A name is used once: each writer has an id of its own, also where two gateways write the same output. Only the holder
+  of the job's lease commits what it has written, so the other one's is never seen.
+- Before the first byte the store makes room under this id (`reserve`), after the last the content is made durable and
+  whole, and then the file is committed: there is no file without its content.
+- A file is deleted first, its content after that.
+- So content that is not the store's, which has neither file nor room, is what somebody has left who was killed, or
+  could not delete it. The store forgets room that was not used for an hour, and once it has forgotten an id no file
+  can have it. Anybody may delete such content then: it is looked for every hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from alignedserve.store.base import UNCOMMITTED_S, Store, StoreAway
+from alignedserve.store.homes import Home, Writer
+from alignedserve.store.records import FileId, FileRecord, new_file_id
+
+# A file is written and read in chunks of so many bytes; only its last one may have fewer. Large enough for few round
+# trips, and small enough to have in memory. Records count chunks of this size: another one would misread them.
+CHUNK_BYTES = 1 << 20
+# The seconds between two searches for content that was left behind.
+SWEEP_EVERY_S = 3600.0
+# Content is left alone until it is so old, whatever the store says.
+LEFT_BEHIND_S = 2 * UNCOMMITTED_S
+
+_ID = re.compile(r"file-[0-9a-f]{24}")
+
+
+class NewFile(ABC):
+    """The content of a file that is not committed yet."""
+
+    def __init__(self) -> None:
+        self.id = new_file_id()
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the content is apart from the store, as the file's record has to say."""
+        return False
+
+    @abstractmethod
+    async def put(self, number: int, data: bytes) -> None:
+        """Writes the next chunk. May be repeated after StoreAway, but not after BrokenOff. Raises StoreFull."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """Makes what was put durable and whole, so that the file may be committed. Raises BrokenOff."""
+
+    @abstractmethod
+    async def drop(self) -> None:
+        """Deletes what was put, unless the file was committed. Safe to repeat. What can't be deleted now is later."""
+
+
+class Contents(ABC):
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @abstractmethod
+    def new_file(self, owner: str, is_bounded: bool = True) -> NewFile:
+        """Without `is_bounded`, the store's limits do not matter."""
+
+    @abstractmethod
+    async def chunk(self, file: FileRecord, number: int) -> bytes | None:
+        """Returns the chunk; None: the file is gone."""
+
+    async def delete(self, file_id: FileId) -> Literal["deleted", "absent", "in_use"]:
+        """Deletes the file and then its content; see Store.delete_file."""
+        return await self._store.delete_file(file_id)
+
+    async def tidy(self, now: float) -> None:
+        """Deletes some of what nobody needs any more. Raises StoreAway."""
+        await self._store.drop_lapsed(now)
+        for file_id in await self._store.expired_files(now):
+            await self.delete(file_id)
+
+
+class ContentsInStore(Contents):
+    def new_file(self, owner: str, is_bounded: bool = True) -> NewFile:
+        return _NewInStore(self._store, owner, is_bounded)
+
+    async def chunk(self, file: FileRecord, number: int) -> bytes | None:
+        if file.is_apart:
+            raise StoreAway(f"{file.id} is in a directory or a bucket, which --files-at does not name now")
+        return await self._store.chunk(file.id, number)
+
+
+class _NewInStore(NewFile):
+    def __init__(self, store: Store, owner: str, is_bounded: bool) -> None:
+        super().__init__()
+        self._store = store
+        self._owner = owner
+        self._is_bounded = is_bounded
+
+    async def put(self, number: int, data: bytes) -> None:
+        await self._store.put_chunk(self.id, self._owner, number, data, is_bounded=self._is_bounded)
+
+    async def finish(self) -> None:
+        return
+
+    async def drop(self) -> None:
+        await self._store.drop_chunks(self.id)
+
+
+class ContentsApart(Contents):
+    """All of one store is in a folder of its own: what another store has is nobody's here."""
+
+    def __init__(self, store: Store, home: Home) -> None:
+        super().__init__(store)
+        self._home = home
+        self._folder = ""
+        self._next_sweep = 0.0
+
+    def new_file(self, owner: str, is_bounded: bool = True) -> NewFile:
+        return _NewApart(self, self._store, self._home, owner, is_bounded)
+
+    async def chunk(self, file: FileRecord, number: int) -> bytes | None:
+        if not file.is_apart:
+            return await self._store.chunk(file.id, number)
+        start = number * CHUNK_BYTES
+        num_bytes = min(CHUNK_BYTES, file.num_bytes - start)
+        return await self._home.read(await self.name(file.id), start, num_bytes)
+
+    async def delete(self, file_id: FileId) -> Literal["deleted", "absent", "in_use"]:
+        done = await super().delete(file_id)
+        if done == "deleted":
+            # If that is impossible now, it is swept later.
+            with contextlib.suppress(StoreAway):
+                await self._home.delete(await self.name(file_id))
+        return done
+
+    async def tidy(self, now: float) -> None:
+        await super().tidy(now)
+        if now >= self._next_sweep:
+            await self._sweep(now)
+            self._next_sweep = now + SWEEP_EVERY_S
+
+    async def name(self, file_id: str) -> str:
+        if not self._folder:
+            self._folder = f"store-{await self._store.identity()}"
+        return f"{self._folder}/{file_id}"
+
+    async def _sweep(self, now: float) -> None:
+        """Deletes what was left behind."""
+        async for found in self._home.listed(await self.name("")):
+            old = [each.name for each in found if each.changed_at < now - LEFT_BEHIND_S]
+            for file_id in await self._store.forgotten([FileId(each) for each in old if _ID.fullmatch(each)]):
+                await self._home.delete(await self.name(file_id))
+
+
+class _NewApart(NewFile):
+    def __init__(
+        self, contents: ContentsApart, store: Store, home: Home, owner: str, is_bounded: bool
+    ) -> None:
+        super().__init__()
+        self._contents = contents
+        self._store = store
+        self._home = home
+        self._owner = owner
+        self._is_bounded = is_bounded
+        self._num_bytes = 0
+        # An empty file has no content anywhere, and no writer.
+        self._writer: Writer | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        return self._writer is not None
+
+    async def put(self, number: int, data: bytes) -> None:
+        num_bytes = self._num_bytes + len(data)
+        await self._store.reserve(self.id, self._owner, num_bytes, self._is_bounded)
+        if self._writer is None:
+            self._writer = self._home.writer(await self._contents.name(self.id))
+        await self._writer.write(data)
+        self._num_bytes = num_bytes
+
+    async def finish(self) -> None:
+        if self._writer:
+            await self._writer.finish()
+
+    async def drop(self) -> None:
+        if self._writer:
+            await self._writer.abort()
+        # From here on it can't be committed; if it was already, its content stays.
+        await self._store.drop_chunks(self.id)
+        if self._writer and await self._store.forgotten([self.id]):
+            with contextlib.suppress(StoreAway):
+                await self._home.delete(await self._contents.name(self.id))
