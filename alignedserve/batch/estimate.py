@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-# A generated token costs some times what a prompt's token does. Prices for both say four to five.
-_OUTPUT_WORK = 4
+# A generated token takes so many times as long as a prompt's token: on GPUs five to ten times, on two CPU cores up to
+# 27 times (the demo model).
+_OUTPUT_WORK = 10
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Job:
     num_bytes: int
     # What was done of it over time, the latest last.
     history: Sequence[Done] = (Done(),)
+    # The work that was done of it lately, over the same time as that of the others; None: it has just begun.
+    lately: float | None = None
 
     @property
     def done(self) -> Done:
@@ -96,6 +99,17 @@ def speed_of(samples: Sequence[tuple[float, float]]) -> float | None:
     spread = sum((at_s - mean_s) ** 2 for at_s, _ in samples)
     rise = sum((at_s - mean_s) * work for at_s, work in samples)
     return rise / spread if spread > 0 and rise > 0 else None
+
+
+def _shares(jobs: Sequence[Job], left: Sequence[float]) -> list[float]:
+    """Returns how much of the speed each job gets, beside the others."""
+    works_per_line = [
+        (job.done.work + work) / max(1, job.num_lines) for job, work in zip(jobs, left, strict=True)
+    ]
+    seen = [(job.lately, work) for job, work in zip(jobs, works_per_line, strict=True) if job.lately]
+    # The lines that were done of a job lately: so many will be done of one of which that is not known.
+    num_lines = sum(lately / work for lately, work in seen) / len(seen) if seen else 1.0
+    return [job.lately or num_lines * work for job, work in zip(jobs, works_per_line, strict=True)]
 
 
 def _times(
