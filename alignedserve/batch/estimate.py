@@ -81,11 +81,7 @@ def estimates(
     left = [job.work_left(work_per_byte) for job in jobs]
     times: Sequence[float | None] = [None] * len(jobs)
     if speed:
-        # So much work each of their lines is.
-        shares = [
-            (job.done.work + work) / max(1, job.num_lines) for job, work in zip(jobs, left, strict=True)
-        ]
-        times = _times(left, shares, len(running), num_places, speed)
+        times = _times(left, _shares(jobs, left), len(running), num_places, speed)
     found = zip(jobs, left, times, strict=True)
     return [Estimate(time_s, _share(job.done.work, work)) for job, work, time_s in found]
 

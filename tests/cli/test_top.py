@@ -1,5 +1,5 @@
-"""`alignedserve top` in a pseudo-terminal of 80 by 24, at a gateway with a real Redis and a scripted island; and what two
-looks say about the time between them."""
+"""`alignedserve top` in a pseudo-terminal of 80 by 24, at a gateway with a real Redis and a scripted island; and what
+two looks say about the time between them."""
 
 from __future__ import annotations
 
