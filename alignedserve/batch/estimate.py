@@ -42,8 +42,6 @@ class Job:
     num_bytes: int
     # What was done of it over time, the latest last.
     history: Sequence[Done] = (Done(),)
-    # The work that was done of it lately, over the same time as that of the others; None: it has just begun.
-    lately: float | None = None
 
     @property
     def done(self) -> Done:
@@ -81,7 +79,11 @@ def estimates(
     left = [job.work_left(work_per_byte) for job in jobs]
     times: Sequence[float | None] = [None] * len(jobs)
     if speed:
-        times = _times(left, _shares(jobs, left), len(running), num_places, speed)
+        # So much work each of their lines is.
+        shares = [
+            (job.done.work + work) / max(1, job.num_lines) for job, work in zip(jobs, left, strict=True)
+        ]
+        times = _times(left, shares, len(running), num_places, speed)
     found = zip(jobs, left, times, strict=True)
     return [Estimate(time_s, _share(job.done.work, work)) for job, work, time_s in found]
 
@@ -95,17 +97,6 @@ def speed_of(samples: Sequence[tuple[float, float]]) -> float | None:
     spread = sum((at_s - mean_s) ** 2 for at_s, _ in samples)
     rise = sum((at_s - mean_s) * work for at_s, work in samples)
     return rise / spread if spread > 0 and rise > 0 else None
-
-
-def _shares(jobs: Sequence[Job], left: Sequence[float]) -> list[float]:
-    """Returns how much of the speed each job gets, beside the others."""
-    works_per_line = [
-        (job.done.work + work) / max(1, job.num_lines) for job, work in zip(jobs, left, strict=True)
-    ]
-    seen = [(job.lately, work) for job, work in zip(jobs, works_per_line, strict=True) if job.lately]
-    # The lines that were done of a job lately: so many will be done of one of which that is not known.
-    num_lines = sum(lately / work for lately, work in seen) / len(seen) if seen else 1.0
-    return [job.lately or num_lines * work for job, work in zip(jobs, works_per_line, strict=True)]
 
 
 def _times(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from alignedserve.batch.estimate import Done, Estimate, Job, estimates, speed_of
 from alignedserve.store import JobId, JobRecord, Store, Tally
@@ -27,8 +27,6 @@ class _Watched:
     history: list[Done]
     # Since when lines of it have been done here.
     since_s: float | None = None
-    # (when, the work that was done of it until then), since then.
-    samples: deque[tuple[float, float]] = field(default_factory=deque)
 
     def add(self, done: Done) -> float:
         """Returns the work that was done since the last time."""
@@ -40,17 +38,9 @@ class _Watched:
             self.history.append(done)
         return max(0.0, done.work - before.work)
 
-    def sample(self, now: float, window_s: float) -> None:
-        self.samples.append((now, self.history[-1].work))
-        while self.samples[0][0] < now - window_s:
-            self.samples.popleft()
-
-    def work_since(self, begin_s: float) -> float:
-        before = [work for at_s, work in self.samples if at_s >= begin_s]
-        return before[-1] - before[0] if before else 0.0
-
-    def job(self, lately: float | None = None) -> Job:
-        return Job(self.num_lines, self.num_bytes, self.history, lately)
+    @property
+    def job(self) -> Job:
+        return Job(self.num_lines, self.num_bytes, self.history)
 
 
 class Forecast:
@@ -125,8 +115,8 @@ class Forecast:
         if num_bytes:
             self._work_per_byte = sum(watched.history[-1].work for watched in here.values()) / num_bytes
         found = estimates(
-            _jobs(now, list(here.values())),
-            [watched.job() for watched in there.values()],
+            [watched.job for watched in here.values()],
+            [watched.job for watched in there.values()],
             self._num_places,
             self._speed,
             self._work_per_byte,
@@ -136,9 +126,6 @@ class Forecast:
     def _sample(self, now: float, here: Sequence[_Watched]) -> None:
         since_s = min((watched.since_s for watched in here if watched.since_s is not None), default=now)
         window_s = min(MAX_WINDOW_S, max(MIN_WINDOW_S, (now - since_s) / 2))
-        for watched in here:
-            if watched.since_s is not None:
-                watched.sample(now, window_s)
         samples = self._samples
         # Nothing is done at first, while the first lines run.
         if len(samples) == 1 and samples[0][1] == self._work:
@@ -148,14 +135,6 @@ class Forecast:
             samples.popleft()
         if now - samples[0][0] >= ENOUGH_S:
             self._speed = speed_of(samples) or self._speed
-
-
-def _jobs(now: float, here: Sequence[_Watched]) -> list[Job]:
-    """Returns the jobs that run, with what was done of them since the last one began."""
-    begins = [watched.samples[0][0] if watched.samples else now for watched in here]
-    latest_s = max(begins, default=now)
-    is_known = now - latest_s >= ENOUGH_S
-    return [watched.job(watched.work_since(latest_s) if is_known else None) for watched in here]
 
 
 def _done(tally: Tally) -> Done:

@@ -124,21 +124,6 @@ def test_jobs_share_and_those_that_wait_begin_when_one_ends() -> None:
         assert plan.end_s is not None and left_s == pytest.approx(plan.end_s - now_s, rel=0.05)
 
 
-def test_jobs_go_on_sharing_as_they_were_seen_to_share() -> None:
-    done = Done(50, 5000, 1000, 500)
-    first, second = (Job(100, 10_000, [Done(), done], lately) for lately in (30.0, 10.0))
-    work = first.work_left(1.0)
-    assert work == pytest.approx(done.work)
-    # The first one ends with a third of the second one done; that has all of the speed then.
-    first_s, second_s = left_of([first, second], speed=40.0)
-    assert first_s == pytest.approx(work / 30)
-    assert second_s == pytest.approx(2 * work / 40)
-    # One that has just begun gets as many lines done as the others.
-    new = Job(100, 10_000, [Done(10, 1000, 200, 100)])
-    both = left_of([Job(100, 10_000, [Done(), done], 20.0), new], speed=40.0)
-    assert both[0] == pytest.approx(work / 20)
-
-
 def test_it_is_not_known_before_anything_was_done() -> None:
     (found,) = estimates([Job(10, 1000)], [], 8, None, 0.0)
     assert (found.left_s, found.progress) == (None, 0.0)
