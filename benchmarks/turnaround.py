@@ -2,9 +2,9 @@
 
     python -m benchmarks.turnaround [--lines 1000] [--only CASE] [--out FILE]
 
-Printed for each job: when it was done, and by how much the estimates at a quarter, at half and at three quarters of its
-time were off, as a share of what was left then. The cases: a job alone; one whose lines grow; two that begin together;
-three, of which each begins while the one before runs; one beside chats that come in bursts.
+Printed for each job: when it was done, and by how much the estimates at a quarter, at half and at three quarters
+of its time were off, as a share of what was left then. The cases: a job alone; one whose lines grow; three that begin
+together; one beside chats that come in bursts.
 """
 
 from __future__ import annotations
@@ -93,16 +93,8 @@ async def alone(http: httpx.AsyncClient, count: int, make: Callable[[int, random
 
 
 async def together(http: httpx.AsyncClient, count: int) -> Any:
-    sizes = (count, count // 2)
+    sizes = (count, count // 2, count // 4)
     return await asyncio.gather(*(job(http, alike(size, random.Random(size))) for size in sizes))
-
-
-async def one_after_the_other(http: httpx.AsyncClient, count: int) -> Any:
-    running: list[asyncio.Task[list[float]]] = []
-    for size in (count, count // 2, count // 2):
-        running.append(asyncio.create_task(job(http, alike(size, random.Random(size + len(running))))))
-        await asyncio.sleep(10)
-    return await asyncio.gather(*running)
 
 
 async def beside_chats(http: httpx.AsyncClient, count: int) -> Any:
@@ -117,7 +109,6 @@ CASES: dict[str, Callable[[httpx.AsyncClient, int], Any]] = {
     "alone": lambda http, count: alone(http, count, alike),
     "growing": lambda http, count: alone(http, count, growing),
     "together": together,
-    "one after the other": one_after_the_other,
     "beside chats": beside_chats,
 }
 

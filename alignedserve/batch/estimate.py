@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-# A generated token costs some times what a prompt's token does. Prices for both say four to five.
-_OUTPUT_WORK = 4
+# A generated token takes so many times as long as a prompt's token: on GPUs five to ten times, on two CPU cores up to
+# 27 times (the demo model).
+_OUTPUT_WORK = 10
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from alignedserve.store import JobId, JobRecord, Store, Tally
 MAX_NUM_WAITING = 32
 # What was done in the later half of the time for which jobs have been running says how fast they are, in seconds from
 # the least to the most; with less than a few seconds nothing is said.
-MIN_WINDOW_S, MAX_WINDOW_S, ENOUGH_S = 30.0, 1800.0, 3.0
+MIN_WINDOW_S, MAX_WINDOW_S, ENOUGH_S = 10.0, 1800.0, 3.0
 # The most that is kept of a job's history; of a longer one every other entry is dropped.
 _NUM_STEPS = 32
 
@@ -25,7 +25,7 @@ class _Watched:
     num_bytes: int
     # What was done of it over time, the latest last.
     history: list[Done]
-    # Since when it has been running here.
+    # Since when lines of it have been done here.
     since_s: float | None = None
 
     def add(self, done: Done) -> float:
@@ -87,7 +87,10 @@ class Forecast:
         """Counts what was done of the jobs that run, and of those that have just ended."""
         for job_id, watched in self._watched.items():
             if job_id in running or watched.since_s is not None:
-                self._work += watched.add(_done(await self._store.tally(job_id)))
+                work = watched.add(_done(await self._store.tally(job_id)))
+                self._work += work
+                if work and watched.since_s is None:
+                    watched.since_s = self._clock()
 
     async def _watch(self, job_ids: Sequence[JobId]) -> None:
         for gone in self._watched.keys() - set(job_ids):
@@ -104,31 +107,30 @@ class Forecast:
 
     def _estimate(self, running: Sequence[JobId], waiting: Sequence[JobId]) -> None:
         now = self._clock()
-        here = [self._watched[each] for each in running if each in self._watched]
-        for watched in here:
-            watched.since_s = now if watched.since_s is None else watched.since_s
-        self._sample(now, min((watched.since_s or now for watched in here), default=now))
-        num_bytes = sum(watched.history[-1].num_bytes for watched in here)
+        here, there = (
+            {each: self._watched[each] for each in ids if each in self._watched} for ids in (running, waiting)
+        )
+        self._sample(now, list(here.values()))
+        num_bytes = sum(watched.history[-1].num_bytes for watched in here.values())
         if num_bytes:
-            self._work_per_byte = sum(watched.history[-1].work for watched in here) / num_bytes
-        there = [self._watched[each] for each in waiting if each in self._watched]
-        ids = [each for each in (*running, *waiting) if each in self._watched]
+            self._work_per_byte = sum(watched.history[-1].work for watched in here.values()) / num_bytes
         found = estimates(
-            [watched.job for watched in here],
-            [watched.job for watched in there],
+            [watched.job for watched in here.values()],
+            [watched.job for watched in there.values()],
             self._num_places,
             self._speed,
             self._work_per_byte,
         )
-        self._found, self._found_s = dict(zip(ids, found, strict=True)), now
+        self._found, self._found_s = dict(zip((*here, *there), found, strict=True)), now
 
-    def _sample(self, now: float, since_s: float) -> None:
+    def _sample(self, now: float, here: Sequence[_Watched]) -> None:
+        since_s = min((watched.since_s for watched in here if watched.since_s is not None), default=now)
+        window_s = min(MAX_WINDOW_S, max(MIN_WINDOW_S, (now - since_s) / 2))
         samples = self._samples
         # Nothing is done at first, while the first lines run.
         if len(samples) == 1 and samples[0][1] == self._work:
             samples.clear()
         samples.append((now, self._work))
-        window_s = min(MAX_WINDOW_S, max(MIN_WINDOW_S, (now - since_s) / 2))
         while samples[0][0] < now - window_s:
             samples.popleft()
         if now - samples[0][0] >= ENOUGH_S:

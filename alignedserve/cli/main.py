@@ -19,6 +19,7 @@ _COMMANDS = {
     "predict-lengths": "alignedserve.cli.predict_lengths",
     "replay": "alignedserve.cli.replay",
     "simulate": "alignedserve.cli.simulate",
+    "top": "alignedserve.cli.top",
     "vopr": "alignedserve.cli.vopr",
 }
 

@@ -7,6 +7,7 @@ import pty
 import select
 import signal
 import sys
+import termios
 import time
 
 LIMIT_S, PATIENCE_S = 25.0, 3.0
@@ -14,12 +15,15 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 
 
 class Terminal:
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, term: str = "dumb", size: tuple[int, int] | None = None) -> None:
+        """`size` is (lines, columns)."""
         self.shown = ""
         self._num_seen = 0
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
-            os.environ["TERM"] = "dumb"
+            os.environ["TERM"] = term
+            if size:
+                termios.tcsetwinsize(0, size)
             # whoever runs the tests may ignore it, as shells do for what they run in the background
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execv(sys.executable, [sys.executable, "-m", "alignedserve", *words])

@@ -1,0 +1,141 @@
+"""What `alignedserve top` asks the server for, and what two looks say about the time between them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from alignedserve.cli.http import refusal
+
+TIERS = {"rt": "real time", "be": "best effort"}
+PREFIX = "alignedserve:"
+# The seconds of which rates and quantiles are.
+RATE_S, WINDOW_S = 5.0, 60.0
+NUM_JOBS = 20
+
+
+class Away(Exception):
+    """The server can't be reached, or does not answer what it is asked."""
+
+
+@dataclass(frozen=True)
+class Tier:
+    num_tokens: float
+    num_running: float
+    num_waiting: float
+    # [bound, number of first tokens that took no longer], by rising bounds.
+    first_token: list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    at_s: float
+    # "ok", "degraded" or why it is unavailable.
+    status: str
+    tiers: dict[str, Tier]
+    processes: list[dict[str, Any]]
+    # None: the server keeps none.
+    jobs: list[dict[str, Any]] | None
+
+
+@dataclass
+class History:
+    readings: list[Reading] = field(default_factory=list)
+
+    def add(self, reading: Reading) -> None:
+        # A gateway that was started again counts from nothing.
+        if self.readings and any(
+            reading.tiers[tier].num_tokens < self.latest.tiers[tier].num_tokens for tier in TIERS
+        ):
+            self.readings.clear()
+        self.readings.append(reading)
+        while self.readings[0].at_s < reading.at_s - 2 * WINDOW_S:
+            del self.readings[0]
+
+    @property
+    def latest(self) -> Reading:
+        return self.readings[-1]
+
+    def since(self, seconds: float) -> Reading:
+        """Returns the oldest reading of the last so many seconds, or the one before the latest."""
+        within = [each for each in self.readings if each.at_s >= self.latest.at_s - seconds]
+        return within[0] if len(within) > 1 else self.readings[-2:][0]
+
+    def tokens_per_s(self, tier: str) -> float:
+        older = self.since(RATE_S)
+        passed_s = self.latest.at_s - older.at_s
+        more = self.latest.tiers[tier].num_tokens - older.tiers[tier].num_tokens
+        return more / passed_s if passed_s > 0 else 0.0
+
+    def first_token_s(self, tier: str, share: float) -> float | None:
+        """Returns a quantile of the last minute; None if nothing was observed."""
+        older, newer = (each.tiers[tier].first_token for each in (self.since(WINDOW_S), self.latest))
+        pairs = zip(newer, older, strict=True)
+        return quantile(share, [(bound, count - before) for (bound, count), (_, before) in pairs])
+
+
+def quantile(share: float, counts: list[tuple[float, float]]) -> float | None:
+    """Returns a quantile as Prometheus estimates it, from [bound, number of values up to it]."""
+    if not counts or counts[-1][1] <= 0:
+        return None
+    rank = share * counts[-1][1]
+    for (lower, below), (upper, count) in pairwise([(0.0, 0.0), *counts]):
+        if count >= rank:
+            return (
+                lower if upper == float("inf") else lower + (upper - lower) * (rank - below) / (count - below)
+            )
+    return None
+
+
+def look(http: httpx.Client) -> Reading:
+    """Raises Away."""
+    try:
+        health = http.get("/health").json()
+        text = _asked(http, "/metrics").text
+        cluster = http.get("/v1/cluster")
+        jobs = http.get("/v1/batches", params={"limit": NUM_JOBS})
+        return Reading(
+            time.monotonic(),
+            health["status"] if health["status"] != "unavailable" else str(health.get("reason")),
+            _tiers(text),
+            cluster.json()["processes"] if cluster.is_success else [],
+            jobs.json()["data"] if jobs.is_success else None,
+        )
+    except httpx.HTTPError as error:
+        raise Away(str(error) or type(error).__name__) from None
+    except (ValueError, LookupError, TypeError):
+        raise Away("what answers there is no AlignedServe") from None
+
+
+def _asked(http: httpx.Client, path: str) -> httpx.Response:
+    answer = http.get(path)
+    if answer.is_error:
+        raise Away(refusal(answer))
+    return answer
+
+
+def _tiers(text: str) -> dict[str, Tier]:
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    buckets: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            tier = sample.labels.get("tier", "")
+            if sample.name == f"{PREFIX}time_to_first_token_seconds_bucket":
+                buckets[tier].append((float(sample.labels["le"]), sample.value))
+            else:
+                sums[sample.name.removeprefix(PREFIX), tier] += sample.value
+    return {
+        tier: Tier(
+            sums["generation_tokens_total", tier],
+            sums["num_requests_running", tier],
+            sums["num_requests_waiting", tier],
+            buckets[tier],
+        )
+        for tier in TIERS
+    }
