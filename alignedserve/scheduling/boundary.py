@@ -33,6 +33,10 @@ class DecodeRequest(Protocol):
     def deadlines(self) -> Deadlines: ...
 
     @property
+    def is_embedding(self) -> bool:
+        """Whether it ends when its prompt is computed, without a token. Its KV can't go to the pool."""
+
+    @property
     def batch(self) -> int:
         """The number of the batch that it belongs to, a later one's being larger; 0: it belongs to none."""
 
