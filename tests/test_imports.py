@@ -117,7 +117,10 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
         ),
     },
     "chat": {"generation", "grammars", "limits", "model", "tools"},
-    "openai": {"chat", "fields", "generation", "grammars", "http", "limits", "model", "telemetry", "tools"},
+    "openai": {
+        *("chat", "fields", "generation", "grammars", "http", "island", "islands", "limits", "model"),
+        *("telemetry", "tools"),
+    },
     "anthropic": {"chat", "fields", "generation", "http", "limits", "model", "tools"},
     "endpoints": {"anthropic", "generation", "openai"},
     "prepare_process": {"endpoints", "generation"},

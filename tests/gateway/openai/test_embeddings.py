@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from types import MethodType
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ from alignedserve.gateway.openai.embeddings.bodies import MAX_INPUTS
 from alignedserve.gateway.openai.embeddings.embedding import MAX_OPEN
 from alignedserve.protocol.messages import NewTokens, Rejected, Request, Submit
 from alignedserve.protocol.pooling import DTYPE
+from tests.gateway.batching import System
+from tests.gateway.batching import play as play_batches
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
 from tests.gateway.served import Served, play, served
 
@@ -74,7 +77,9 @@ def test_each_input_gets_its_vector(given: Any, prompts: list[list[int]]) -> Non
             assert answer.json()["object"] == "list" and answer.json()["model"] == "demo"
             assert "x-ignored-parameters" not in answer.headers
             asked = [each.request for each in at.router.submitted]
-            assert [(each.pooling, each.tier, each.tbt_s) for each in asked] == [("last", "rt", None)] * len(asked)
+            assert [(each.pooling, each.tier, each.tbt_s) for each in asked] == [("last", "rt", None)] * len(
+                asked
+            )
 
     play(scenario)
 
@@ -153,6 +158,27 @@ def test_all_inputs_together_are_bounded() -> None:
             assert (status, named) == (400, "input") and "11 tokens in all; at most 10" in message
 
     play(scenario)
+
+
+def test_lines_of_a_batch_are_embedded_as_best_effort() -> None:
+    def line(number: int) -> dict[str, Any]:
+        body = {"input": [[number, 1], [number]]}
+        return {"custom_id": f"line {number}", "method": "POST", "url": "/v1/embeddings", "body": body}
+
+    async def scenario(at: System) -> None:
+        at.router._tokens = MethodType(EmbeddingRouter._tokens, at.router)  # type: ignore[method-assign]
+        batch = await at.gateway.submit([line(number) for number in range(5)], url="/v1/embeddings")
+        done = await at.gateway.until(batch, "completed")
+        assert done.usage and (done.usage.input_tokens, done.usage.output_tokens) == (15, 0)
+        found = await at.gateway.lines_of(done.output_file_id)
+        assert [each["custom_id"] for each in found] == [f"line {number}" for number in range(5)]
+        for number, each in enumerate(found):
+            vectors = [item["embedding"] for item in each["response"]["body"]["data"]]
+            right = np.stack([vector_of([number, 1]), vector_of([number])])
+            np.testing.assert_array_equal(np.array(vectors, DTYPE), right)
+        assert {submit.request.tier for submit in at.router.submitted} == {"be"}
+
+    play_batches(scenario)
 
 
 # ---- many at once ----------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Embedding:
         ends the others."""
         found = [b""] * len(self.prompts)
         while self._open or self._num_begun < len(self.prompts):
-            if self._num_begun < len(self.prompts) and len(self._open) <= MAX_OPEN - NUM_AT_ONCE:
+            while self._num_begun < len(self.prompts) and len(self._open) <= MAX_OPEN - NUM_AT_ONCE:
                 await self._begin_some()
             index, news = await self._news.get()
             if isinstance(news, Rejected):

@@ -43,9 +43,8 @@ def score(body: ScoreBody, model: ServedModel, limits: Limits) -> PreparedScore:
     """Raises ApiError and InvalidRequest."""
     ones, others = _listed(body.text_1), _listed(body.text_2)
     if len(ones) not in (1, len(others)):
-        raise InvalidRequest(
-            f"text_1: {len(ones)} texts, for {len(others)} in text_2; must be one, or as many as there"
-        )
+        message = f"{len(ones)} texts, for {len(others)} in text_2; must be one, or as many as there"
+        raise _wrong("text_1", message)
     fields = _fields(body, {"text_1": ones, "text_2": others}, model, limits)
     return PreparedScore(**fields, num_ones=len(ones))
 
@@ -63,6 +62,10 @@ def _listed(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
+def _wrong(name: str, message: str, code: str | None = None) -> ApiError:
+    return ApiError(400, f"{name}: {message}", param=name, code=code)
+
+
 def _fields(
     body: EmbeddingBody, inputs: dict[str, Sequence[Input]], model: ServedModel, limits: Limits
 ) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def _fields(
     num_inputs = sum(map(len, inputs.values()))
     if num_inputs > MAX_INPUTS:
         name = next(reversed(inputs))
-        raise InvalidRequest(f"{name}: {num_inputs} inputs in all; at most {MAX_INPUTS} are allowed")
+        raise _wrong(name, f"{num_inputs} inputs in all; at most {MAX_INPUTS} are allowed")
     prompts = [
         _checked(name, each, body.add_special_tokens, model, limits)
         for name, several in inputs.items()
@@ -80,9 +83,7 @@ def _fields(
     num_tokens = sum(map(len, prompts))
     if num_tokens > limits.max_call_tokens:
         name = next(reversed(inputs))
-        raise InvalidRequest(
-            f"{name}: {num_tokens} tokens in all; at most {limits.max_call_tokens} are allowed"
-        )
+        raise _wrong(name, f"{num_tokens} tokens in all; at most {limits.max_call_tokens} are allowed")
     return {
         "prompts": [packed(prompt) for prompt in prompts],
         "service_tier": body.service_tier,
@@ -97,10 +98,10 @@ def _checked(
     """Returns the token ids of an input of this parameter."""
     prompt = model.prompt_ids(given, adds_special_tokens, name) if given else []
     if not prompt:
-        raise InvalidRequest(f"{name}: must not be empty")
+        raise _wrong(name, "must not be empty")
     most = min(model.max_model_len, limits.max_prompt_tokens or model.max_model_len)
     if len(prompt) > most:
-        message = f"{name}: an input has {len(prompt)} tokens; at most {most} are allowed"
-        raise ApiError(400, message, param=name, code="context_length_exceeded")
+        message = f"an input has {len(prompt)} tokens; at most {most} are allowed"
+        raise _wrong(name, message, "context_length_exceeded")
     check_ids(name, prompt, model.vocabulary)
     return prompt
