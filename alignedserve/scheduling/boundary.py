@@ -163,7 +163,8 @@ class DecodeBoundary(Protocol):
 
     def evict(self, requests: Iterable[DecodeRequest]) -> None:
         """Evicts these, with their KV, to the pool, as soon as there is room for it. They may run until then, but get
-        no more blocks. A request that is not given stays, even if an earlier call gave it."""
+        no more blocks. A request that is not given stays, even if an earlier call gave it. None may be for an
+        embedding: `drop` is for those."""
 
     def drop(self, requests: Iterable[DecodeRequest]) -> None:
         """Drops these running requests, with their KV: their blocks and slots are free at once. They are candidates

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from types import MethodType
 from typing import Any
 
 import httpx
@@ -14,31 +13,15 @@ import pytest
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.openai.embeddings.bodies import MAX_INPUTS
 from alignedserve.gateway.openai.embeddings.embedding import MAX_OPEN
-from alignedserve.protocol.messages import NewTokens, Rejected, Request, Submit
+from alignedserve.protocol.messages import Rejected, Submit
 from alignedserve.protocol.pooling import DTYPE
 from tests.gateway.batching import System
 from tests.gateway.batching import play as play_batches
-from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, vector_of
 from tests.gateway.served import Served, play, served
 
 assert MODEL.embedding_size
 SIZE = MODEL.embedding_size
-
-
-def vector_of(prompt: list[int]) -> np.ndarray:
-    """Other prompts have other vectors; all have length 1."""
-    numbers = np.random.default_rng(prompt).standard_normal(SIZE)
-    return (numbers / np.linalg.norm(numbers)).astype(DTYPE)
-
-
-class EmbeddingRouter(ScriptedRouter):
-    """Answers as many as `allowed` permits: none with 0."""
-
-    def _tokens(self, request: Request, news: NewTokens) -> NewTokens:
-        if request.pooling is None:
-            return news
-        embedding = vector_of(request.prompt).tobytes()
-        return NewTokens(request.key, 0, [], finish_reason="stop", embedding=embedding)
 
 
 def ids_of(text: str) -> list[int]:
@@ -68,7 +51,7 @@ def error_of(answer: httpx.Response) -> tuple[int, str | None, str]:
 )
 def test_each_input_gets_its_vector(given: Any, prompts: list[list[int]]) -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             answer = await at.post("/v1/embeddings", {"input": given, "user": "u", "model": "demo"})
             expected = np.stack([vector_of(prompt) for prompt in prompts])
             np.testing.assert_array_equal(vectors_in(answer).astype(DTYPE), expected)
@@ -86,7 +69,7 @@ def test_each_input_gets_its_vector(given: Any, prompts: list[list[int]]) -> Non
 
 def test_openais_client_asks_for_base64_and_gets_numbers() -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             found = await at.client.embeddings.create(model="demo", input=["one", "two"])
             for each, text in zip(found.data, ["one", "two"], strict=True):
                 np.testing.assert_array_equal(np.array(each.embedding, DTYPE), vector_of(ids_of(text)))
@@ -99,7 +82,7 @@ def test_openais_client_asks_for_base64_and_gets_numbers() -> None:
 
 def test_fewer_dimensions_are_the_first_ones_at_length_one() -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             answer = await at.post("/v1/embeddings", {"input": "one", "dimensions": 3})
             first = vector_of(ids_of("one"))[:3]
             np.testing.assert_allclose(vectors_in(answer)[0], first / np.linalg.norm(first), atol=1e-6)
@@ -130,7 +113,7 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one() -> None:
 )
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str, words: str) -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             status, named, message = error_of(await at.post("/v1/embeddings", body))
             assert (status, named) == (400, param) and words in message
             assert not at.router.submitted
@@ -140,7 +123,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str, words: str) ->
 
 def test_a_prompt_of_the_models_length_and_a_call_of_the_most_inputs() -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             longest = [1] * MODEL.max_model_len
             assert vectors_in(await at.post("/v1/embeddings", {"input": longest})).shape == (1, SIZE)
             many = [[number % 50, number // 50] for number in range(MAX_INPUTS)]
@@ -153,7 +136,7 @@ def test_a_prompt_of_the_models_length_and_a_call_of_the_most_inputs() -> None:
 
 def test_all_inputs_together_are_bounded() -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter(), limits=Limits(max_call_tokens=10)) as at:
+        async with served(ScriptedRouter(), limits=Limits(max_call_tokens=10)) as at:
             status, named, message = error_of(await at.post("/v1/embeddings", {"input": [[1] * 6, [2] * 5]}))
             assert (status, named) == (400, "input") and "11 tokens in all; at most 10" in message
 
@@ -166,7 +149,6 @@ def test_lines_of_a_batch_are_embedded_as_best_effort() -> None:
         return {"custom_id": f"line {number}", "method": "POST", "url": "/v1/embeddings", "body": body}
 
     async def scenario(at: System) -> None:
-        at.router._tokens = MethodType(EmbeddingRouter._tokens, at.router)  # type: ignore[method-assign]
         batch = await at.gateway.submit([line(number) for number in range(5)], url="/v1/embeddings")
         done = await at.gateway.until(batch, "completed")
         assert done.usage and (done.usage.input_tokens, done.usage.output_tokens) == (15, 0)
@@ -198,7 +180,7 @@ MANY = {"input": [[number] for number in range(100)]}
 @pytest.mark.parametrize("tier", ["default", "flex"])
 def test_a_call_has_a_bounded_number_of_requests_open(tier: str) -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             asking = await begun(at, {**MANY, "service_tier": tier}, MAX_OPEN)
             # Another call is answered meanwhile, and shows that no more came before it.
             at.router.allowed = None
@@ -212,7 +194,7 @@ def test_a_call_has_a_bounded_number_of_requests_open(tier: str) -> None:
 
 def test_a_client_that_leaves_ends_all_of_its_requests() -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             asking = await begun(at, MANY, MAX_OPEN)
             asking.cancel()
             await at.router.until(lambda: len(at.router.aborted) == MAX_OPEN)
@@ -225,7 +207,7 @@ def test_a_client_that_leaves_ends_all_of_its_requests() -> None:
 @pytest.mark.parametrize(("reason", "status"), [("full", 503), ("too_long", 400), ("slo", 400)])
 def test_one_that_is_refused_fails_the_call_once_and_the_rest_is_aborted(reason: str, status: int) -> None:
     async def scenario() -> None:
-        router = EmbeddingRouter()
+        router = ScriptedRouter()
         router.allowed = 0
 
         def refuse(submit: Submit) -> Rejected | None:
@@ -245,7 +227,7 @@ def test_one_that_is_refused_fails_the_call_once_and_the_rest_is_aborted(reason:
 
 def test_one_that_fails_fails_the_call() -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             asking = await begun(at, {"input": "x"}, 1)
             at.router.fail("NaN")
             answer = await asking
@@ -257,10 +239,10 @@ def test_one_that_fails_fails_the_call() -> None:
 
 def test_a_new_router_is_asked_again() -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             asking = await begun(at, {"input": [[1], [2]]}, 2)
             at.router.hub.close()
-            at.router = EmbeddingRouter(epoch=2)
+            at.router = ScriptedRouter(epoch=2)
             await at.router.hub.listen("127.0.0.1", at.router_port)
             assert len(vectors_in(await asking)) == 2
 
@@ -269,7 +251,7 @@ def test_a_new_router_is_asked_again() -> None:
 
 def test_the_time_to_the_answer_is_counted_as_that_to_a_first_token() -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             answer = await at.post("/v1/embeddings", {"input": [[1, 2], [3]], "slo": {"ttft_ms": 60000}})
             assert answer.status_code == 200
             metrics = at.process.telemetry.metrics.of("rt")
@@ -298,7 +280,7 @@ def cosine(one: str, other: str) -> float:
 )
 def test_scores_are_cosines(text_1: Any, text_2: Any, pairs: list[tuple[str, str]]) -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             answer = (await at.post("/v1/score", {"text_1": text_1, "text_2": text_2})).json()
             assert [each["index"] for each in answer["data"]] == list(range(len(pairs)))
             scores = [each["score"] for each in answer["data"]]
@@ -310,7 +292,7 @@ def test_scores_are_cosines(text_1: Any, text_2: Any, pairs: list[tuple[str, str
 
 def test_texts_that_are_no_pairs_are_refused() -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             answer = await at.post("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]})
             assert error_of(answer)[:2] == (400, "text_1")
 
@@ -323,7 +305,7 @@ def test_documents_are_sorted_by_relevance(path: str) -> None:
     in_order = sorted(range(4), key=lambda index: -cosine("how far", documents[index]))
 
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             body = {"query": "how far", "documents": documents}
             results = (await at.post(path, body)).json()["results"]
             assert [each["index"] for each in results] == in_order and in_order[0] == 2
@@ -351,7 +333,7 @@ def test_documents_are_sorted_by_relevance(path: str) -> None:
 )
 def test_a_ranking_without_sense_is_refused(body: dict[str, Any], param: str) -> None:
     async def scenario() -> None:
-        async with served(EmbeddingRouter()) as at:
+        async with served(ScriptedRouter()) as at:
             assert error_of(await at.post("/v1/rerank", body))[:2] == (400, param)
 
     play(scenario)
