@@ -57,6 +57,9 @@ class InstantModel(CompiledModel):
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("greedy tokens come with the step")
 
+    def final_states(self, rows: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no embeddings are asked for")
+
     def likeliest(self, num_rows: int) -> np.ndarray:
         self.hidden_s.append(time.perf_counter() - self._launched_s)
         self._arrived_s = time.perf_counter()

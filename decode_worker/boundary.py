@@ -141,9 +141,11 @@ class Boundary:
         if unknown := self._evicted - self._block_table.running.keys():
             raise RuntimeError(f"requests {sorted(unknown)}: to be evicted, but they do not run")
         running = self._block_table.running
-        if without_kv := sorted(key for key in self._evicted if running[key].keeps_inputs):
+        if without_kv := sorted(
+            key for key in self._evicted if running[key].keeps_inputs or running[key].is_embedding
+        ):
             raise RuntimeError(
-                f"requests {without_kv}: to be evicted, but they have no KV, and can only be dropped"
+                f"requests {without_kv}: to be evicted, but they have no KV that could go on, and can only be dropped"
             )
 
     def drop(self, requests: Iterable[DecodeRequest]) -> None:

@@ -45,6 +45,10 @@ class ScheduledRequest:
         return self.work.request.key
 
     @property
+    def is_embedding(self) -> bool:
+        return self.work.request.is_embedding
+
+    @property
     def deadlines(self) -> Deadlines:
         return self.work.deadlines
 
@@ -90,6 +94,8 @@ def scheduled_request(
     num_tokens = len(request.prompt) + len(work.output)
     room = max_model_len - len(request.prompt)
     max_cached = len(request.prompt) + min(request.params.max_tokens or room, room) - 1
+    if request.is_embedding:
+        max_cached = len(request.prompt)
     if not 0 <= work.num_cached < num_tokens <= max_cached:
         raise ValueError(
             f"request {key}: {work.num_cached} tokens cached, {num_tokens} known, at most {max_cached} to cache: "

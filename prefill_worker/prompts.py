@@ -98,6 +98,7 @@ class Prompts:
             raise RuntimeError(f"request {key}: gave its blocks up, but it is {scheduled.state.name}")
         self._leave(key)
         scheduled.preempt()
+        scheduled.block_hashes = self._lookup.block_hashes(scheduled.work)
         self._waiting[key] = scheduled
 
     def abort(self, key: RequestKey) -> bool:

@@ -106,10 +106,9 @@ class PrefillSchedule:
         key, count = work.request.key, num_tokens(work)
         if key in self._prompts or key in self._stages:
             raise RuntimeError(f"request {key}: ordered, but it is here already")
-        if count >= self.limits.max_model_len:
-            raise ValueError(
-                f"request {key}: {count} tokens; at most {self.limits.max_model_len - 1} leave room for one more"
-            )
+        most = self.limits.max_model_len - (not work.request.is_embedding)
+        if count > most:
+            raise ValueError(f"request {key}: {count} tokens; at most {most} leave room for what is wanted")
         if not 0 <= work.num_cached <= num_cached_at_most:
             raise ValueError(
                 f"request {key}: num_cached={work.num_cached}: must be from 0 to {num_cached_at_most}"

@@ -79,7 +79,10 @@ class ScheduledRequest:
         return self.state in (PromptState.LOADING, PromptState.COMPUTING)
 
     def preempt(self) -> None:
-        """The prompt lost its blocks and waits again, with what was computed in the pool."""
+        """The prompt lost its blocks and waits again, with what was computed in the pool; of one for an embedding,
+        nothing is there."""
+        if self.work.request.is_embedding:
+            self.num_pending = self.num_tokens
         self.work = replace(self.work, num_cached=self.num_computed)
         self.state, self.num_blocks, self.block_hashes = PromptState.WAITING, 0, ()
 

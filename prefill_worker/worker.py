@@ -257,7 +257,7 @@ class PrefillWorker(Worker[PrefillStep]):
         request = prompt.request
         self._prefix_cache.computed(request, prompt.prefix)
         if request.status is Status.HELD:
-            self._drop(prompt, None)  # The request ended with its first token
+            self._drop(prompt, None)  # The request ended with its first token, or with its embedding
         elif prompt.is_computed:
             self.engine.part(request)
             self._save_blocks(prompt, self.engine.format.num_blocks(request.num_computed))
@@ -287,8 +287,10 @@ class PrefillWorker(Worker[PrefillStep]):
             self.engine.join(prompt.request)
 
     def _save_blocks(self, prompt: Prompt, end: int) -> None:
-        """Saves the blocks before block `end` which are not in the pool."""
+        """Saves the blocks before block `end` which are not in the pool. It has none for a prompt that ends here."""
         first, block_size = prompt.num_saved_blocks, self.engine.format.block_size
+        if prompt.work.request.is_embedding:
+            return
         pairs = self._pairs(prompt, first, end)
         if pairs:
             prompt.num_saved_blocks = end

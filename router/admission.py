@@ -34,12 +34,14 @@ def refuse(
     limits = instances[0].hello.limits
     most_tokens = min(view.hello.limits.max_model_len for view in instances)
     num_prompt = len(request.prompt)
-    if num_prompt >= most_tokens:
+    if num_prompt + (not request.is_embedding) > most_tokens:
         return (
             "too_long",
             f"the prompt has {num_prompt} tokens, and prompt and output together at most {most_tokens}",
         )
     num_tokens = min(num_prompt + (request.params.max_tokens or most_tokens), most_tokens)
+    if request.is_embedding:
+        num_tokens = num_prompt
     needed = -(-num_tokens // limits.block_size)
     most = min(process.hello.limits.num_blocks for process in (cluster.pool, *instances))
     if needed > most:

@@ -63,7 +63,7 @@ class OutputProcessor:
             view.pending.discard(state.key)
 
     def _finish(self, sender: InstanceId, state: RequestState, reason: str) -> None:
-        if reason in WHOLE_ANSWERS:
+        if reason in WHOLE_ANSWERS and not state.is_embedding:
             self._demand.learn_output_len(state)
         # A prefill instance may still be saving the request's KV.
         is_forgotten = self._cluster.decode(sender) is not None

@@ -43,6 +43,8 @@ class PoolDemand:
 
     def add(self, state: RequestState) -> None:
         """The request is under way, or has become longer than expected. It is safe to repeat this."""
+        if state.is_embedding:
+            return
         self.discard(state)
         num_output = self.expected_output(state)
         need = Need(self.blocks_for(state, num_output), num_output, state.is_rt)
@@ -66,13 +68,15 @@ class PoolDemand:
     def has_room_for(self, state: RequestState, be_share: float, share: float) -> bool:
         """See `scheduling.island.Island`."""
         pool = self._cluster.pool
-        if state.key in self._needs or not self.num_be or pool is None:
+        if state.is_embedding or state.key in self._needs or not self.num_be or pool is None:
             return True
         size, needed = pool.hello.limits.num_blocks, self.blocks_for(state, self.expected_output(state))
         return self.num_be_blocks + needed <= be_share * size or self.num_blocks + needed <= share * size
 
     def expected_output(self, state: RequestState) -> int:
         """Returns how many output tokens the request is expected to have at its end."""
+        if state.is_embedding:
+            return 0
         length = state.forecast.length or int(self._mean_output.get(state.is_rt, UNKNOWN_OUTPUT)) or 1
         length = length_beyond(length, len(state.output))
         return min(length, self.max_tokens_of(state) - len(state.request.prompt))

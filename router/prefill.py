@@ -46,8 +46,8 @@ class PrefillDispatch:
             return
         for request in islice(self._policy.start(self._island), MAX_STARTS):
             state = self._requests[request.key]
-            if self._cluster.is_colocated and not state.blocks:
-                # It gets room in the pool when it is evicted.
+            if state.is_embedding or (self._cluster.is_colocated and not state.blocks):
+                # It gets room in the pool when it is evicted; for an embedding it never needs any.
                 self._compute(state)
                 continue
             self._transitions.enter(state, Phase.RESERVING)

@@ -19,7 +19,7 @@ TOKENS_PER_HASH = 64
 def block_hashes(request: Request) -> list[bytes]:
     """Returns a hash for each full piece of the prompt, of all tokens up to the piece's end. There are none if all of
     the prompt is computed in any case."""
-    if request.params.prompt_logprobs is not None:
+    if request.needs_whole_prompt:
         return []
     return block_hashes_of(request.prompt, TOKENS_PER_HASH, request.cache_salt)
 

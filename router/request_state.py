@@ -122,6 +122,10 @@ class RequestState:
         return self.deadlines.is_rt
 
     @property
+    def is_embedding(self) -> bool:
+        return self.request.is_embedding
+
+    @property
     def num_output(self) -> int:
         return len(self.output)
 
@@ -141,8 +145,8 @@ class RequestState:
     def num_reusable(self) -> int:
         """The number of tokens whose KV a prefill instance could take from the pool. The last token is always computed
         again, or there would be nothing to sample from; and so are all tokens as long as the prompt's
-        log-probabilities have not gone out."""
-        if self.request.params.prompt_logprobs is not None and not self.output:
+        log-probabilities have not gone out, or their mean is wanted."""
+        if self.request.needs_whole_prompt and not self.output:
             return 0
         return min(self.num_cached, self.num_tokens - 1)
 

@@ -63,6 +63,8 @@ class PhaseTransitions:
 
     def _announce(self, state: RequestState) -> None:
         """A decode instance may be told to expect the request while its prompt is computed."""
+        if state.is_embedding:
+            return
         expecting = self._policy.expect_at(state, self._island)
         if expecting and (view := self._cluster.decode(expecting.instance_id)):
             state.expected_at = view.instance_id

@@ -119,8 +119,8 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     },
     "chat": {"generation", "grammars", "limits", "model", "tools"},
     "openai": {
-        *("chat", "fields", "generation", "grammars", "http", "limits", "model", "telemetry", "tools"),
-        "webhooks",
+        *("chat", "fields", "generation", "grammars", "http", "island", "islands", "limits", "model"),
+        *("telemetry", "tools", "webhooks"),
     },
     "anthropic": {"chat", "fields", "generation", "http", "limits", "model", "tools"},
     "endpoints": {"anthropic", "generation", "openai"},

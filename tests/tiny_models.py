@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -115,3 +116,17 @@ def greedy(directory: Path, num_new: int = NUM_NEW) -> list[list[int]]:
 def logprobs(directory: Path, token_ids: list[int]) -> torch.Tensor:
     """[tokens, vocab] log-probabilities of what follows each token."""
     return oracle(directory)(torch.tensor([token_ids])).logits[0].float().log_softmax(dim=-1)
+
+
+@cache
+@torch.inference_mode()
+def embeddings(
+    directory: Path, pooling: str, wanted: tuple[tuple[int, ...], ...] | None = None
+) -> np.ndarray:
+    """One row for each prompt: what transformers' last hidden states yield, scaled to length 1."""
+    model, rows = oracle(directory).base_model, []
+    for prompt in wanted or prompts():
+        states = model(torch.tensor([list(prompt)])).last_hidden_state[0].double()
+        row = states[-1] if pooling == "last" else states.mean(dim=0)
+        rows.append((row / row.norm()).float().numpy())
+    return np.stack(rows)

@@ -112,7 +112,9 @@ def _assemble(
         ops.bind_cache(cache.blocks, restored_kv)
     else:
         ops.bind_cache(cache.blocks)
-    compiled = ops.compile(model.forward, model.logits, step, max_rows=max_seqs)
+    compiled = ops.compile(
+        model.forward, model.logits, step, max_rows=max_seqs, final_states=model.final_states
+    )
     limits = Limits(
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max_tokens,

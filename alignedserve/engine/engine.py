@@ -25,6 +25,7 @@ from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
 from alignedserve.engine.validate import Vocabulary, check_request
 from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.pooling import DTYPE
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import Grammars, Matcher
 from alignedserve.types import BlockId, RequestId
@@ -35,13 +36,13 @@ class Iteration:
     """An iteration that was launched. No request enters or leaves the batch until it is finished."""
 
     launched: Launched
-    # Outputs of requests that get a token come first, in the order of `requests`; `finish` fills the tokens in.
+    # Outputs of `requests` come first, in that order; `finish` fills tokens and embeddings in.
     outputs: list[TokenOutput]
 
     @property
     def requests(self) -> list[Request]:
-        """The requests which get a token, or an error instead."""
-        return self.launched.due.requests
+        """The requests which get a token or their embedding, or an error instead."""
+        return self.launched.requests
 
 
 class Engine:
@@ -82,6 +83,7 @@ class Engine:
         is_reversed: bool = False,
         num_lent: int = 0,
         keeps_inputs: bool = False,
+        pooling: str | None = None,
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. The caller decides when it runs and leaves.
 
@@ -93,6 +95,7 @@ class Engine:
         `is_reversed`: it fills each block from the last slot down, also those of which there is KV already.
         `num_lent`: so many of its blocks, the last ones, follow by `lend`.
         With `keeps_inputs` its blocks hold the inputs of each layer in place of K and V; nothing of it is there yet.
+        `pooling`: it ends with an embedding of its prompt. For a mean, nothing of it is there yet.
         Returns None and changes nothing if too few blocks are free (shared blocks stay held). Raises InvalidRequest if
         the request can't be run.
         """
@@ -100,11 +103,13 @@ class Engine:
             raise RuntimeError(f"{request_id}: is reversed, and the engine was built without has_reversed")
         if keeps_inputs and (num_computed or is_reversed or not self.limits.can_keep_inputs):
             raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
+        if pooling == "mean" and num_computed:
+            raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
         num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output), keeps_inputs)
         num_blocks -= len(self._blocks.held(request_id)) + num_lent
         if num_blocks > self._blocks.num_free:
             return None
-        request = self._request(request_id, prompt_token_ids, params, seed, matcher)
+        request = self._request(request_id, prompt_token_ids, params, seed, matcher, pooling)
         request.output, request.num_computed = list(output), num_computed
         request.is_reversed, request.keeps_inputs = is_reversed, keeps_inputs
         if params.has_penalties:
@@ -262,6 +267,7 @@ class Engine:
         """Does the second half: waits for the tokens, and ends requests."""
         launched = iteration.launched
         self._apply(launched.due, iteration.outputs, self._runner.finish(launched))
+        self._end_embedded(launched, iteration.outputs)
         return iteration.outputs
 
     def check_idle(self) -> None:
@@ -279,10 +285,11 @@ class Engine:
         params: SamplingParams,
         seed: int,
         matcher: Matcher | None = None,
+        pooling: str | None = None,
     ) -> Request:
         if request_id in self._requests:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
-        check_request(prompt_token_ids, params, self.vocabulary, self.max_model_len)
+        check_request(prompt_token_ids, params, self.vocabulary, self.max_model_len, pooling)
         room = self.max_model_len - len(prompt_token_ids)
         if matcher is None and params.structured_outputs is not None:
             matcher = self.grammars.matcher(params.structured_outputs)
@@ -295,6 +302,7 @@ class Engine:
             stop_token_ids=stops if params.ignore_eos else stops | self.vocabulary.eos_token_ids,
             max_output_len=min(room, params.max_tokens or room),
             matcher=matcher,
+            pooling=pooling,
         )
         self._endings.watch(request)
         self._requests[request_id] = request
@@ -313,11 +321,11 @@ class Engine:
         self._table.add_blocks(request, blocks)
 
     def _announce(self, launched: Launched) -> list[TokenOutput]:
-        """The iteration's outputs without the tokens: those of requests that get a token come first, in order."""
+        """The iteration's outputs without the tokens: those of `Iteration.requests` come first, in order."""
         logprobs = launched.prompt_logprobs
         outputs = [
             TokenOutput(request.request_id, None, prompt_logprobs=logprobs.pop(request, None))
-            for request in launched.due.requests
+            for request in launched.requests
         ]
         outputs += [
             TokenOutput(request.request_id, None, prompt_logprobs=found)
@@ -342,6 +350,16 @@ class Engine:
         for row in sorted({*errors, *self._endings.suspects(sampled.tokens, num_left)}):
             self._end_if_over(due.requests[row], outputs[row])
 
+    def _end_embedded(self, launched: Launched, outputs: list[TokenOutput]) -> None:
+        first = len(launched.due.requests)
+        for output, (request, embedding) in zip(outputs[first:], launched.embedded, strict=False):
+            found = embedding.cpu().numpy()
+            if np.isfinite(found).all():
+                output.embedding, output.finish_reason = found.astype(DTYPE).tobytes(), "stop"
+            else:
+                output.finish_reason, output.error = "error", _broken_states(request)
+            self.part(request)
+
     def _end_if_over(self, request: Request, output: TokenOutput) -> None:
         if output.error is None:
             output.finish_reason, output.stop_reason = self._endings.reasons(request)
@@ -355,6 +373,10 @@ def _errors(due: Due, sampled: Sampled) -> dict[int, Exception]:
     for row in sampled.broken:
         errors[row] = _broken(due.requests[row])
     return errors
+
+
+def _broken_states(request: Request) -> BrokenLogits:
+    return BrokenLogits(f"{request.request_id}: NaN or infinite states of the prompt")
 
 
 def _broken(request: Request) -> BrokenLogits:

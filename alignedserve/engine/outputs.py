@@ -25,7 +25,8 @@ class TokenOutput:
     """What one iteration yielded for one request."""
 
     request_id: RequestId
-    # It is None if the request ended without a token, or only prompt_logprobs are reported.
+    # It is None if the request ended without a token, as one for an embedding does, or only prompt_logprobs are
+    # reported.
     token_id: int | None
     # It is "stop", "length", "error", or None while the request goes on.
     finish_reason: str | None = None
@@ -33,4 +34,6 @@ class TokenOutput:
     stop_reason: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    # The embedding of the prompt, with the end of a request for one: float32, little-endian.
+    embedding: bytes = b""
     error: Exception | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,9 @@ class Request:
     is_reversed: bool = False
     # Whether its blocks hold the inputs of each layer in place of K and V.
     keeps_inputs: bool = False
+    # How an embedding is made of the prompt, one of `protocol.pooling.POOLINGS`: it ends with that, without a token.
+    # None: it generates tokens.
+    pooling: str | None = None
 
     # These fields are set by the engine.
     status: Status = Status.HELD
@@ -45,6 +49,8 @@ class Request:
     output: list[int] = field(default_factory=list)
     # How often each token is in the output; kept only for requests with penalties.
     output_counts: dict[int, int] = field(default_factory=dict)
+    # The sum of the prompt's final states so far, for their mean; a tensor.
+    states_sum: Any = None
     # Its row in the batch table while it runs.
     row: int = -1
     # The prompt's length, which is asked for so often that numpy's own answer takes too long.
@@ -69,7 +75,9 @@ class Request:
 
     def num_outputs(self, count: int) -> int:
         """For how many of the next `count` tokens, the last ones, hidden states are wanted."""
-        return count if self.wants_prompt_logprobs else int(count == self.num_pending)
+        if self.wants_prompt_logprobs or self.pooling == "mean":
+            return count
+        return int(count == self.num_pending)
 
     def tokens(self, start: int, end: int) -> np.ndarray:
         num_prompt = self.num_prompt

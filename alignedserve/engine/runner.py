@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
 from alignedserve.engine.batch import Batch, BatchTable, Due
 from alignedserve.engine.logprobs import token_logprobs
@@ -28,6 +29,15 @@ class Launched:
     # The log-probabilities of prompt tokens that this iteration predicted, for requests that asked for
     # prompt_logprobs.
     prompt_logprobs: dict[Request, list[TokenLogprobs]]
+    # The requests whose prompts are computed, and their embeddings.
+    embedded: list[tuple[Request, torch.Tensor]]
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that get a token, and then those that get an embedding."""
+        if not self.embedded:
+            return self.due.requests
+        return self.due.requests + [request for request, _ in self.embedded]
 
 
 class ModelRunner:
@@ -43,9 +53,10 @@ class ModelRunner:
         ends = table.fill(self._step, batch)
         self._model.forward()
         prompt_logprobs = self._prompt_logprobs(batch, ends)
+        embedded = self._embedded(batch, ends)
         rows = torch.from_numpy(ends[batch.due_entries] - 1)
         draft = self._sampler.begin(self._model, rows, batch.due)
-        return Launched(batch.due, rows, draft, prompt_logprobs)
+        return Launched(batch.due, rows, draft, prompt_logprobs, embedded)
 
     @torch.inference_mode()
     def finish(self, launched: Launched) -> Sampled:
@@ -58,6 +69,31 @@ class ModelRunner:
             if request.wants_prompt_logprobs:
                 found[request] = self._chunk_logprobs(request, int(ends[entry]) - count, count)
         return found
+
+    def _embedded(self, batch: Batch, ends: np.ndarray) -> list[tuple[Request, torch.Tensor]]:
+        for entry in range(batch.num_decodes, len(batch.work)):
+            request, count = batch.work[entry]
+            if request.pooling == "mean":
+                self._add_states(request, int(ends[entry]) - count, count)
+        return [
+            (batch.work[entry][0], self._embedding(batch.work[entry][0], int(ends[entry]) - 1))
+            for entry in batch.embedded_entries
+        ]
+
+    def _add_states(self, request: Request, first_row: int, count: int) -> None:
+        for start in range(first_row, first_row + count, self._max_rows):
+            end = min(start + self._max_rows, first_row + count)
+            rows = torch.arange(start, end, dtype=torch.int32)
+            more = self._model.final_states(rows).sum(dim=0, dtype=torch.float64)
+            request.states_sum = more if request.states_sum is None else request.states_sum + more
+
+    def _embedding(self, request: Request, last_row: int) -> torch.Tensor:
+        """Scaled to length 1, a sum is what a mean is."""
+        if request.pooling == "mean":
+            states = request.states_sum
+        else:
+            states = self._model.final_states(torch.tensor([last_row], dtype=torch.int32))[0].double()
+        return normalize(states, dim=0).float()
 
     def _chunk_logprobs(self, request: Request, first_row: int, count: int) -> list[TokenLogprobs]:
         """Position p predicts prompt token p + 1; the last position predicts the first output token instead."""

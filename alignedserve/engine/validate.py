@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
 
@@ -19,13 +20,19 @@ class Vocabulary:
 
 
 def check_request(
-    prompt_token_ids: Sequence[int], params: SamplingParams, vocabulary: Vocabulary, max_model_len: int
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    vocabulary: Vocabulary,
+    max_model_len: int,
+    pooling: str | None = None,
 ) -> None:
-    """Raises InvalidRequest naming the field, its value and what is allowed."""
+    """Raises InvalidRequest naming the field, its value and what is allowed. `pooling`: see `Request`."""
     length = len(prompt_token_ids)
     if length == 0:
         raise InvalidRequest("prompt: empty; at least one token is needed")
-    if length >= max_model_len:
+    if pooling is not None:
+        _check_pooling(pooling, length, max_model_len)
+    elif length >= max_model_len:
         raise InvalidRequest(
             f"prompt: {length} tokens; with max_model_len={max_model_len}, at most {max_model_len - 1} leave room "
             "for one output token"
@@ -37,6 +44,13 @@ def check_request(
         count = getattr(params, name)
         if count is not None and count > vocabulary.size:
             raise InvalidRequest(f"{name}={count}: must be at most the vocabulary's size, {vocabulary.size}")
+
+
+def _check_pooling(pooling: str, length: int, max_model_len: int) -> None:
+    if pooling not in POOLINGS:
+        raise InvalidRequest(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
+    if length > max_model_len:
+        raise InvalidRequest(f"prompt: {length} tokens; at most {max_model_len} are possible")
 
 
 def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:

@@ -21,6 +21,7 @@ from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.request_id import HEADER as REQUEST_ID
 from alignedserve.gateway.openai.completions import completion_routes
+from alignedserve.gateway.openai.embeddings.routes import embedding_routes
 from alignedserve.gateway.openai.models import model_routes
 from alignedserve.gateway.openai.tokens import tokens_router
 from alignedserve.gateway.page.routes import add_page
@@ -82,6 +83,7 @@ def create_app(
 
     app.include_router(tokens_router(request_builder))
     app.include_router(completion_routes(request_builder))
+    app.include_router(embedding_routes(request_builder))
     app.include_router(message_routes(request_builder))
     app.include_router(model_routes(request_builder.model))
 

@@ -15,6 +15,7 @@ from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.types import InstanceId
 
 # No real-time objective may be longer; a request that can wait asks for `flex`.
@@ -30,6 +31,9 @@ class HttpConfig:
     strict_parameters: Annotated[
         bool, "refuse parameters that are unknown here, instead of ignoring them"
     ] = False
+    embedding_pooling: Annotated[
+        str, "how a prompt's embedding is made: of its last token's state (last), or the mean of all (mean)"
+    ] = POOLINGS[0]
     shared_files: Annotated[bool, "each API key sees all files and batches, whoever made them"] = False
     allowed_origins: Annotated[
         tuple[str, ...], "whose pages may call it from a browser (CORS), or *: any; repeat for several"
@@ -49,6 +53,10 @@ class HttpConfig:
             raise ValueError(f"port={self.port}: must be from 1 to 65535")
         if self.served_model_name == "":
             raise ValueError("served_model_name='': must not be empty")
+        if self.embedding_pooling not in POOLINGS:
+            raise ValueError(
+                f"embedding_pooling={self.embedding_pooling!r}: must be one of {', '.join(POOLINGS)}"
+            )
         for origin in self.allowed_origins:
             if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise ValueError(

@@ -7,6 +7,7 @@ from typing import Final
 from alignedserve.gateway.anthropic.routes import COUNT_TOKENS, MESSAGES
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
+from alignedserve.gateway.openai.embeddings.routes import EMBEDDING_ENDPOINTS
 from alignedserve.gateway.openai.responses.routes import RESPONSES
 from alignedserve.gateway.openai.tokens import DETOKENIZE, TOKENIZE
 
@@ -15,6 +16,7 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
     for endpoint in (
         *(CHAT, COMPLETIONS, RESPONSES, TOKENIZE, DETOKENIZE),
         *(MESSAGES, COUNT_TOKENS),
+        *EMBEDDING_ENDPOINTS,
     )
 }
 IN_BATCHES: Final = tuple(path for path, endpoint in ENDPOINTS.items() if endpoint.in_batches)

@@ -236,6 +236,8 @@ class Island:
         if news.tokens:
             entry.delivered += news.tokens
             entry.stats.tokens(len(news.tokens), now)
+        if news.embedding:
+            entry.stats.embedded(now)
         if news.finish_reason:
             del self._open[news.key]
             entry.stats.ended(news.finish_reason)

@@ -33,6 +33,8 @@ class ServedModel:
     max_model_len: int
     # Whether special tokens in a chat's messages become tokens, too.
     parses_special_tokens: bool = False
+    # The number of dimensions of an embedding; None: unknown.
+    embedding_size: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -51,7 +53,8 @@ class ServedModel:
             tokenizer = Tokenizer.from_directory(directory, where=name)
         vocabulary = vocabulary_of(found.config)
         max_model_len = choose_max_model_len(config, found.config)
-        return cls(name, tokenizer, vocabulary, max_model_len, config.allow_special_tokens_in_messages)
+        size = found.config.embedding_dim or found.config.hidden_size
+        return cls(name, tokenizer, vocabulary, max_model_len, config.allow_special_tokens_in_messages, size)
 
     def check_name(self, asked: str | None) -> None:
         if asked is not None and asked != self.name:
@@ -63,11 +66,14 @@ class ServedModel:
         if self.tokenizer:
             _ = self.tokenizer.detokenizer_tables, self._longest_token
 
-    def prompt_ids(self, prompt: str | list[int], add_special_tokens: bool = True) -> list[int]:
+    def prompt_ids(
+        self, prompt: str | list[int], add_special_tokens: bool = True, name: str = "prompt"
+    ) -> list[int]:
+        """`name`: that of the parameter which has the prompt."""
         if not isinstance(prompt, str):
             return prompt
-        encode = self._need_tokenizer("prompt").encode
-        return self._encode("prompt", prompt, lambda: encode(prompt, add_special_tokens))
+        encode = self._need_tokenizer(name).encode
+        return self._encode(name, prompt, lambda: encode(prompt, add_special_tokens))
 
     def chat_ids(
         self,

@@ -98,6 +98,7 @@ class GatewayProcess:
             self._lengths,
             seeds,
             self.telemetry.metrics.ignored_parameters,
+            self._config.http.embedding_pooling,
         )
         async with (
             contextlib.aclosing(compiler),

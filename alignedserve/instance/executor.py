@@ -55,7 +55,7 @@ class Iteration(Protocol):
 
     @property
     def requests(self) -> list[Request]:
-        """The requests which get a token, or an error instead."""
+        """The requests which get a token or their embedding, or an error instead."""
 
 
 class Executor(Protocol):
@@ -94,6 +94,7 @@ class Executor(Protocol):
         is_reversed: bool = False,
         num_lent: int = 0,
         keeps_inputs: bool = False,
+        pooling: str | None = None,
     ) -> Request | None: ...
 
     def join(self, request: Request) -> None: ...

@@ -130,5 +130,5 @@ class PrefixCache:
 
 
 def _shares(work: Work) -> bool:
-    """Whether the request may share KV: if log-probabilities of the prompt are wanted, all of it is computed."""
-    return work.request.params.prompt_logprobs is None or bool(work.output)
+    """Whether the request may share KV."""
+    return not work.request.needs_whole_prompt or bool(work.output)

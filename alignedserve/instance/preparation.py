@@ -26,7 +26,10 @@ class Preparation:
         """The report of a prompt that can't be run; None if it can."""
         wanted = work.request
         try:
-            check_request(wanted.prompt, wanted.params, self._engine.vocabulary, self._engine.max_model_len)
+            engine = self._engine
+            check_request(
+                wanted.prompt, wanted.params, engine.vocabulary, engine.max_model_len, wanted.pooling
+            )
         except InvalidRequest as error:
             return NewTokens(wanted.key, len(work.output), [], finish_reason="error", error=str(error))
         return None

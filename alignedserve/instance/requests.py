@@ -54,6 +54,7 @@ def adopt(
         is_reversed,
         num_lent,
         keeps_inputs,
+        wanted.pooling,
     )
     if request is None:
         num_tokens = len(wanted.prompt) + len(work.output)
@@ -96,6 +97,7 @@ def complete(news: NewTokens, output: TokenOutput) -> None:
         news.logprobs = logprobs_of(output)
         news.finish_reason, news.stop_reason = output.finish_reason, output.stop_reason
         news.error = None if output.error is None else str(output.error)
+        news.embedding = output.embedding
 
 
 def logprobs_of(output: TokenOutput) -> list[PlainLogprobs]:

@@ -1,4 +1,4 @@
-"""The interface of a model to the engine: two functions written in `Ops`."""
+"""The interface of a model to the engine: three functions written in `Ops`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ class Model(Protocol):
 
     def forward(self, step: StepInputs) -> Value:
         """Returns the hidden states of the step's outputs."""
+        ...
+
+    def final_states(self, hidden: Value) -> Value:
+        """Applies to some rows of hidden states what comes between the last layer and the head, such as the final
+        norm. Embeddings are made of these."""
         ...
 
     def logits(self, hidden: Value) -> Value:

@@ -45,10 +45,11 @@ class Llama:
             x = self._mlp(layer, x)
         return x
 
+    def final_states(self, hidden: Value) -> Value:
+        return self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps)
+
     def logits(self, hidden: Value) -> Value:
-        return self._ops.linear(
-            self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps), self._lm_head
-        )
+        return self._ops.linear(self.final_states(hidden), self._lm_head)
 
     def _attend(self, layer: DecoderLayer, x: Value) -> Value:
         normed = self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps)

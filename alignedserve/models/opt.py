@@ -62,12 +62,15 @@ class Opt:
             x = self._mlp(layer, x)
         return x
 
-    def logits(self, hidden: Value) -> Value:
+    def final_states(self, hidden: Value) -> Value:
         if self._final_norm is not None:
             hidden = self._normed(hidden, self._final_norm)
         if self._project_out is not None:
             hidden = self._ops.linear(hidden, self._project_out)
-        return self._ops.linear(hidden, self._lm_head)
+        return hidden
+
+    def logits(self, hidden: Value) -> Value:
+        return self._ops.linear(self.final_states(hidden), self._lm_head)
 
     def _attend(self, layer: DecoderLayer, x: Value) -> Value:
         ops, before = self._ops, self.config.norm_before

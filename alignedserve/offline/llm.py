@@ -20,10 +20,12 @@ from alignedserve.engine.validate import check_request
 from alignedserve.instance.profile.facts import facts_of
 from alignedserve.instance.profile.make import find_or_make
 from alignedserve.offline.collect import SequenceCollector
+from alignedserve.offline.embeddings import EmbeddingRequestOutput, embeddings_of
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES
+from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
@@ -181,6 +183,27 @@ class LLM:
             )
             prompts.append({"prompt": chat.text, "prompt_token_ids": tokenizer.rendered_ids(chat)})
         return self.generate(prompts, sampling_params, use_tqdm)
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, pooling: str = "last"
+    ) -> list[EmbeddingRequestOutput]:
+        """Returns the embedding of each prompt, in order, of length 1: the state of its last token, or with
+        `pooling="mean"` the mean of all its tokens' states.
+
+        All prompts are checked before any of them runs: InvalidRequest names the first bad one. If one fails while it
+        runs, so does the call.
+        """
+        asked = [self._to_embed(index, prompt, pooling) for index, prompt in enumerate(_as_list(prompts))]
+        with self._running, _progress(len(asked), use_tqdm) as bar, self._emptying():
+            return embeddings_of(self.instance, asked, pooling, bar.update)
+
+    def _to_embed(self, index: int, prompt: Prompt, pooling: str) -> EmbeddingRequestOutput:
+        try:
+            _, token_ids = self._tokenize(prompt)
+            check_request(token_ids, NO_SAMPLING, self.engine.vocabulary, self.engine.max_model_len, pooling)
+        except ValueError as error:
+            raise InvalidRequest(f"prompts[{index}]: {error}") from error
+        return EmbeddingRequestOutput(str(next(self._ids)), token_ids)
 
     def _job(self, index: int, prompt: Prompt, params: SamplingParams) -> _Job:
         try:

@@ -115,16 +115,17 @@ class LocalInstance:
         params: SamplingParams,
         seed: int,
         deadlines: Deadlines | None = None,
+        pooling: str | None = None,
     ) -> LocalRequest:
         """Queues a request, which is best effort without deadlines. Raises InvalidRequest and queues nothing if it
-        can't be run."""
+        can't be run. `pooling`: see `protocol.messages.Request`."""
         if request_id in self._by_id:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
         if params.structured_outputs is not None:
             self.engine.grammars.check(params.structured_outputs)
-        check_request(prompt_token_ids, params, self.engine.vocabulary, self.engine.max_model_len)
+        check_request(prompt_token_ids, params, self.engine.vocabulary, self.engine.max_model_len, pooling)
         key = RequestKey(next(self._keys))
-        asked = Asked(key, list(prompt_token_ids), params, seed=seed, arrival_s=0.0)
+        asked = Asked(key, list(prompt_token_ids), params, seed=seed, arrival_s=0.0, pooling=pooling)
         request = LocalRequest(request_id, key, Work(asked, [], 0, [], deadlines or Deadlines()))
         self._requests[key] = self._by_id[request_id] = request
         self._waiting.append(request)

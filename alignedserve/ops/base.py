@@ -176,9 +176,11 @@ class Ops(ABC):
         step: StepInputs,
         max_rows: int,
         is_trial: bool = False,
+        final_states: Callable[[Value], Value] | None = None,
     ) -> CompiledModel:
         """Makes `forward` (the step's tokens to hidden states of its outputs) and `logits` (rows of those to logits)
-        runnable. With `is_trial` the result only serves to measure how much memory a step needs; it may be slow."""
+        runnable, and `final_states` (rows of those to others), if it is given. With `is_trial` the result only serves
+        to measure how much memory a step needs; it may be slow."""
 
 
 class CompiledModel(ABC):
@@ -195,6 +197,11 @@ class CompiledModel(ABC):
 
         len(rows) <= max_rows. The result is overwritten by the next call.
         """
+
+    @abstractmethod
+    def final_states(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns float32 [len(rows), width] of the given rows, as `logits` does. Raises RuntimeError if it was
+        compiled without."""
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:
         """Returns, per row of the latest logits, its likeliest token (the first of them), or BROKEN.

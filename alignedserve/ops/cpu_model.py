@@ -20,7 +20,9 @@ class CpuModel(CompiledModel):
         logits: torch.Tensor,
         max_rows: int,
         num_threads: int | None,
+        final: tuple[Program, Value] | None = None,
     ) -> None:
+        """`final`: the program of `final_states`, and its result."""
         _check_step(step)
         self._step = step
         self._forward = forward_program
@@ -29,6 +31,7 @@ class CpuModel(CompiledModel):
         self._result = logits
         self._max_rows = max_rows
         self._num_threads = num_threads
+        self._final = final
         self._struct = Step(
             positions=step.positions.data_ptr(),
             slots=step.slots.data_ptr(),
@@ -66,6 +69,19 @@ class CpuModel(CompiledModel):
         self._struct.restored_positions = kept.positions.data_ptr()
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        self._choose(rows)
+        self._run(self._logits)
+        return self._result[: len(rows)]
+
+    def final_states(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._final is None:
+            raise RuntimeError("compiled without final_states")
+        program, states = self._final
+        self._choose(rows)
+        self._run(program)
+        return states.tensor[: len(rows)].float()
+
+    def _choose(self, rows: torch.Tensor) -> None:
         if (
             rows.dtype != torch.int32
             or rows.dim() != 1
@@ -78,8 +94,6 @@ class CpuModel(CompiledModel):
         if len(rows) > self._max_rows:
             raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
         self._struct.num_rows, self._struct.rows = len(rows), rows.data_ptr()
-        self._run(self._logits)
-        return self._result[: len(rows)]
 
     def profile(self, rows: torch.Tensor) -> list[tuple[Op, float]]:
         """Runs the step and the logits of `rows`, and returns every operation with its seconds."""

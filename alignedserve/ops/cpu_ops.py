@@ -242,6 +242,7 @@ class CpuOps(Ops):
         step: StepInputs,
         max_rows: int,
         is_trial: bool = False,
+        final_states: Callable[[Value], Value] | None = None,
     ) -> CpuModel:
         self._step = step
         try:
@@ -252,7 +253,13 @@ class CpuOps(Ops):
             forward_program = self._program
             self._start_recording(max_rows)
             result = self._program.make_last_float32(logits(self._gather(hidden)))
-            return CpuModel(step, forward_program, hidden, self._program, result, max_rows, self.num_threads)
+            logits_program, final = self._program, None
+            if final_states is not None:
+                self._start_recording(max_rows)
+                states = final_states(self._gather(hidden))
+                final = self._program, states
+            threads = self.num_threads
+            return CpuModel(step, forward_program, hidden, logits_program, result, max_rows, threads, final)
         finally:
             self._step = None
             self._start_recording(0)

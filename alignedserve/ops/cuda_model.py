@@ -33,9 +33,11 @@ class CudaModel(CompiledModel):
         argmax: Argmax,
         step: StepInputs,
         max_rows: int,
+        final_states: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         self._forward = forward
         self._logits = logits
+        self._final_states = final_states
         self._argmax = argmax
         self._step = step
         self._max_rows = max_rows
@@ -125,6 +127,12 @@ class CudaModel(CompiledModel):
                 return self._captured[1][: len(rows)].float()
             return self._logits(self._hidden).float()
         return self._logits(self._hidden[rows.to(self._hidden.device).long()]).float()
+
+    @torch.inference_mode()
+    def final_states(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._hidden is None:
+            raise RuntimeError("final states come after a forward")
+        return self._final_states(self._hidden[rows.to(self._hidden.device).long()]).float()
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:
         if not self._is_captured or num_rows != self._step.num_outputs or self._done is None:

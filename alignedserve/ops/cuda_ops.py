@@ -145,6 +145,7 @@ class CudaOps(TorchOps):
         step: StepInputs,
         max_rows: int,
         is_trial: bool = False,
+        final_states: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> CudaModel:
         if self._cache is None:
             raise ValueError("bind_cache comes before compile")
@@ -157,7 +158,12 @@ class CudaOps(TorchOps):
             attention.begin()
             return _plain(forward(step))
 
-        model = CudaModel(run_step, lambda hidden: _plain(logits(hidden)), argmax, step, max_rows)
+        def run_final(hidden: torch.Tensor) -> torch.Tensor:
+            if final_states is None:
+                raise RuntimeError("compiled without final_states")
+            return _plain(final_states(hidden))
+
+        model = CudaModel(run_step, lambda hidden: _plain(logits(hidden)), argmax, step, max_rows, run_final)
         if self._graph_sizes and not is_trial:
             self._capture(model, step)
         return model

@@ -117,6 +117,7 @@ class TorchOps(Ops):
         step: StepInputs,
         max_rows: int,
         is_trial: bool = False,
+        final_states: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> CompiledModel:
         def run_step() -> torch.Tensor:
             self._step = step
@@ -124,7 +125,7 @@ class TorchOps(Ops):
             step.mark_sent()
             return forward(step)
 
-        return TorchModel(run_step, logits, max_rows)
+        return TorchModel(run_step, logits, max_rows, final_states)
 
     def _running(self) -> StepInputs:
         if self._step is None:
@@ -140,9 +141,11 @@ class TorchModel(CompiledModel):
         forward: Callable[[], torch.Tensor],
         logits: Callable[[torch.Tensor], torch.Tensor],
         max_rows: int,
+        final_states: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self._forward = forward
         self._logits = logits
+        self._final_states = final_states
         self._max_rows = max_rows
         self._hidden: torch.Tensor | None = None
 
@@ -153,11 +156,20 @@ class TorchModel(CompiledModel):
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._logits(self._rows_of(rows)).float()
+
+    @torch.inference_mode()
+    def final_states(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._final_states is None:
+            raise RuntimeError("compiled without final_states")
+        return self._final_states(self._rows_of(rows)).float()
+
+    def _rows_of(self, rows: torch.Tensor) -> torch.Tensor:
         if self._hidden is None:
-            raise RuntimeError("logits come after a forward")
+            raise RuntimeError("rows of hidden states come after a forward")
         if len(rows) > self._max_rows:
             raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
-        return self._logits(self._hidden[rows.to(self._hidden.device).long()]).float()
+        return self._hidden[rows.to(self._hidden.device).long()]
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:

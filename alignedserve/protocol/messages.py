@@ -142,6 +142,19 @@ class Request(Message):
     slo_defaults: list[str] = []
     # The request shares KV only with requests that have the same salt.
     cache_salt: str = ""
+    # One of `pooling.POOLINGS`: an embedding of the prompt is wanted, and no token. Nothing of it goes to the pool, nor
+    # to a decode instance. None: tokens are wanted.
+    pooling: str | None = None
+
+    @property
+    def is_embedding(self) -> bool:
+        return self.pooling is not None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether all of the prompt has to be computed at once, whatever KV of it there is: for its log-probabilities
+        (until its first token), or for a mean of all its states."""
+        return self.params.prompt_logprobs is not None or self.pooling == "mean"
 
 
 class Submit(Message):
@@ -186,6 +199,8 @@ class NewTokens(Message):
     prompt_logprobs: bytes = b""
     # With the first token: the number of prompt tokens whose KV was reused from earlier prompts that share a prefix.
     num_reused: int = 0
+    # The embedding of the prompt, with the end of a request for one: see alignedserve/protocol/pooling.py.
+    embedding: bytes = b""
 
 
 class Tokens(Message):

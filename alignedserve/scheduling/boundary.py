@@ -33,6 +33,10 @@ class DecodeRequest(Protocol):
     def deadlines(self) -> Deadlines: ...
 
     @property
+    def is_embedding(self) -> bool:
+        """Whether it ends when its prompt is computed, without a token. Its KV can't go to the pool."""
+
+    @property
     def batch(self) -> int:
         """The number of the batch that it belongs to, a later one's being larger; 0: it belongs to none."""
 
@@ -159,7 +163,8 @@ class DecodeBoundary(Protocol):
 
     def evict(self, requests: Iterable[DecodeRequest]) -> None:
         """Evicts these, with their KV, to the pool, as soon as there is room for it. They may run until then, but get
-        no more blocks. A request that is not given stays, even if an earlier call gave it."""
+        no more blocks. A request that is not given stays, even if an earlier call gave it. None may be for an
+        embedding: `drop` is for those."""
 
     def drop(self, requests: Iterable[DecodeRequest]) -> None:
         """Drops these running requests, with their KV: their blocks and slots are free at once. They are candidates

@@ -106,7 +106,10 @@ class SimEngine:
         is_reversed: bool = False,
         num_lent: int = 0,
         keeps_inputs: bool = False,
+        pooling: str | None = None,
     ) -> Request | None:
+        if pooling == "mean" and num_computed:
+            raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
         if keeps_inputs and (num_computed or not self.limits.can_keep_inputs):
             raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
         num_blocks = self.format.num_blocks(len(prompt_token_ids) + len(output), keeps_inputs)
@@ -131,6 +134,7 @@ class SimEngine:
             num_computed=num_computed,
             output=list(output),
             is_reversed=is_reversed,
+            pooling=pooling,
         )
         self.contents.is_reversed(key_of(request_id), is_reversed)
         self._allocate(request_id, num_blocks)
@@ -317,6 +321,10 @@ class SimEngine:
         self._computed[key] += count
 
     def _sample(self, request: Request) -> TokenOutput:
+        if request.pooling is not None:
+            self.part(request)
+            embedding = self._chains[request.request_id].embedding
+            return TokenOutput(request.request_id, None, "stop", embedding=embedding)
         token = model.sample(request.seed, len(request.output))
         request.output.append(token)
         reason = model.finish_reason(

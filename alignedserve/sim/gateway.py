@@ -159,11 +159,22 @@ class SimGateway(SimProcess):
             len(stream.tokens),
             self._max_model_len,
         )
+        if request.is_embedding:
+            right = "stop"
+            self._check_embedding(stream, news)
         if news.finish_reason not in (right, "error"):
             raise RuntimeError(
                 f"request {news.key}: ends with {news.finish_reason} after {len(stream.tokens)} tokens, must be {right}"
             )
         self._end(stream, news.finish_reason or "")
+
+    def _check_embedding(self, stream: Stream, news: NewTokens) -> None:
+        request = stream.request
+        chain = self.world.kv.chain(request.key, request.prompt, request.seed)
+        if stream.tokens or (news.embedding != chain.embedding and news.finish_reason != "error"):
+            raise RuntimeError(
+                f"request {request.key}: has {len(stream.tokens)} tokens, and {news.embedding!r} for an embedding"
+            )
 
     def _check_late(self, news: NewTokens) -> None:
         """Tokens may be on their way when a client leaves; after the end there are none."""

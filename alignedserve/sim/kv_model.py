@@ -35,6 +35,11 @@ class TokenChain:
         """Returns the output token k."""
         return model.sample(self.seed, k)
 
+    @property
+    def embedding(self) -> bytes:
+        """What stands for an embedding of the prompt: like that, it depends on all of its tokens."""
+        return self.hash_of(len(self.prompt)).to_bytes(8, "little", signed=True)
+
     def _hash_prompt(self) -> None:
         # A string's own hash differs from process to process.
         last = int.from_bytes(self._salt.encode(), "big") % (1 << 61)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
+from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.router.request_state import Phase
 from alignedserve.types import RequestKey
 from alignedserve.vopr.history import Arrive, Leave
@@ -70,7 +71,14 @@ def _arrival(random: Random, plan: Plan, key: RequestKey, at_s: float, usual: _L
         tbt_s=random.choice([None, 0.1, 3.0]) if is_rt else None,
         window_s=None if is_rt else random.choice([None, 1.0, 100.0, 86400.0]),
         is_structured=random.random() < 0.05,
+        pooling=_pooling(key, at_s),
     )
+
+
+def _pooling(key: RequestKey, at_s: float) -> str | None:
+    """One in ten wants an embedding."""
+    random = Random(f"pooling of {key} at {at_s}")
+    return random.choice(POOLINGS) if random.random() < 0.1 else None
 
 
 def _around(random: Random, mean: int) -> int:

@@ -48,9 +48,9 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
         tier=arrive.tier,
         deadline_s=None if arrive.window_s is None else now + arrive.window_s,
     )
-    if arrive.is_structured:
+    if arrive.is_structured and arrive.pooling is None:
         request.params.structured_outputs = StructuredOutputsParams(json_object=True)
-    return replace(request, prompt=_prompt(arrive), cache_salt=arrive.salt)
+    return replace(request, prompt=_prompt(arrive), cache_salt=arrive.salt, pooling=arrive.pooling)
 
 
 def island_config(plan: Plan) -> IslandConfig:

@@ -39,6 +39,8 @@ class Arrive(Action, frozen=True, tag="arrive"):
     tbt_s: float | None = None
     window_s: float | None = None
     is_structured: bool = False
+    # How an embedding is made of its prompt, if it wants one.
+    pooling: str | None = None
 
 
 class Leave(Action, frozen=True, tag="leave"):

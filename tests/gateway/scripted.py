@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import numpy as np
+
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.model import ServedModel
@@ -24,6 +26,7 @@ from alignedserve.protocol.messages import (
     Tokens,
     Welcome,
 )
+from alignedserve.protocol.pooling import DTYPE
 from alignedserve.types import Epoch, InstanceId, RequestKey
 
 TOKEN = "secret"
@@ -38,8 +41,16 @@ def answer_of(text: str) -> list[int]:
     return [*TOKENIZER.encode(text), EOS]
 
 
+def vector_of(prompt: list[int]) -> np.ndarray:
+    """The embedding of a prompt. Other prompts have other ones; all have length 1."""
+    assert MODEL.embedding_size
+    numbers = np.random.default_rng(prompt).standard_normal(MODEL.embedding_size)
+    return (numbers / np.linalg.norm(numbers)).astype(DTYPE)
+
+
 class ScriptedRouter:
-    """Says `answer` to everyone, a token at a time, as far as `allowed` permits."""
+    """Says `answer` to everyone, a token at a time, as far as `allowed` permits; and a vector to those that want
+    embeddings, unless that is 0."""
 
     def __init__(self, epoch: int = 1, answer: list[int] | None = None) -> None:
         self.answer = answer or answer_of("one two three")
@@ -126,6 +137,9 @@ class ScriptedRouter:
 
     def _tokens(self, request: Request, news: NewTokens) -> NewTokens:
         """What is said instead, if anything is."""
+        if request.is_embedding:
+            embedding = vector_of(request.prompt).tobytes()
+            return NewTokens(request.key, 0, [], finish_reason="stop", embedding=embedding)
         return news
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.demo import tasks
 from alignedserve.types import InvalidRequest
-from tests.tiny_models import CONFIGS
+from tests.tiny_models import CONFIGS, embeddings, prompts
 
 GREEDY = SamplingParams(temperature=0, max_tokens=300)
 ALPHABET = [{"role": "user", "content": "List the letters from c to h."}]
@@ -188,3 +189,16 @@ def test_a_model_without_a_tokenizer_says_so(tiny_model) -> None:  # type: ignor
     with pytest.raises(ValueError, match="tokenizer"):
         LLM(str(directory), use_tqdm=False)
     LLM(str(directory), skip_tokenizer_init=True, use_tqdm=False)
+
+
+def test_embeddings_are_transformers(tiny_model: Callable[[str], Path]) -> None:
+    directory = tiny_model("llama-gqa-tied")
+    llm = LLM(str(directory), skip_tokenizer_init=True, use_tqdm=False)
+    for pooling in ("last", "mean"):
+        found = llm.embed(prompts(), use_tqdm=False, pooling=pooling)
+        assert [each.prompt_token_ids for each in found] == prompts()
+        vectors = np.array([each.outputs.embedding for each in found])
+        np.testing.assert_allclose(vectors, embeddings(directory, pooling), atol=2e-5)
+    with pytest.raises(InvalidRequest, match=r"prompts\[1\]: .*outside the vocabulary"):
+        llm.embed([[1], [10**6]])
+    llm.instance.check_idle()

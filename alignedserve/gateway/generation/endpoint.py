@@ -15,7 +15,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from alignedserve.gateway.fields import take_unknown
-from alignedserve.gateway.generation.prepared import Answered, Prepared
+from alignedserve.gateway.generation.prepared import Answered, PreparedCall
 from alignedserve.gateway.http.errors import ApiError, invalid, misshapen
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
@@ -23,7 +23,7 @@ from alignedserve.types import InvalidRequest
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
-Result = Prepared | Answered
+Result = PreparedCall | Answered
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Endpoint:
     # Makes the call of a valid body. Raises ApiError and InvalidRequest.
     make: Callable[[Any, ServedModel, Limits], Result]
     # What `make` returns.
-    made: type[Prepared] | type[Answered] = Answered
+    made: type[PreparedCall] | type[Answered] = Answered
     # Whether the lines of a batch job may be its calls.
     in_batches: bool = False
 

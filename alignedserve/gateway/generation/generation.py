@@ -138,7 +138,7 @@ class Generation:
     ) -> None:
         index = len(self._choices)
         request = Request(
-            key=_new_key(),
+            key=new_key(),
             prompt=prompt,
             params=params,
             seed=seed,
@@ -157,7 +157,7 @@ class Generation:
     def _delta(self, index: int, news: News) -> Delta | None:
         """Returns None for what comes after a stop string."""
         if isinstance(news, Rejected):
-            raise _rejection(news)
+            raise rejection(news)
         if news.finish_reason in ("error", "abort"):
             raise self._failure(news.error or news.finish_reason)
         choice = self._choices[index]
@@ -191,13 +191,14 @@ class Generation:
         return Delta(index, text, *found, reason, news.prompt_logprobs, choice.text.stop_string)
 
 
-def _rejection(rejected: Rejected) -> ApiError:
+def rejection(rejected: Rejected, param: str = "prompt") -> ApiError:
+    """`param`: the name of the parameter that has the prompt."""
     if rejected.reason == "too_long":
-        return ApiError(400, rejected.message, param="prompt", code="context_length_exceeded")
+        return ApiError(400, rejected.message, param=param, code="context_length_exceeded")
     if rejected.reason == "slo":
         return ApiError(400, rejected.message, param="slo", code="slo_unattainable")
     return unavailable(rejected.message)
 
 
-def _new_key() -> RequestKey:
+def new_key() -> RequestKey:
     return RequestKey(1 + secrets.randbelow(2**63 - 1))

@@ -8,6 +8,7 @@ import msgspec
 
 from alignedserve.batch.results import Answer as LineAnswer
 from alignedserve.gateway.generation.endpoint import Endpoints
+from alignedserve.gateway.generation.prepared import Prepared, PreparedCall
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError, invalid
@@ -32,15 +33,12 @@ class LineAnswers:
         return LineAnswer(failure.status, failure.body)
 
     async def _answer(self, endpoint: str, body: bytes, deadline_s: float, owner: str) -> LineAnswer:
-        call = await self._request_builder.preparer.call(self._endpoints[endpoint], [body], owner)
-        if call.is_stream:
+        call = await self._request_builder.preparer.result(self._endpoints[endpoint], [body], owner)
+        assert isinstance(call, PreparedCall)
+        if isinstance(call, Prepared) and call.is_stream:
             raise InvalidRequest("stream=True: not possible in a batch")
         self._request_builder.ignored_parameters.note(call.ignored)
         service = Service("flex", "be", deadline_s=deadline_s)
-        generation, builder = await self._request_builder.build(call, service, owner)
-        try:
-            await generation.collect(builder.add)
-            blocks = await blocks_of(builder.whole(generation.usage))
-            return LineAnswer(200, msgspec.Raw(b"".join(blocks)), generation.usage.body)
-        finally:
-            generation.close()
+        pieces, usage = await call.whole(self._request_builder, service, owner)
+        blocks = await blocks_of(pieces)
+        return LineAnswer(200, msgspec.Raw(b"".join(blocks)), usage)

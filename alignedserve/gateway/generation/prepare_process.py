@@ -47,6 +47,7 @@ class Greeting(msgspec.Struct, frozen=True):
     eos_token_ids: list[int]
     tokenizer: TokenizerParts | None
     parses_special_tokens: bool
+    embedding_size: int | None
     limits: Limits
     is_strict: bool
 
@@ -58,7 +59,7 @@ class Greeting(msgspec.Struct, frozen=True):
             files = TokenizerFiles(backend, parts.special_tokens, parts.chat_templates)
             tokenizer = Tokenizer(files, self.name)
         parses = self.parses_special_tokens
-        return ServedModel(self.name, tokenizer, vocabulary, self.max_model_len, parses)
+        return ServedModel(self.name, tokenizer, vocabulary, self.max_model_len, parses, self.embedding_size)
 
 
 class Asked(msgspec.Struct, frozen=True):

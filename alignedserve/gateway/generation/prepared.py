@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.generation.service import Service, ServiceTier
+from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.model import ServedModel
 from alignedserve.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from alignedserve.gateway.generation.request_builder import RequestBuilder
 
 # The type of token ids in `Prepared.prompts`: four bytes each.
 _ID: Final = "i"
@@ -30,24 +34,47 @@ class Answering:
     created: int
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid call, except for its grammar, which is compiled elsewhere. Each API adds what its answer shows."""
+class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid call, whatever it asks for."""
 
     # The token ids of each prompt, packed: lists of them take long to decode and to encode.
     prompts: list[bytes]
+    # How the request is to be served.
+    service_tier: ServiceTier | None
+    ttft_ms: float | None
+    cache_salt: str
+    # The parameters of the body that are unknown here, and were ignored.
+    ignored: list[str] = []
+
+    async def whole(
+        self, request_builder: RequestBuilder, service: Service, owner: str
+    ) -> tuple[Iterable[Piece], Mapping[str, Any]]:
+        """Runs the call from start to end. Returns its answer as JSON, and the usage in it. `owner` is that of the
+        request's key (http/keys.py). Raises ApiError and InvalidRequest."""
+        raise NotImplementedError
+
+
+class Prepared(PreparedCall, frozen=True, kw_only=True):
+    """A valid call for tokens, except for its grammar, which is compiled elsewhere. Each API adds what its answer
+    shows."""
+
     params: SamplingParams
     # The name of the parameter that prescribes the form of the output.
     structure_name: str
-    # How the request is to be served.
     is_stream: bool
-    service_tier: ServiceTier | None
-    ttft_ms: float | None
     tbt_ms: float | None
-    cache_salt: str
     # False: the client wants what is known with the first token, but not that token.
     gives_output: bool = True
-    # The parameters of the body that are unknown here, and were ignored.
-    ignored: list[str] = []
+
+    async def whole(
+        self, request_builder: RequestBuilder, service: Service, owner: str
+    ) -> tuple[Iterable[Piece], Mapping[str, Any]]:
+        generation, builder = await request_builder.build(self, service, owner)
+        try:
+            await generation.collect(builder.add)
+        finally:
+            generation.close()
+        return builder.whole(generation.usage), generation.usage.body
 
     def response_builder(self, answering: Answering) -> ResponseBuilder:
         raise NotImplementedError

@@ -52,21 +52,23 @@ class Preparer:
         await self._medium.child.prepare()
 
     async def call(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Prepared:
-        """`body` comes in pieces. `owner` is that of the request's key (http/keys.py). Raises ApiError."""
-        found = await self._result(endpoint, body, owner)
+        """Returns a call for tokens. `body` comes in pieces. `owner` is that of the request's key (http/keys.py).
+        Raises ApiError."""
+        found = await self.result(endpoint, body, owner)
         assert isinstance(found, Prepared)
         return found
 
     async def answer(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Answered:
         """Returns the answer of an endpoint that needs no engine. Raises ApiError."""
-        found = await self._result(endpoint, body, owner)
+        found = await self.result(endpoint, body, owner)
         assert isinstance(found, Answered)
         return found
 
     async def aclose(self) -> None:
         await asyncio.gather(self._medium.child.aclose(), self._large.child.aclose())
 
-    async def _result(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Result:
+    async def result(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Result:
+        """Returns what `endpoint.make` makes of the body. Raises ApiError."""
         num_bytes = sum(map(len, body))
         if num_bytes <= INLINE_BYTES:
             return endpoint.prepare(b"".join(body), self._model, self._limits, self._is_strict)
@@ -99,6 +101,7 @@ class Preparer:
             sorted(model.vocabulary.eos_token_ids),
             parts,
             model.parses_special_tokens,
+            model.embedding_size,
             self._limits,
             self._is_strict,
         )

@@ -21,6 +21,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
 from alignedserve.lengths.config import NONE, LengthConfig
+from alignedserve.protocol.pooling import POOLINGS
 
 # So many token ids are unpacked at a time, which takes a millisecond.
 _STEP_IDS = 1 << 15
@@ -41,11 +42,13 @@ class RequestBuilder:
     # Gives a seed to requests that have none.
     seeds: Random = field(default_factory=Random)
     ignored_parameters: IgnoredParameters = field(default_factory=IgnoredParameters)
+    # How embeddings are made: one of POOLINGS.
+    embedding_pooling: str = POOLINGS[0]
 
     async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, ResponseBuilder]:
         """`owner` is that of the request's key (http/keys.py)."""
         await check_structure(self.compiler, self.limits, call.params, call.structure_name, owner)
-        prompts = [await _unpacked(packed) for packed in call.prompts]
+        prompts = [await unpacked(packed) for packed in call.prompts]
         predictions = await self.lengths.predict(prompts, call.params, service.tier)
         generation = Generation(
             self.islands,
@@ -59,19 +62,20 @@ class RequestBuilder:
             asks_prompt_logprobs_once=not call.is_stream,
             predictions=predictions,
             seeds=self.seeds,
-            cache_salt=_salt(owner, call.cache_salt),
+            cache_salt=salt_of(owner, call.cache_salt),
         )
         answering = Answering(self.model, service, prompts, int(time.time()))
         return generation, call.response_builder(answering)
 
 
-def _salt(owner: str, asked: str) -> str:
-    """Returns the salt: how soon an answer comes reveals whether its prompt was asked before, so owners do not share
-    KV."""
+def salt_of(owner: str, asked: str) -> str:
+    """Returns the salt of a call's requests: how soon an answer comes reveals whether its prompt was asked before, so
+    owners do not share KV."""
     return f"{owner} {asked}" if owner else asked
 
 
-async def _unpacked(packed: bytes) -> list[int]:
+async def unpacked(packed: bytes) -> list[int]:
+    """Unpacks a prompt of a prepared call."""
     ids: list[int] = []
     step = 4 * _STEP_IDS
     for start in range(0, len(packed), step):

@@ -53,10 +53,10 @@ async def respond(
         if call.is_stream:
             # The status is sent before the body, so every error that can be found now is found now.
             deltas = generation.deltas()
-            first = await _unless_gone(http, _first(generation, deltas))
+            first = await unless_gone(http, _first(generation, deltas))
             events = _events(first, deltas, generation, builder, keep)
             return _EventStream(events, headers, generation.close)
-        await _unless_gone(http, generation.collect(builder.add))
+        await unless_gone(http, generation.collect(builder.add))
         await keep(builder, generation.usage)
         return await json_response(builder.whole(generation.usage), headers)
     except BaseException:
@@ -113,7 +113,7 @@ class _EventStream(StreamingResponse):
             self._close()
 
 
-async def _unless_gone(http: Request, work: Awaitable[Result]) -> Result:
+async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
     """Returns the result of `work`. Raises ApiError when the client hangs up first."""
     working, watching = asyncio.ensure_future(work), asyncio.ensure_future(_gone(http))
     try:

@@ -65,6 +65,11 @@ class RequestStats:
         if self.request.tbt_s is not None and now > self._due_s(self.request.tbt_s):
             self._is_late = True
 
+    def embedded(self, now: float) -> None:
+        """Its embedding has come, which is all that it will get."""
+        self._first(now)
+        self.last_s = now
+
     def ended(self, reason: str, is_told: bool = True) -> None:
         """The request has ended. With `is_told`, the router has reported all of its timeline; otherwise `told` is
         called when it has. Safe to repeat; the first call counts."""

@@ -142,17 +142,16 @@ class DecodePart:
         self, at: DecodeBoundary, to_grow: Sequence[AnyDecode], for_others: Sequence[AnyDecode] = ()
     ) -> Sequence[AnyDecode]:
         """Has requests leave as `preemption_mode` says: some so that the rest can grow, and some so that others can
-        begin. Returns those that are gone, which are not to be planned."""
-        match self.config.preemption_mode:
-            case "recompute":
-                gone = [*to_grow, *for_others]
-                at.drop(gone)
-                return gone
-            case "defer":
-                at.evict(to_grow)
-            case _:
-                at.evict([*to_grow, *for_others])
-        return []
+        begin. Returns those that are gone, which are not to be planned. Prompts for embeddings are dropped in any case:
+        none of their KV goes to the pool."""
+        mode = self.config.preemption_mode
+        leaving = [*to_grow] if mode == "defer" else [*to_grow, *for_others]
+        gone = leaving if mode == "recompute" else [each for each in leaving if each.is_embedding]
+        if gone:
+            at.drop(gone)
+        if mode != "recompute":
+            at.evict([each for each in leaving if not each.is_embedding])
+        return gone
 
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary

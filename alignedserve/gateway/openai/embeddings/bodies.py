@@ -1,0 +1,65 @@
+"""The bodies of embeddings, scores and rankings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.generation.body import FIRST_ERROR, MAX_SALT_CHARS
+from alignedserve.gateway.generation.service import ServiceTier, Slo
+from alignedserve.gateway.openai.bodies import Prompt
+
+# OpenAI's limit, of a call.
+MAX_INPUTS = 2048
+
+Texts = str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+
+
+class EmbeddingBody(Fields):
+    """What the three have in common."""
+
+    refused: ClassVar[Mapping[str, str]] = {"truncate_prompt_tokens": ""}
+
+    model: str | None = None
+    service_tier: ServiceTier | None = None
+    # Of these, the time to the first token is that to the answer.
+    slo: Slo | None = None
+    # vLLM's fields.
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    add_special_tokens: bool = True
+    # This is accepted, and changes nothing.
+    user: str | None = None
+
+
+class EmbeddingsBody(EmbeddingBody):
+    refused: ClassVar[Mapping[str, str]] = {**EmbeddingBody.refused, "messages": "; use input"}
+
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def inputs(self) -> list[str | list[int]]:
+        if isinstance(self.input, str):
+            return [self.input]
+        if isinstance(self.input[0], int):
+            return [self.input]
+        return list(self.input)
+
+
+class ScoreBody(EmbeddingBody):
+    """One text is compared with each of the others, or two lists pair by pair."""
+
+    text_1: Texts
+    text_2: Texts
+
+
+class RerankBody(EmbeddingBody):
+    query: str
+    documents: Annotated[list[str], Field(min_length=1), FIRST_ERROR]
+    # The number of results; 0 or null: as many as there are documents.
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool | None = None

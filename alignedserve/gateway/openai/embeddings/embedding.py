@@ -1,0 +1,87 @@
+"""One call for embeddings: a request to the router for each of its inputs, a bounded number of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from alignedserve.gateway.generation.generation import NUM_AT_ONCE, new_key, rejection
+from alignedserve.gateway.generation.service import Service
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.island import News
+from alignedserve.gateway.islands import Islands
+from alignedserve.process.logs import request_id
+from alignedserve.protocol.messages import Rejected, Request
+from alignedserve.protocol.pooling import NO_SAMPLING
+from alignedserve.types import RequestKey
+
+# So many requests of a call are open at once: enough for instances to have work, and few enough for others to have room
+# in the router's queue.
+MAX_OPEN = 4 * NUM_AT_ONCE
+
+
+@dataclass(eq=False)
+class Embedding:
+    islands: Islands
+    prompts: Sequence[list[int]]
+    # One of POOLINGS.
+    pooling: str
+    service: Service
+    # See messages.Request.
+    cache_salt: str = ""
+    _open: dict[int, RequestKey] = field(default_factory=dict)
+    _num_begun: int = 0
+    _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
+
+    async def vectors(self) -> list[bytes]:
+        """Returns the embedding of each prompt, in order. Raises ApiError as soon as one can't be had; `close` then
+        ends the others."""
+        found = [b""] * len(self.prompts)
+        while self._open or self._num_begun < len(self.prompts):
+            while self._num_begun < len(self.prompts) and len(self._open) <= MAX_OPEN - NUM_AT_ONCE:
+                await self._begin_some()
+            index, news = await self._news.get()
+            if isinstance(news, Rejected):
+                raise rejection(news, "input")
+            if news.finish_reason is None:
+                # A router that was known before says again what it has said, which is nothing yet.
+                continue
+            if not news.embedding:
+                raise ApiError(500, f"embedding failed: {news.error or news.finish_reason}")
+            found[index] = news.embedding
+            del self._open[index]
+        return found
+
+    def close(self) -> None:
+        """Aborts the requests that have not ended. Safe to repeat."""
+        self.islands.close_all([*self._open.values()])
+
+    async def _begin_some(self) -> None:
+        """Raises ApiError when there is no router."""
+        async with self.islands.opening(self.service.tier) as turn:
+            if self._num_begun or self.service.tier != "rt":
+                await turn()
+            for _ in range(min(NUM_AT_ONCE, len(self.prompts) - self._num_begun)):
+                self._begin()
+
+    def _begin(self) -> None:
+        index, service = self._num_begun, self.service
+        request = Request(
+            key=new_key(),
+            prompt=self.prompts[index],
+            params=NO_SAMPLING,
+            seed=0,
+            arrival_s=time.monotonic(),
+            ttft_s=service.ttft_s,
+            tier=service.tier,
+            deadline_s=service.deadline_s,
+            request_id=request_id.get() or "",
+            slo_defaults=[name for name in service.slo_defaults if name == "ttft_s"],
+            cache_salt=self.cache_salt,
+            pooling=self.pooling,
+        )
+        self._num_begun += 1
+        self._open[index] = request.key
+        self.islands.open(request, lambda news: self._news.put_nowait((index, news)))
