@@ -86,7 +86,6 @@ def calibrate(protocol: Protocol) -> Scale:
     with opener(POLICIES[0], None, protocol.options)() as system:
         warm_up(protocol, system)
         capacity = ask_at_once(protocol.guidellm, system.url, NUM_AT_ONCE, protocol.calibration_s)
-    with opener(POLICIES[0], None, protocol.options)() as system:
         # more than is answered meanwhile
         system.start(jobs_of(1000, 200))
         time.sleep(FILL_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -17,7 +18,8 @@ from benchmarks.rt_with_be.traffic import MAX_OUTPUT, MIN_OUTPUT, MODEL
 
 # of calm and burst: one call a second against 15
 CALM = 15.0
-NUM_QUESTIONS = 200
+# more than are answered in a second by anything on a CPU: guidellm ends with its data
+MAX_CALLS_PER_S = 500.0
 # seconds beyond the phases that a run may take: each begins with processes of its own
 SLACK_S = 120.0
 ENVIRONMENT = {
@@ -40,10 +42,10 @@ class Chats:
     num_tokens: int
 
 
-def questions(seed: int = 0) -> list[dict[str, Any]]:
+def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:
     """Counting goes on for longer than any answer may."""
     dice = random.Random(seed)
-    firsts = [dice.randint(100, 900) for _ in range(NUM_QUESTIONS)]
+    firsts = [dice.randint(100, 900) for _ in range(count)]
     return [
         {
             "prompt": f"Count from {first} to {first + 20}.",
@@ -59,19 +61,23 @@ def bursts(rate: float, num_rounds: int) -> list[float]:
 
 def ask_at(guidellm: Path, url: str, rates: Sequence[float], phase_s: float) -> Chats:
     """At each rate for so many seconds, one after the other."""
-    return _run(guidellm, url, {"kind": "constant", "rate": list(rates)}, phase_s, len(rates))
+    profile = {"kind": "constant", "rate": list(rates)}
+    return _run(guidellm, url, profile, phase_s, len(rates), max(rates))
 
 
 def ask_at_once(guidellm: Path, url: str, num_at_once: int, seconds: float) -> Chats:
     """As fast as they are answered."""
-    return _run(guidellm, url, {"kind": "throughput", "max_concurrency": num_at_once}, seconds, 1)
+    profile = {"kind": "throughput", "max_concurrency": num_at_once}
+    return _run(guidellm, url, profile, seconds, 1, MAX_CALLS_PER_S)
 
 
-def _run(guidellm: Path, url: str, profile: dict[str, Any], phase_s: float, num_phases: int) -> Chats:
-    """Raises CalledProcessError, with what it said, when guidellm fails."""
+def _run(
+    guidellm: Path, url: str, profile: dict[str, Any], phase_s: float, num_phases: int, max_rate: float
+) -> Chats:
+    """Each phase begins with the first question. Raises CalledProcessError, with what it said, when guidellm fails."""
     with tempfile.TemporaryDirectory(prefix="guidellm-") as directory:
         data, report = Path(directory, "data.jsonl"), Path(directory, "report.json")
-        data.write_text("\n".join(map(json.dumps, questions())))
+        data.write_text("\n".join(map(json.dumps, questions(math.ceil(max_rate * phase_s) + 1))))
         options = {
             "--backend": {"kind": "openai_http", "target": url, "model": MODEL},
             "--profile": profile,

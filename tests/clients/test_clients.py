@@ -105,7 +105,7 @@ def test_lm_evaluation_harness(
 
 
 def test_guidellm(url: str, tmp_path: Path) -> None:
-    rows = [json.dumps({"prompt": question, "output_tokens_count": 16}) for question in QUESTIONS]
+    rows = [json.dumps({"prompt": question, "output_tokens_count": 16}) for question in QUESTIONS * 2]
     (tmp_path / "data.jsonl").write_text("\n".join(rows))
     options = {
         "--backend": f"kind=openai_http,target={url},model=demo",
