@@ -44,9 +44,9 @@ types: .venv/installed
 
 check: lint types test
 
-# an hour of new seeds; MINUTES=2 make vopr
+# an hour of new seeds; MINUTES=2 make vopr, FIRST_SEED=7 for those from there on
 vopr: .venv/installed
-	$(BIN)/alignedserve vopr --minutes $${MINUTES:-60}
+	$(BIN)/alignedserve vopr --minutes $${MINUTES:-60} $${FIRST_SEED:+--first-seed $$FIRST_SEED} --out $${OUT:-.}
 
 # a live server while its processes are killed; SEED=7 make soak, MINUTES=30 for longer
 soak: .venv/installed

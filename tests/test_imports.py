@@ -88,7 +88,8 @@ MAY_IMPORT = {
 # there is no cycle.
 GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "limits": set(),
-    "config": {"limits"},
+    "webhooks": set(),
+    "config": {"limits", "webhooks"},
     "pacing": set(),
     "page": set(),
     "fields": set(),
@@ -117,14 +118,17 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
         ),
     },
     "chat": {"generation", "grammars", "limits", "model", "tools"},
-    "openai": {"chat", "fields", "generation", "grammars", "http", "limits", "model", "telemetry", "tools"},
+    "openai": {
+        *("chat", "fields", "generation", "grammars", "http", "limits", "model", "telemetry", "tools"),
+        "webhooks",
+    },
     "anthropic": {"chat", "fields", "generation", "http", "limits", "model", "tools"},
     "endpoints": {"anthropic", "generation", "openai"},
     "prepare_process": {"endpoints", "generation"},
     "app": {"anthropic", "endpoints", "generation", "http", "openai", "page", "telemetry"},
     "process": {
         *("app", "config", "endpoints", "generation", "grammars", "http", "islands", "lengths", "model"),
-        *("openai", "prepare_process", "telemetry"),
+        *("openai", "prepare_process", "telemetry", "webhooks"),
     },
     "actor": {"config", "process"},
 }

@@ -8,11 +8,14 @@ begins, so that a line which kills the process that runs it does not run for eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from alignedserve.batch.alike import alike_together
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
@@ -26,6 +29,7 @@ from alignedserve.batch.results import (
     Answer,
     BatchLine,
     answered,
+    cancelled,
     fallen,
     not_stored,
     too_late,
@@ -33,7 +37,17 @@ from alignedserve.batch.results import (
 )
 from alignedserve.batch.retry import retried
 from alignedserve.batch.validate import Validator
-from alignedserve.store import FileRecord, JobRecord, Lease, LineResult, Problem, Stage, Store, StoreFull
+from alignedserve.store import (
+    Delivery,
+    FileRecord,
+    JobRecord,
+    Lease,
+    LineResult,
+    Problem,
+    Stage,
+    Store,
+    StoreFull,
+)
 
 # Calls the endpoint with (endpoint, body as JSON, deadline on time.time()'s clock, the job's owner) and returns its
 # answer. It does not raise for an invalid body.
@@ -60,6 +74,10 @@ class Shared:
     stopping: asyncio.Event
     # This is called when a line was not answered in time.
     on_late: Callable[[], None]
+    # This is called with a job that is over.
+    on_over: Callable[[JobRecord], None]
+    # Returns the deliveries that tell of the end of a job.
+    deliveries_of: Callable[[JobRecord], Sequence[Delivery]]
 
 
 def stage_of(job: JobRecord) -> Stage:
@@ -93,7 +111,10 @@ class JobRun:
             if event is not None:
                 changed = after(job, event, int(time.time()))
                 # If the job has changed it was cancelled meanwhile, which the next round finds.
-                await retried(store.finish_job, job, changed, self.lease, files)
+                told = self.shared.deliveries_of(changed) if changed.is_over else ()
+                is_done = await retried(store.finish_job, job, changed, self.lease, files, told)
+                if is_done and changed.is_over:
+                    self.shared.on_over(changed)
 
     def cancel(self) -> None:
         """Stops the work on the file, since the job is being cancelled: no more lines begin. Safe to repeat."""
@@ -107,6 +128,8 @@ class JobRun:
             case "in_progress":
                 return await self._of_its_file(self._answer_in_time, job), []
             case _:
+                if job.status == "cancelling":
+                    await self._cancel_the_rest(job)
                 files = await write_results(self.shared.store, job)
                 return Written(files.output_id, files.errors_id), files.all
 
@@ -152,7 +175,9 @@ class JobRun:
             async with asyncio.timeout(max(0.0, job.expires_at - time.time())):
                 await self._answer_all(job)
         except TimeoutError:
-            await self._give_up_the_rest(job)
+            async for line in self._unanswered(job):
+                await self._put(job, line, too_late(line), is_bounded=False)
+                self.shared.on_late()
             return TimeUp()
         return None if self.shared.stopping.is_set() else AllAnswered()
 
@@ -213,12 +238,20 @@ class JobRun:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, config.max_retry_s)
 
-    async def _give_up_the_rest(self, job: JobRecord) -> None:
+    async def _cancel_the_rest(self, job: JobRecord) -> None:
+        """Says of the lines that have no answer that they were cancelled. If the file was not validated, or is gone,
+        there is nothing to be said of them."""
+        if job.in_progress_at is None:
+            return
+        with contextlib.suppress(FileGone):
+            async for line in self._unanswered(job):
+                await self._put(job, line, cancelled(line), is_bounded=False)
+
+    async def _unanswered(self, job: JobRecord) -> AsyncIterator[BatchLine]:
+        """Yields the lines that have no result yet. The file has been validated."""
         done = await retried(self.shared.store.lines_done, job.id)
         async for line in self._lines(job, done):
-            found = await self._batch_line(line)
-            await self._put(job, found, too_late(found), is_bounded=False)
-            self.shared.on_late()
+            yield await self._batch_line(line)
 
     async def _lines(self, job: JobRecord, done: Collection[int] = ()) -> AsyncIterator[Line]:
         """Yields the lines that are not done."""
@@ -230,12 +263,13 @@ class JobRun:
         """Returns the line in parts. Its file has been validated."""
         found = await self.shared.reader.parsed(line)
         assert line.text is not None
-        return BatchLine(line.number, found.custom_id, line.text[found.start : found.end])
+        body = line.text[found.start : found.end]
+        return BatchLine(line.number, found.custom_id, body, len(line.text) + len(b"\n"))
 
     async def _put(
         self, job: JobRecord, line: BatchLine, result: LineResult, is_bounded: bool = True
     ) -> None:
-        put = self.shared.store.put_result
+        put, result = self.shared.store.put_result, replace(result, num_line_bytes=line.num_bytes)
         await retried(put, self.lease, job.owner, line.number, result, is_bounded)
 
 

@@ -25,6 +25,8 @@ class BatchLine:
     custom_id: str
     # The body as it was sent, an object of JSON.
     body: bytes
+    # The bytes of the line in the file.
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ def failed(line: BatchLine, code: str, message: str) -> LineResult:
 def too_late(line: BatchLine) -> LineResult:
     message = "This request could not be executed before the completion window expired."
     return failed(line, "batch_expired", message)
+
+
+def cancelled(line: BatchLine) -> LineResult:
+    return failed(line, "batch_cancelled", "This request was not executed because the batch was cancelled.")
 
 
 def fallen(line: BatchLine, count: int) -> LineResult:

@@ -11,14 +11,15 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import BatchConfig
+from alignedserve.batch.forecast import Forecast
 from alignedserve.batch.job_run import Ask, JobRun, Shared
 from alignedserve.batch.loop_turns import LoopTurns
 from alignedserve.batch.reader import LineReader
-from alignedserve.store import STAGES, JobId, Lease, LeaseLost, Stage, Store, StoreAway
+from alignedserve.store import STAGES, Delivery, JobId, JobRecord, Lease, LeaseLost, Stage, Store, StoreAway
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,11 @@ class BatchRunner:
         name: str,
         config: BatchConfig | None = None,
         on_late: Callable[[], None] = lambda: None,
+        on_over: Callable[[JobRecord], None] = lambda job: None,
+        deliveries_of: Callable[[JobRecord], Sequence[Delivery]] = lambda job: (),
     ) -> None:
         """`name` is the gateway's, for people to read; `on_late` is called for each line that was not answered in
-        time."""
+        time, and `on_over` with each job that is over, of which `deliveries_of` tell."""
         config = config or BatchConfig()
         self._store = store
         self._name = name
@@ -54,7 +57,10 @@ class BatchRunner:
             LineReader(),
             asyncio.Event(),
             on_late,
+            on_over,
+            deliveries_of,
         )
+        self.forecast = Forecast(store, config.max_num_jobs)
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
         self._patience_s = 0.0
@@ -131,6 +137,7 @@ class BatchRunner:
         if self.num_open_jobs:
             for stage in STAGES:
                 await self._take(stage)
+        await self.forecast.look(self._running())
         await self._tidy()
 
     async def _take(self, stage: Stage) -> None:
@@ -162,6 +169,9 @@ class BatchRunner:
             # The job is not released but its lease lapses, so that it is not tried again at once.
             if not _is_lost(error):
                 log.exception("job %s failed, and is tried again", lease.job_id)
+
+    def _running(self) -> list[JobId]:
+        return [lease.job_id for lease, (run, _) in self._held.items() if run.stage == "run"]
 
     async def _let_go(self, lease: Lease) -> None:
         with contextlib.suppress(StoreAway):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from tqdm import tqdm
 
 from alignedserve.cli.options import OutputFile
 
@@ -99,12 +101,15 @@ def submit(
 @click.option("--wait", is_flag=True, help="until it is over")
 @server_options(DEFAULT_URL)
 def status(batch_id: str, wait: bool, url: str, api_key: str | None) -> None:
-    """Print the batch, as the server describes it."""
-    from alignedserve.cli.batch_client import connected
+    """Print the batch, as the server describes it, and when it will be done."""
+    from alignedserve.cli.batch_client import connected, estimate_of
 
     with connected(url, api_key) as client:
         batch = client.batch(batch_id)
-        click.echo(json.dumps(client.wait(batch) if wait else batch, indent=2, ensure_ascii=False))
+        batch = client.wait(batch) if wait else batch
+        click.echo(json.dumps(batch, indent=2, ensure_ascii=False))
+        if estimate := estimate_of(batch):
+            _say(estimate)
 
 
 @command.command("list")
@@ -189,4 +194,5 @@ def _check_completed(batch: dict[str, Any]) -> None:
 
 
 def _say(line: str) -> None:
-    click.echo(line, err=True)
+    # Above a progress bar, where there is one.
+    tqdm.write(line, file=sys.stderr)

@@ -61,7 +61,7 @@ class BatchClient:
                 counts = batch["request_counts"]
                 bar.total = counts["total"] or None
                 bar.n = counts["completed"] + counts["failed"]
-                bar.set_postfix_str(f"{batch['status']}, {counts['failed']} failed")
+                bar.set_postfix_str(f"{batch['status']}, {counts['failed']} failed{_until(batch)}")
                 if batch["status"] in _OVER:
                     return batch
                 time.sleep(_POLL_S)
@@ -94,6 +94,30 @@ class BatchClient:
         return found
 
 
+def estimate_of(batch: Json) -> str:
+    """Returns how far the batch is and when it will be done, as the server estimates it; "" if it does not say."""
+    said = batch.get("alignedserve") or {}
+    at = said.get("estimated_completion_at")
+    if at is None:
+        return ""
+    left_s = max(0, round(at - time.time()))
+    left = f"{left_s} s" if left_s < 120 else f"{round(left_s / 60)} min"
+    verdict = "" if at <= batch["expires_at"] else ", which is after its window"
+    return f"{said['progress']:.0%} done, {left} left, until {_clock(at)}{verdict}"
+
+
+def _until(batch: Json) -> str:
+    at = (batch.get("alignedserve") or {}).get("estimated_completion_at")
+    return "" if at is None else f", until {_clock(at)}"
+
+
+def _clock(at: float) -> str:
+    """Returns the time of the day here, with the date if that is another day."""
+    when = time.localtime(at)
+    is_today = when[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", when)
+
+
 class ServerAway(click.ClickException):
     """The server can't be reached, but may be back in a moment."""
 
@@ -124,8 +148,9 @@ def own_server(options: Sequence[str], say: Callable[[str], None]) -> Iterator[s
 
     port = free_port("127.0.0.1")
     with tempfile.TemporaryDirectory(prefix="batch-", dir="/tmp") as state:
-        own = ["--port", str(port), "--state-dir", state]
-        command = [sys.executable, "-m", "alignedserve", "serve", *options, *own]
+        # What goes well in the server is not what the user has asked for, unless they say so.
+        quiet, own = ["--log-level", "warning"], ["--port", str(port), "--state-dir", state]
+        command = [sys.executable, "-m", "alignedserve", "serve", *quiet, *options, *own]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )

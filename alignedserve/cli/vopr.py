@@ -24,6 +24,9 @@ _PROGRESS_S = 5.0
 @click.command("vopr")
 @click.option("--seed", type=int, help="replay this one, step for step [default: new ones]")
 @click.option("--minutes", type=float, default=1.0, show_default=True, help="run new seeds for so long")
+@click.option(
+    "--first-seed", type=int, help="with --minutes: this one and those after it [default: by chance]"
+)
 @click.option("--policy", multiple=True, help="only these; repeat for several [default: all]")
 @click.option(
     "--system",
@@ -50,6 +53,7 @@ _PROGRESS_S = 5.0
 def command(
     seed: int | None,
     minutes: float,
+    first_seed: int | None,
     policy: tuple[str, ...],
     system: tuple[str, ...],
     history: Path | None,
@@ -76,7 +80,10 @@ def command(
     elif seed is not None:
         failed = _replay(choice.history(seed), f"vopr-{seed}", choice.flags(seed), out, shrink)
     else:
-        failed = _search(minutes, choice, jobs or os.cpu_count() or 1, out, shrink)
+        if first_seed is None:
+            # Seeds are new each time, and short enough to be typed.
+            first_seed = random.SystemRandom().randrange(10**9)
+        failed = _search(first_seed, minutes, choice, jobs or os.cpu_count() or 1, out, shrink)
     if failed:
         sys.exit(1)
 
@@ -150,7 +157,7 @@ def _shrink(history: History, path: Path) -> None:
     click.echo(f"alignedserve vopr --history {path}")
 
 
-def _search(minutes: float, choice: _Choice, num_jobs: int, out: Path, shrink: bool) -> bool:
+def _search(first_seed: int, minutes: float, choice: _Choice, num_jobs: int, out: Path, shrink: bool) -> bool:
     from alignedserve.vopr.outcome import Outcome
     from alignedserve.vopr.search import search
     from alignedserve.vopr.tally import Tally
@@ -167,8 +174,7 @@ def _search(minutes: float, choice: _Choice, num_jobs: int, out: Path, shrink: b
             told_s = time.monotonic()
             click.echo(next(tally.lines(told_s - begun_s)), err=True)
 
-    # Seeds are new each time, and short enough to be typed.
-    search(random.SystemRandom().randrange(10**9), minutes, choice.history, num_jobs, told)
+    search(first_seed, minutes, choice.history, num_jobs, told)
     for line in tally.lines(time.monotonic() - begun_s):
         click.echo(line)
     if not failures:

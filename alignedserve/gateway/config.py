@@ -11,6 +11,7 @@ from typing import Annotated
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
@@ -141,3 +142,6 @@ class GatewayConfig:
     log: LogConfig = field(default_factory=LogConfig)
     lengths: LengthConfig = field(default_factory=LengthConfig)
     slo: SloConfig = field(default_factory=SloConfig)
+    webhooks: WebhookConfig = field(default_factory=WebhookConfig)
+    # What signs webhooks.
+    webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)

@@ -35,9 +35,11 @@ from alignedserve.gateway.openai.responses.routes import RESPONSES, response_rou
 from alignedserve.gateway.prepare_process import MODULE as PREPARING
 from alignedserve.gateway.telemetry.exposition import metrics_route
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
+from alignedserve.gateway.webhooks.deliverer import Deliverer
+from alignedserve.gateway.webhooks.events import Events
 from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.signals import stop_on_sigterm
-from alignedserve.store import ResponseStore, Store
+from alignedserve.store import DeliveryStore, JobRecord, ResponseStore, Store
 from alignedserve.store.redis_store import RedisStore
 
 
@@ -62,6 +64,7 @@ class GatewayProcess:
         # What answers responses in the background.
         self._background: BackgroundResponses | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._events = Events(config.webhooks.url)
 
     def run(self) -> None:
         """Runs until the router tells it to stop. Raises ValueError for a model that can't be loaded, OSError for a
@@ -99,6 +102,7 @@ class GatewayProcess:
             self._lengths.running(model.name, store),
             self._batches(request_builder, store) as routers,
             self._responses(request_builder, store.responses if store else None) as responses,
+            self._webhooks(store.deliveries if store else None),
         ):
             if is_prepared:
                 await asyncio.gather(compiler.prepare(), preparer.start())
@@ -143,6 +147,8 @@ class GatewayProcess:
             self._holder,
             self._config.batches,
             self.telemetry.metrics.line_was_late,
+            self._job_was_over,
+            self._events.of_job,
         )
         running = asyncio.create_task(runner.run())
         self._runner = runner, running
@@ -157,11 +163,17 @@ class GatewayProcess:
                     request_builder.ignored_parameters,
                     is_shared,
                     self._config.http.strict_parameters,
+                    self._config.webhooks.allowed_urls,
                 ),
             ]
         finally:
             runner.stop(0)
             await running
+
+    def _job_was_over(self, job: JobRecord) -> None:
+        if over_at := job.completed_at or job.expired_at:
+            window_s = job.expires_at - job.created_at
+            self.telemetry.metrics.job_was_over(job.created_at, over_at, window_s)
 
     @contextlib.asynccontextmanager
     async def _responses(
@@ -172,7 +184,12 @@ class GatewayProcess:
             yield response_routes(request_builder)
             return
         background = BackgroundResponses(
-            store, request_builder, RESPONSES, self._holder, self._config.batches
+            store,
+            request_builder,
+            RESPONSES,
+            self._holder,
+            self._config.batches,
+            self._events.of_response,
         )
         running = asyncio.create_task(background.run())
         self._background = background
@@ -180,6 +197,23 @@ class GatewayProcess:
             yield response_routes(request_builder, store, background)
         finally:
             background.stop()
+            await running
+
+    @contextlib.asynccontextmanager
+    async def _webhooks(self, store: DeliveryStore | None) -> AsyncIterator[None]:
+        """Delivers webhooks while the block runs, if there are any."""
+        config = self._config
+        if store is None or not config.webhooks.is_used:
+            yield
+            return
+        deliverer = Deliverer(
+            store, config.webhooks, config.webhook_secrets, self.telemetry.metrics.webhooks, self._holder
+        )
+        running = asyncio.create_task(deliverer.run())
+        try:
+            yield
+        finally:
+            deliverer.stop()
             await running
 
     @property

@@ -87,6 +87,7 @@ def check(settings: Settings, model: Location) -> None:
     if settings.engine.hidden_cache:
         _check_hidden_cache(policy, settings, model)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
+    settings.webhooks.secrets(os.environ)
     choose_max_model_len(settings.engine, model.config)
 
 
@@ -188,6 +189,8 @@ def plan_gateway(
         log=log_of(settings),
         lengths=settings.lengths,
         slo=settings.slo,
+        webhooks=settings.webhooks,
+        webhook_secrets=settings.webhooks.secrets(os.environ),
     )
     return ProcessSpec("gateway", GATEWAY, config)
 

@@ -15,6 +15,7 @@ from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import HttpConfig, KeyConfig, SloConfig
 from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.process.logs import LogConfig
@@ -33,6 +34,7 @@ class Settings:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     slo: Annotated[SloConfig, "slo_"] = field(default_factory=SloConfig)
     batches: Annotated[BatchConfig, "batch_"] = field(default_factory=BatchConfig)
+    webhooks: Annotated[WebhookConfig, "webhook_"] = field(default_factory=WebhookConfig)
     lengths: Annotated[LengthConfig, "length_"] = field(default_factory=LengthConfig)
     log: Annotated[LogConfig, "log_"] = field(default_factory=LogConfig)
     limits: Limits = field(default_factory=Limits)

@@ -14,6 +14,7 @@ from alignedserve.store.base import (
     StoreLimits,
     TooManyJobs,
 )
+from alignedserve.store.deliveries import Delivery, DeliveryId, DeliveryStore
 from alignedserve.store.records import (
     FileId,
     FileRecord,
@@ -29,6 +30,9 @@ from alignedserve.store.responses import ResponseId, ResponseRecord, ResponseSto
 
 __all__ = [
     "STAGES",
+    "Delivery",
+    "DeliveryId",
+    "DeliveryStore",
     "FileId",
     "FileRecord",
     "JobId",

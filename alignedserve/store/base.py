@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
 
 if TYPE_CHECKING:
+    from alignedserve.store.deliveries import Delivery, DeliveryStore
     from alignedserve.store.responses import ResponseStore
 
 # Chunks of a file that was never committed are deleted so many seconds after the last one.
@@ -136,6 +137,11 @@ class Store(ABC):
         """Returns the store of responses, if there is one."""
         return None
 
+    @property
+    def deliveries(self) -> DeliveryStore | None:
+        """Returns the store of deliveries, if there is one."""
+        return None
+
     # ---- files ----
 
     @abstractmethod
@@ -196,6 +202,10 @@ class Store(ABC):
     @abstractmethod
     async def list_jobs(self, owner: str | None, after: JobId | None, limit: int) -> Page | None:
         """Lists an owner's jobs, or all (None), the newest first. Returns None if there is no job `after`."""
+
+    @abstractmethod
+    async def open_jobs(self, stage: Stage, limit: int) -> list[JobId]:
+        """Returns jobs in this stage, the most urgent first."""
 
     @abstractmethod
     async def count_open(self) -> Counter[str]:
@@ -259,6 +269,11 @@ class Store(ABC):
 
     @abstractmethod
     async def finish_job(
-        self, old: JobRecord, new: JobRecord, lease: Lease, files: Sequence[FileRecord]
+        self,
+        old: JobRecord,
+        new: JobRecord,
+        lease: Lease,
+        files: Sequence[FileRecord],
+        deliveries: Sequence[Delivery] = (),
     ) -> bool:
-        """Does `replace_job`, and commits `files` in the same step."""
+        """Does `replace_job`, commits `files` and stores `deliveries`, in one step."""

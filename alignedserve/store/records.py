@@ -82,6 +82,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_file_id: FileId | None = None
     # The seconds for which these are kept; None: until they are deleted.
     output_expires_after_s: int | None = None
+    # Where the job itself asks to be told of its end.
+    webhook_url: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -99,6 +101,8 @@ class Tally(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     # The bytes of results, which are stored until the job is over.
     num_result_bytes: int = 0
+    # The bytes of the lines in the input file.
+    num_line_bytes: int = 0
 
 
 class LineResult(msgspec.Struct, frozen=True):
@@ -110,3 +114,5 @@ class LineResult(msgspec.Struct, frozen=True):
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    # The bytes of the line in the input file.
+    num_line_bytes: int = 0

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from alignedserve.store.base import NUM_AT_A_TIME, Lease, LeaseState, StoreLimits
+from alignedserve.store.deliveries import Delivery
 from alignedserve.store.records import JobId
 from alignedserve.store.redis_connection import RedisConnection
+from alignedserve.store.redis_deliveries import DELIVER, delivery_args
 from alignedserve.store.responses import ResponseId, ResponseRecord, ResponseStore
 from alignedserve.store.scripts import BEGIN_LINES, PREFIX, RELEASE, RENEW, TAKE
 
@@ -53,9 +55,11 @@ local function close(id, owner)
 end
 """
 
-# Arguments: token or ''; id, old record, new record, owner, '1' if it is over.
+# Arguments: token or ''; id, old record, new record, owner, '1' if it is over; and per delivery: id, record, when it is
+# due.
 REPLACE = (
-    _CLOSE
+    DELIVER
+    + _CLOSE
     + """
 local token, id, old, new, owner, is_over = unpack(ARGV)
 if token ~= '' and not is_held(id, token) then return -1 end
@@ -63,6 +67,7 @@ if redis.call('GET', key('response', id)) ~= old then return 0 end
 charge(owner, #new - #old)
 redis.call('SET', key('response', id), new)
 if is_over == '1' then close(id, owner) end
+deliver(7)
 return 1
 """
 )
@@ -108,9 +113,15 @@ class RedisResponses(ResponseStore):
         found = await self._redis.call(self._redis.get(_RECORD + response_id))
         return None if found is None else _decode(found)
 
-    async def replace(self, old: ResponseRecord, new: ResponseRecord, lease: Lease | None) -> bool:
+    async def replace(
+        self,
+        old: ResponseRecord,
+        new: ResponseRecord,
+        lease: Lease | None,
+        deliveries: Sequence[Delivery] = (),
+    ) -> bool:
         args = [lease.token if lease else "", new.id, _encode(old), _encode(new), new.owner, int(new.is_over)]
-        return bool(self._check(await self._run(REPLACE, *args), lease))
+        return bool(self._check(await self._run(REPLACE, *args, *delivery_args(deliveries)), lease))
 
     async def delete(self, record: ResponseRecord) -> None:
         await self._run(DELETE, record.id, record.owner)

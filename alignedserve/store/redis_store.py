@@ -35,8 +35,10 @@ from alignedserve.store.base import (
     Store,
     StoreLimits,
 )
+from alignedserve.store.deliveries import Delivery, DeliveryStore
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
 from alignedserve.store.redis_connection import RedisConnection, asks
+from alignedserve.store.redis_deliveries import DELIVER, RedisDeliveries, delivery_args
 from alignedserve.store.redis_responses import RedisResponses
 from alignedserve.store.responses import ResponseStore
 from alignedserve.store.scripts import PREFIX
@@ -55,6 +57,10 @@ class RedisStore(RedisConnection, Store):
     @property
     def responses(self) -> ResponseStore:
         return RedisResponses(self, self._limits, self._check)
+
+    @property
+    def deliveries(self) -> DeliveryStore:
+        return RedisDeliveries(self, self._check)
 
     @asks
     async def ping(self) -> None:
@@ -146,6 +152,16 @@ class RedisStore(RedisConnection, Store):
         return await self._page(_listing("jobs", owner), after, limit, newest_first=True)
 
     @asks
+    async def open_jobs(self, stage: Stage, limit: int) -> list[JobId]:
+        found: list[JobId] = []
+        for status in STATUSES[stage]:
+            ids = await self._redis.zrange(_key("open", status), 0, limit - len(found) - 1)
+            found += [JobId(each.decode()) for each in ids]
+            if len(found) == limit:
+                break
+        return found
+
+    @asks
     async def count_open(self) -> Counter[str]:
         async with self._redis.pipeline(transaction=False) as pipe:
             for status in OPEN_STATUSES:
@@ -154,12 +170,17 @@ class RedisStore(RedisConnection, Store):
         return Counter({status: count for status, count in zip(OPEN_STATUSES, found, strict=True) if count})
 
     async def replace_job(self, old: JobRecord, new: JobRecord, lease: Lease | None) -> bool:
-        return await self._replace(old, new, lease, [])
+        return await self._replace(old, new, lease, [], [])
 
     async def finish_job(
-        self, old: JobRecord, new: JobRecord, lease: Lease, files: Sequence[FileRecord]
+        self,
+        old: JobRecord,
+        new: JobRecord,
+        lease: Lease,
+        files: Sequence[FileRecord],
+        deliveries: Sequence[Delivery] = (),
     ) -> bool:
-        return await self._replace(old, new, lease, files)
+        return await self._replace(old, new, lease, files, deliveries)
 
     # ---- what was learned ----
 
@@ -219,7 +240,8 @@ class RedisStore(RedisConnection, Store):
         count = "num_failed" if result.is_error else "num_completed"
         tokens = [result.num_input_tokens, result.num_output_tokens, result.num_cached_tokens]
         args = [lease.token, lease.job_id, line, _encode(result), count, *tokens, owner]
-        done = await self.run(scripts.PUT_RESULT, *args, *self._byte_limits(is_bounded))
+        args += [*self._byte_limits(is_bounded), result.num_line_bytes]
+        done = await self.run(scripts.PUT_RESULT, *args)
         self._check(done, lease)
 
     async def lines_done(self, job_id: JobId) -> set[int]:
@@ -286,13 +308,19 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def _replace(
-        self, old: JobRecord, new: JobRecord, lease: Lease | None, files: Sequence[FileRecord]
+        self,
+        old: JobRecord,
+        new: JobRecord,
+        lease: Lease | None,
+        files: Sequence[FileRecord],
+        deliveries: Sequence[Delivery],
     ) -> bool:
         args: list[Any] = [lease.token if lease else "", new.id, _encode(old), _encode(new), new.owner]
-        args += [new.status, int(new.is_over), new.expires_at, new.input_file_id]
+        args += [new.status, int(new.is_over), new.expires_at, new.input_file_id, len(files)]
         for file in files:
             args += _file_args(file)
-        return bool(self._check(await self.run(scripts.REPLACE_JOB, *args), lease))
+        script, more = DELIVER + scripts.REPLACE_JOB, delivery_args(deliveries)
+        return bool(self._check(await self.run(script, *args, *more), lease))
 
     async def _page(self, listing: str, after: str | None, limit: int, newest_first: bool) -> Page | None:
         start = 0

@@ -15,6 +15,7 @@ from typing import Literal, NewType
 import msgspec
 
 from alignedserve.store.base import Lease, LeaseState
+from alignedserve.store.deliveries import Delivery
 
 ResponseId = NewType("ResponseId", str)
 
@@ -52,9 +53,16 @@ class ResponseStore(ABC):
     async def get(self, response_id: ResponseId) -> ResponseRecord | None: ...
 
     @abstractmethod
-    async def replace(self, old: ResponseRecord, new: ResponseRecord, lease: Lease | None) -> bool:
-        """Replaces the response; returns False if it is not `old` any more. `lease` is the holder's (LeaseLost is
-        raised if it was lost); None for other callers. When the response is over after this, its lease is deleted."""
+    async def replace(
+        self,
+        old: ResponseRecord,
+        new: ResponseRecord,
+        lease: Lease | None,
+        deliveries: Sequence[Delivery] = (),
+    ) -> bool:
+        """Replaces the response, and stores `deliveries` in the same step; returns False if it is not `old` any more.
+        `lease` is the holder's (LeaseLost is raised if it was lost); None for other callers. When the response is over
+        after this, its lease is deleted."""
 
     @abstractmethod
     async def delete(self, record: ResponseRecord) -> None: ...

@@ -170,8 +170,9 @@ end
 return 1
 """
 
-# Arguments: token or ''; id, old job, new job, owner, status, '1' if it is over, when it expires, input file; and per
-# file: record, id, owner, purpose, when it expires or ''.
+# Arguments: token or ''; id, old job, new job, owner, status, '1' if it is over, when it expires, input file; how many
+# files there are, and per file: record, id, owner, purpose, when it expires or ''; and per delivery: id, record, when
+# it is due. It follows DELIVER (redis_deliveries.py).
 REPLACE_JOB = """
 local token, id, old, new, owner, status, is_over, expires_at, input = unpack(ARGV)
 if token ~= '' and not is_held(id, token) then return -1 end
@@ -188,7 +189,9 @@ if is_over == '1' then
   redis.call('SREM', key('uses', input), id)
   let_go(id)
 end
-for first = 10, #ARGV, 5 do commit(unpack(ARGV, first, first + 4)) end
+local rest = 11 + 5 * tonumber(ARGV[10])
+for first = 11, rest - 1, 5 do commit(unpack(ARGV, first, first + 4)) end
+deliver(rest)
 return 1
 """
 
@@ -238,7 +241,7 @@ return 1
 """
 
 # Arguments: token, job, line, result, field of the tally; tokens of input, of output, of input that was cached; owner,
-# limits of bytes.
+# limits of bytes; bytes of the line.
 PUT_RESULT = """
 local token, id, line, result, field = unpack(ARGV)
 if not is_held(id, token) then return -1 end
@@ -253,6 +256,7 @@ if redis.call('HEXISTS', key('results', id), line) == 0 then
   redis.call('HINCRBY', tally, 'num_output_tokens', ARGV[7])
   redis.call('HINCRBY', tally, 'num_cached_tokens', ARGV[8])
   redis.call('HINCRBY', tally, 'num_result_bytes', #result)
+  redis.call('HINCRBY', tally, 'num_line_bytes', ARGV[12])
 end
 redis.call('SREM', key('running', id), line)
 return 1

@@ -17,6 +17,7 @@ from alignedserve.sim.model import VOCABULARY, make_request
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.vopr.conditions import Conditions
 from alignedserve.vopr.history import Arrive
+from alignedserve.vopr.liveness import BoundedClock
 from alignedserve.vopr.plan import MAX_MODEL_LEN, Plan
 from alignedserve.vopr.speed import cost_of
 
@@ -26,7 +27,7 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(AnyMessa
 
 
 def make_island(plan: Plan) -> tuple[Island, Conditions]:
-    island = Island(island_config(plan))
+    island = Island(island_config(plan), clock=BoundedClock())
     world = island.world
     conditions = world.faults = Conditions(plan, world.clock)
     world.has_pings, world.tick_s = True, TICK_S

@@ -1,9 +1,11 @@
-"""Within which time everything ends."""
+"""Within which time everything ends, and within how many events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from alignedserve.sim.clock import Clock
+from alignedserve.vopr.failures import Broken
 from alignedserve.vopr.plan import Plan
 from alignedserve.vopr.speed import cost_of
 
@@ -12,8 +14,26 @@ STANDSTILL_S = 600.0
 # Every open request ends within so many seconds, and so many times as long as all would take one after the other.
 LIVENESS_S = 600.0
 LIVENESS_TIMES = 3.0
-# A run that takes more events than this in so many virtual seconds goes in circles.
-MAX_EVENTS, WINDOW_S = 20_000, 10.0
+# A run that takes more events than this in so many virtual seconds goes in circles: whole systems took 6,000 at most.
+MAX_EVENTS, WINDOW_S = 50_000, 10.0
+
+
+class BoundedClock(Clock):
+    """Raises Broken, once, when a run goes in circles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._window_end_s = WINDOW_S
+        self._num_allowed = float(MAX_EVENTS)
+
+    def step(self, until_s: float = float("inf")) -> bool:
+        if self.now >= self._window_end_s:
+            self._window_end_s, self._num_allowed = self.now + WINDOW_S, self.num_events + MAX_EVENTS
+        if self.num_events >= self._num_allowed:
+            # What still has to end may take its time.
+            self._window_end_s = self._num_allowed = float("inf")
+            raise Broken(f"more than {MAX_EVENTS} events in {WINDOW_S:.0f} s: it goes in circles")
+        return super().step(until_s)
 
 
 def patience_s(plan: Plan, lengths: Iterable[tuple[int, int]]) -> float:

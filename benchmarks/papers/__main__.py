@@ -17,7 +17,7 @@ from benchmarks.papers import page
 from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Size
 from benchmarks.papers.record import Record
-from benchmarks.papers.run import Done, Measured, run, tasks
+from benchmarks.papers.run import Done, Measured, Task, run, tasks
 from benchmarks.progress import progress, say
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,15 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = Record.at(args.out / "papers.json")
     if not args.page_only:
         size = Size(args.quick, args.azure_trace, args.answers, args.seeds)
-        record.begin(describe(args.out))
-        _measure(papers, size, args.processes, record)
+        todo = [each for each in tasks(papers, size) if not (args.goes_on and record.has(each))]
+        if todo:
+            record.begin(describe(args.out))
+            _measure(todo, args.processes, record)
     findings = record.findings()
     print(page.terminal([each for each in findings if each.paper in papers]))
     page.write(findings, record.runs, args.out)
 
 
-def _measure(papers: Sequence[str], size: Size, num_processes: int, record: Record) -> None:
-    todo, begun_s = tasks(papers, size), time.monotonic()
+def _measure(todo: Sequence[Task], num_processes: int, record: Record) -> None:
+    begun_s = time.monotonic()
     with progress(len(todo), "run") as bar:
         bar.set_description(f"{len(todo)} runs in {num_processes} processes")
 
@@ -88,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, help="of each experiment [default: 2, or 1 with --quick]")
     parser.add_argument(
         "--paper", action="append", choices=list(PAPERS), help="repeat for several [default: all]"
+    )
+    parser.add_argument(
+        "--continue", action="store_true", dest="goes_on", help="not what OUT has measured already"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 2))

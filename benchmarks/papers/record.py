@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Finding, Numbers, finding, names_of
+from benchmarks.papers.run import Task
 
 
 @dataclass
@@ -42,6 +43,11 @@ class Record:
         unfinished = self.path.with_suffix(".part")
         unfinished.write_text(json.dumps({"runs": self.runs, "measured": self.measured}, indent=1) + "\n")
         os.replace(unfinished, self.path)
+
+    def has(self, task: Task) -> bool:
+        """Whether all of the experiment's claims were measured, with any seeds, in any size."""
+        found = {(each.paper, each.claim) for each in self.findings()}
+        return all((task.paper, claim.name) in found for claim in task.experiment.claims)
 
     def findings(self) -> list[Finding]:
         """Of all claims that the code has, but for those of which an older version was measured: its numbers are not

@@ -11,7 +11,7 @@ from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_pieces import Json, Piece, encode
+from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
 from alignedserve.gateway.tools.calls import CollectedText, Read
 from alignedserve.gateway.tools.readers import Reader
 
@@ -75,7 +75,7 @@ class MessageBuilder(ResponseBuilder):
         yield _written("message_stop", {})
 
     def failure(self, error: ApiError) -> bytes:
-        return b"event: error\ndata: " + encode(error.anthropic_body) + b"\n\n"
+        return event_named("error", error.anthropic_body)
 
     def _events(self, read: Read) -> Iterator[Event]:
         """Must be iterated to its end."""
@@ -169,4 +169,4 @@ def _object(arguments: str) -> Json:
 
 
 def _written(name: str, fields: Json) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + encode({"type": name, **fields}) + b"\n\n"
+    return event_named(name, {"type": name, **fields})

@@ -24,6 +24,11 @@ encode = msgspec.json.Encoder().encode
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
+def event_named(name: str, body: Json) -> bytes:
+    """Writes a server-sent event."""
+    return b"event: " + name.encode() + b"\ndata: " + encode(body) + b"\n\n"
+
+
 def object_of(body: Mapping[str, Any], members: Mapping[str, Iterable[Piece]]) -> Iterator[Piece]:
     """Writes `body`, which is not empty, with more members."""
     yield encode(body)[:-1]

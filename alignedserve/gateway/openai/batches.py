@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from msgspec.structs import replace
 from pydantic import Field
 
+from alignedserve.batch.forecast import Forecast
 from alignedserve.batch.job import parse_window
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
@@ -27,6 +29,7 @@ from alignedserve.gateway.openai.files import (
     viewer,
 )
 from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
+from alignedserve.gateway.webhooks.urls import is_allowed
 from alignedserve.store import JobId, JobRecord, Store, StoreFull, Tally, TooManyJobs
 from alignedserve.store.records import new_job_id
 
@@ -41,6 +44,13 @@ class ExpiresAfter(Fields):
     seconds: Annotated[int, Field(ge=MIN_EXPIRES_S, le=MAX_EXPIRES_S)]
 
 
+class OwnFields(Fields):
+    """What OpenAI's batches lack."""
+
+    # Where the end of the batch is told.
+    webhook_url: str | None = None
+
+
 class BatchBody(Fields):
     input_file_id: str
     endpoint: str
@@ -48,6 +58,7 @@ class BatchBody(Fields):
     metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
     # How long the output and error files are kept.
     output_expires_after: ExpiresAfter | None = None
+    alignedserve: OwnFields | None = None
 
 
 def batch_routes(
@@ -57,15 +68,23 @@ def batch_routes(
     ignored_parameters: IgnoredParameters,
     is_shared: bool = False,
     is_strict: bool = False,
+    allowed_urls: Sequence[str] = (),
 ) -> APIRouter:
     """`endpoints` are those that a job's lines may call. With `is_shared`, everyone sees all batches, whichever key
-    made them. With `is_strict`, unknown parameters are refused."""
+    made them. With `is_strict`, unknown parameters are refused. A webhook of a batch's own must begin like one of
+    `allowed_urls`."""
     routes = APIRouter()
+
+    def body_of(job: JobRecord, tally: Tally) -> Json:
+        return batch_body(job, tally) | {"alignedserve": _forecast(job, tally, runner.forecast)}
 
     @routes.post("/v1/batches")
     async def create(body: BatchBody, http: Request, answer: Response) -> Json:
         answer.headers.update(ignored_parameters.note(unknown_in(body, is_strict)))
+        webhook_url = body.alignedserve.webhook_url if body.alignedserve else None
+        _check_webhook(webhook_url, allowed_urls)
         job = await _new_job(store, body, endpoints, owner_of(http), viewer(http, is_shared))
+        job = replace(job, webhook_url=webhook_url)
         try:
             is_added = await store.add_job(job)
         except TooManyJobs as error:
@@ -75,7 +94,7 @@ def batch_routes(
         if not is_added:
             raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
         runner.wake()
-        return batch_body(job, Tally())
+        return body_of(job, Tally())
 
     @routes.get("/v1/batches")
     async def list_batches(
@@ -85,13 +104,13 @@ def batch_routes(
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such batch", param="after")
         found = [await store.job(JobId(each)) for each in page.ids]
-        bodies = [batch_body(job, await store.tally(job.id)) for job in found if job]
+        bodies = [body_of(job, await store.tally(job.id)) for job in found if job]
         return list_response(bodies, page.has_more)
 
     @routes.get("/v1/batches/{batch_id}")
     async def one_batch(batch_id: str, http: Request) -> Json:
         job = await _find_job(store, batch_id, viewer(http, is_shared))
-        return batch_body(job, await store.tally(job.id))
+        return body_of(job, await store.tally(job.id))
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel(batch_id: str, http: Request) -> Json:
@@ -99,9 +118,20 @@ def batch_routes(
         if job.status not in ("cancelling", "cancelled"):
             raise ApiError(400, f"Cannot cancel a batch with status '{job.status}'.", param="batch_id")
         runner.cancel(job.id)
-        return batch_body(job, await store.tally(job.id))
+        return body_of(job, await store.tally(job.id))
 
     return routes
+
+
+def _check_webhook(url: str | None, allowed_urls: Sequence[str]) -> None:
+    """Raises ApiError."""
+    name = "alignedserve.webhook_url"
+    try:
+        if url is None or is_allowed(url, allowed_urls):
+            return
+    except ValueError as error:
+        raise ApiError(400, f"{name}: {error}", param=name) from None
+    raise ApiError(400, f"{name}: this server does not post to that URL", param=name)
 
 
 async def _new_job(
@@ -138,6 +168,18 @@ async def _find_job(store: Store, batch_id: str, viewer: str | None) -> JobRecor
     if job is None or viewer not in (None, job.owner):
         raise ApiError(404, f"batch_id={batch_id!r}: there is no such batch", param="batch_id")
     return job
+
+
+def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:
+    """Returns what OpenAI's object lacks."""
+    estimate = forecast.of(job.id) if job.status == "in_progress" else None
+    num_done = tally.num_completed + tally.num_failed
+    progress = num_done / job.num_lines if job.num_lines else 0.0
+    at = None
+    if estimate is not None:
+        progress = estimate.progress
+        at = None if estimate.left_s is None else round(time.time() + estimate.left_s)
+    return {"estimated_completion_at": at, "progress": round(progress, 4)}
 
 
 def batch_body(job: JobRecord, tally: Tally) -> Json:

@@ -1,57 +1,98 @@
-// Tokens per second of both classes over the last minutes: a solid line and a broken one.
+// Tokens per second of both classes over the last minutes, a band each, and when best effort was paused.
 
 import { element, setText } from "./dom.js";
 import { number } from "./format.js";
-import { tokensPerSecond } from "./reading.js";
+import { isPaused, tokensPerSecond } from "./reading.js";
 
 const SPAN_MS = 5 * 60 * 1000;
 const WIDTH = 300;
 const HEIGHT = 100;
+const GAP = 6;
 const SVG = "http://www.w3.org/2000/svg";
+const NAMES = { rt: "real time", be: "best effort" };
 
 export class Chart {
   constructor() {
-    this.lines = { be: line("be"), rt: line("rt") };
+    const height = (HEIGHT - GAP) / 2;
+    this.bands = { rt: new Band("rt", 0, height), be: new Band("be", height + GAP, height) };
+    this.pauses = svgElement("g", { class: "pauses" });
     this.svg = svgElement("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-    const middle = { x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2, class: "middle" };
-    this.svg.append(svgElement("line", middle), this.lines.be, this.lines.rt);
-    this.top = element("span", { className: "top" });
+    this.svg.append(this.pauses, ...this.bands.rt.nodes, ...this.bands.be.nodes);
     const span = element("span", { className: "left" }, "5 minutes ago");
     const now = element("span", { className: "right" }, "now");
-    this.node = element("div", { className: "chart" }, this.top, this.svg, span, now);
+    this.node = element("div", { className: "chart" }, this.bands.rt.label, this.bands.be.label, this.svg, span, now);
   }
 
   show(readings) {
-    const rates = { rt: ratesOf(readings, "rt"), be: ratesOf(readings, "be") };
-    const top = roundUp(Math.max(...[...rates.rt, ...rates.be].map((point) => point.rate), 0));
-    for (const tier of ["rt", "be"]) this.lines[tier].setAttribute("points", pointsOf(rates[tier], top));
-    setText(this.top, `${number(top)} tokens/s`);
-    this.svg.ariaLabel = `Tokens per second over the last five minutes, up to ${number(top)}`;
+    const steps = stepsOf(readings);
+    for (const band of Object.values(this.bands)) band.show(steps);
+    const { top, height } = this.bands.be;
+    const runs = pausesOf(steps);
+    const rects = runs.map(([from, to]) => svgElement("rect", { x: from, width: to - from, y: top, height }));
+    this.pauses.replaceChildren(...rects);
+    const seconds = Math.round(runs.reduce((sum, [from, to]) => sum + ((to - from) / WIDTH) * SPAN_MS, 0) / 1000);
+    this.bands.be.say(seconds ? `, paused for ${seconds} s of it` : "");
+    const of = Object.entries(this.bands).map(([tier, band]) => `${NAMES[tier]} up to ${number(band.most)}`);
+    this.svg.ariaLabel = `Tokens per second over the last five minutes: ${of.join(", ")}; best effort paused for ${seconds} s`;
   }
 }
 
-function ratesOf(readings, tier) {
+class Band {
+  constructor(tier, top, height) {
+    this.tier = tier;
+    this.top = top;
+    this.height = height;
+    this.most = 0;
+    this.area = svgElement("polygon", { class: `area ${tier}` });
+    this.line = svgElement("polyline", { class: `line ${tier}`, fill: "none", "vector-effect": "non-scaling-stroke" });
+    const base = { x1: 0, x2: WIDTH, y1: top + height, y2: top + height, class: "base" };
+    this.nodes = [svgElement("line", base), this.area, this.line];
+    this.label = element("span", { className: `top ${tier}` });
+  }
+
+  show(steps) {
+    this.most = roundUp(Math.max(...steps.map((step) => step[this.tier]), 0));
+    const floor = this.top + this.height;
+    const y = (step) => floor - (this.height * step[this.tier]) / this.most;
+    const points = steps.map((step) => `${step.to.toFixed(2)},${y(step).toFixed(2)}`);
+    this.line.setAttribute("points", points.join(" "));
+    const ends = steps.length ? [`${WIDTH},${floor}`, `${steps[0].to.toFixed(2)},${floor}`] : [];
+    this.area.setAttribute("points", [...points, ...ends].join(" "));
+    this.say("");
+  }
+
+  say(more) {
+    setText(this.label, `${NAMES[this.tier]}, up to ${number(this.most)} tokens/s${more}`);
+  }
+}
+
+// From one reading to the next: where that is in the chart, the rates of both classes, and whether best effort was paused.
+function stepsOf(readings) {
   const end = readings.at(-1)?.atMs ?? 0;
+  const x = (reading) => WIDTH * (1 - (end - reading.atMs) / SPAN_MS);
   return readings.slice(1).map((newer, index) => ({
-    agoMs: end - newer.atMs,
-    rate: tokensPerSecond(readings[index], newer, tier),
+    from: x(readings[index]),
+    to: x(newer),
+    rt: tokensPerSecond(readings[index], newer, "rt"),
+    be: tokensPerSecond(readings[index], newer, "be"),
+    isPaused: isPaused(readings[index], newer),
   }));
 }
 
-function pointsOf(rates, top) {
-  const x = (point) => WIDTH * (1 - point.agoMs / SPAN_MS);
-  const y = (point) => HEIGHT * (1 - point.rate / top);
-  return rates.map((point) => `${x(point).toFixed(2)},${y(point).toFixed(2)}`).join(" ");
+// Returns [from, to] of the pauses; steps that follow each other make one.
+function pausesOf(steps) {
+  const found = [];
+  for (const { from, to } of steps.filter((step) => step.isPaused)) {
+    if (found.length && Math.abs(found.at(-1)[1] - from) < 1e-6) found.at(-1)[1] = to;
+    else found.push([from, to]);
+  }
+  return found;
 }
 
 // Rounds up to a round number, ten at least: the scale does not change with every reading.
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 10)));
   return [1, 2, 4, 6, 10].map((digit) => digit * power).find((bound) => bound >= value);
-}
-
-function line(tier) {
-  return svgElement("polyline", { class: `line ${tier}`, fill: "none", "vector-effect": "non-scaling-stroke" });
 }
 
 function svgElement(tag, attributes) {

@@ -2,7 +2,7 @@
 
 import { Refused, get } from "./api.js";
 import { Bar, Rows, byId, element, setText } from "./dom.js";
-import { age, number } from "./format.js";
+import { age, clock, number } from "./format.js";
 
 const NUM_JOBS = 10;
 const MARKS = { completed: "✓", failed: "✕", expired: "✕", cancelled: "–", cancelling: "–" };
@@ -27,14 +27,22 @@ export class Jobs {
   }
 }
 
+// A row, as it shows this job.
+export function rowOf(job) {
+  const row = new Row();
+  row.show(job);
+  return row;
+}
+
 class Row {
   constructor() {
     this.id = element("code");
     this.status = element("span", { className: "status" });
     this.bar = new Bar("Lines that are done");
     this.counts = element("span", { className: "counts" });
+    this.window = new Window();
     const top = element("div", { className: "row" }, this.id, element("span", { className: "space" }), this.status);
-    this.node = element("li", {}, top, this.bar.node, this.counts);
+    this.node = element("li", {}, top, this.bar.node, this.counts, this.window.node);
   }
 
   show(job) {
@@ -43,8 +51,37 @@ class Row {
     this.node.dataset.status = job.status;
     setText(this.id, job.id);
     setText(this.status, `${MARKS[job.status] ?? "…"} ${job.status.replace("_", " ")}`);
-    this.bar.show(total ? (completed + failed) / total : 0);
+    const isRunning = job.status === "in_progress";
+    this.bar.show(isRunning ? job.alignedserve.progress : total ? (completed + failed) / total : 0);
+    this.window.show(isRunning ? job : null);
     const done = `${number(completed)} of ${number(total)} completed, ${number(failed)} failed`;
     setText(this.counts, `${done}; made ${age(job.serverTimeMs / 1000 - job.created_at)} ago`);
+  }
+}
+
+// When the job will be done, against its window: how much of that is gone, and a mark where the job will be done.
+class Window {
+  constructor() {
+    this.text = element("span", { className: "counts estimate" });
+    this.bar = new Bar("Time of its window that is gone");
+    this.mark = element("span", { className: "due" });
+    this.node = element("div", { className: "window", hidden: true }, this.text, this.bar.node, this.mark);
+  }
+
+  // `job` is null for one that does not run.
+  show(job) {
+    this.node.hidden = job === null;
+    if (job === null) return;
+    const nowS = job.serverTimeMs / 1000;
+    const share = (atS) => Math.min(Math.max((atS - job.created_at) / (job.expires_at - job.created_at), 0), 1);
+    const dueS = job.alignedserve.estimated_completion_at;
+    const isLate = dueS !== null && dueS > job.expires_at;
+    this.node.dataset.late = String(isLate);
+    this.bar.show(share(nowS));
+    this.mark.hidden = dueS === null;
+    if (dueS !== null) this.mark.style.left = `${share(dueS) * 100}%`;
+    const done = dueS === null ? "not known yet when it is done" : `done in ${age(dueS - nowS)}, at ${clock(new Date(dueS * 1000))}`;
+    const left = `${isLate ? "after its window, which" : "its window"} ends in ${age(job.expires_at - nowS)}`;
+    setText(this.text, `${done}; ${left}`);
   }
 }

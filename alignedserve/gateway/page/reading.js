@@ -37,6 +37,12 @@ export function tokensPerSecond(older, newer, tier) {
   return seconds > 0 ? (newer[tier].tokens - older[tier].tokens) / seconds : 0;
 }
 
+// Returns whether best effort had requests all the time, and got no token: real time had the machine.
+export function isPaused(older, newer) {
+  const hadSome = [older, newer].every(({ be }) => be.running + be.waiting > 0);
+  return hadSome && newer.be.tokens === older.be.tokens;
+}
+
 // Returns the share of requests in between that met this objective; null if none had it.
 export function shareKept(older, newer, tier, slo) {
   const kept = newer[tier].kept[slo] - older[tier].kept[slo];

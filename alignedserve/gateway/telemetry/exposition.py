@@ -78,6 +78,7 @@ def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
 
 def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
     yield from _histograms(metrics)
+    yield _turnarounds(metrics)
     ignored = _counter("ignored_parameters", "Calls with a parameter that is unknown here.", "parameter")
     for name in (*sorted(NAMES), OTHER):
         ignored.add_metric([name], metrics.ignored_parameters.counts[name])
@@ -113,6 +114,12 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
             for is_met in (True, False):
                 objectives.add_metric([tier, slo, str(is_met).lower()], of.objectives[slo, is_met])
     yield from (prompts, outputs, successes, failures, objectives, predictions)
+    webhooks = _counter(
+        "webhook_deliveries", "Webhooks: delivered, failed once, dropped for good.", "outcome"
+    )
+    for outcome in ("delivered", "failed", "dropped"):
+        webhooks.add_metric([outcome], metrics.webhooks[outcome])
+    yield webhooks
     again = _counter("requests_resubmitted", "Requests that their router lost by dying, and that went on.")
     again.add_metric([], metrics.num_resubmitted)
     yield again
@@ -125,6 +132,14 @@ def _histograms(metrics: Metrics) -> Iterator[Metric]:
             histogram = getattr(of, attribute)
             family.add_metric([tier], histogram.cumulative(), histogram.sum)
         yield family
+
+
+def _turnarounds(metrics: Metrics) -> Metric:
+    text = "From when a batch job was made until it was completed or had expired, by its window at most."
+    family = HistogramMetricFamily(PREFIX + "batch_turnaround_seconds", text, labels=["window"])
+    for window, histogram in metrics.turnarounds.items():
+        family.add_metric([window], histogram.cumulative(), histogram.sum)
+    return family
 
 
 # The help of each histogram by name, and the field of TierMetrics that has it.

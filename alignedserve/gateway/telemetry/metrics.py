@@ -29,6 +29,14 @@ REQUEST_S = (
 )
 # Differences of predicted and true lengths, relative to the true ones.
 RELATIVE_ERROR = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
+# From a second to a week, the longest window that a batch job may have.
+TURNAROUND_S = (
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 2700.0, 3600.0),
+    *(5400.0, 7200.0, 10800.0, 14400.0, 21600.0, 28800.0, 43200.0, 64800.0, 86400.0),
+    *(129600.0, 172800.0, 259200.0, 345600.0, 432000.0, 518400.0, 604800.0),
+)
+# The windows of batch jobs in seconds, up to which they are counted together.
+WINDOWS = {"1h": 3600, "6h": 6 * 3600, "24h": 86400, "7d": 7 * 86400}
 TOKENS = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2, 5))
 
 
@@ -83,10 +91,19 @@ class Metrics:
         # The number of requests that were submitted again when their router had died.
         self.num_resubmitted = 0
         self.ignored_parameters = IgnoredParameters()
+        # The tries to deliver a webhook by their outcome, and the webhooks that were given up.
+        self.webhooks: Counter[str] = Counter()
+        # The time from when a batch job was made until it was completed, or had expired, by its window.
+        self.turnarounds = {window: Histogram(TURNAROUND_S) for window in WINDOWS}
 
     def line_was_late(self) -> None:
         """A line of a batch job was not answered by its deadline, and perhaps never begun."""
         self._tiers["be"].objectives["deadline", False] += 1
+
+    def job_was_over(self, created_at: int, over_at: int, window_s: int) -> None:
+        """A batch job was completed, or has expired."""
+        window = next(name for name, most_s in WINDOWS.items() if window_s <= most_s)
+        self.turnarounds[window].observe(over_at - created_at)
 
     def of(self, tier: str) -> TierMetrics:
         return self._tiers[tier]

@@ -77,16 +77,19 @@ class Job:
             answer = await self._calls.ask(self._name, "GET", f"/v1/files/{job[name]}/content")
             for result in map(json.loads, answer.body.splitlines()):
                 found[result["custom_id"]] += 1
-                self._check_result(result, self._questions[int(result["custom_id"])])
+                self._check_result(result, self._questions[int(result["custom_id"])], job["status"])
         counts = job["request_counts"]
         wanted = Counter(map(str, range(len(self._questions))))
-        if (found != wanted and job["status"] == "completed") or found - wanted:
+        # One that is cancelled before its file is validated has no lines.
+        if (found != wanted and job["in_progress_at"]) or found - wanted:
             raise Broken(f"a job has not each line once ({found})")
         if counts["completed"] + counts["failed"] != found.total():
             raise Broken(f"a job has {found.total()} lines in its files, and counts others ({counts})")
 
-    def _check_result(self, result: Any, question: Question) -> None:
-        if result["error"]:
+    def _check_result(self, result: Any, question: Question, status: str) -> None:
+        if status == "cancelled" and (result["error"] or {}).get("code") == "batch_cancelled":
+            self._calls.count("line cancelled")
+        elif result["error"]:
             # The line was running each time that a gateway died.
             if result["error"]["code"] != "line_failed" or self._num_troubles() < NUM_FALLS:
                 raise Broken(f"a line is answered with an error ({result['error']})")

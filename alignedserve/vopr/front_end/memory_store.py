@@ -28,6 +28,7 @@ from alignedserve.store.base import (
     Store,
     StoreLimits,
 )
+from alignedserve.store.deliveries import Delivery
 from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
 from alignedserve.vopr.front_end.listings import Listings
 from alignedserve.vopr.front_end.ranked import Ranked
@@ -191,6 +192,10 @@ class MemoryStore(Store):
     async def list_jobs(self, owner: str | None, after: JobId | None, limit: int) -> Page | None:
         return self._listings.page("jobs", owner, after, limit, newest_first=True)
 
+    async def open_jobs(self, stage: Stage, limit: int) -> list[JobId]:
+        found = [each for status in STATUSES[stage] for each in self._listings[f"open:{status}"].ids()]
+        return [JobId(each) for each in found[:limit]]
+
     async def count_open(self) -> Counter[str]:
         found = {status: len(self._listings[f"open:{status}"]) for status in OPEN_STATUSES}
         return Counter({status: count for status, count in found.items() if count})
@@ -199,8 +204,14 @@ class MemoryStore(Store):
         return self._replace(old, new, lease, [])
 
     async def finish_job(
-        self, old: JobRecord, new: JobRecord, lease: Lease, files: Sequence[FileRecord]
+        self,
+        old: JobRecord,
+        new: JobRecord,
+        lease: Lease,
+        files: Sequence[FileRecord],
+        deliveries: Sequence[Delivery] = (),
     ) -> bool:
+        """There is no store of deliveries, and so there are none."""
         return self._replace(old, new, lease, files)
 
     # ---- what was learned ----
@@ -249,7 +260,7 @@ class MemoryStore(Store):
             self._bytes.add_if_room(owner, len(text), is_bounded)
             job.results[line] = text
             job.tally["num_failed" if result.is_error else "num_completed"] += 1
-            for name in ("num_input_tokens", "num_output_tokens", "num_cached_tokens"):
+            for name in ("num_input_tokens", "num_output_tokens", "num_cached_tokens", "num_line_bytes"):
                 job.tally[name] += getattr(result, name)
             job.tally["num_result_bytes"] += len(text)
         job.running.discard(line)

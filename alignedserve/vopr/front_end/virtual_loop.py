@@ -24,10 +24,16 @@ Result = TypeVar("Result")
 
 # The seconds of virtual time that tasks get to end when they are cancelled at the end of a run.
 ENDING_S = 60.0
+# So many rounds of callbacks in which no time passes go on for ever: seeds took 20 at most.
+MAX_ROUNDS = 20_000
 
 
 class Deadlock(RuntimeError):
     """Nothing is left to happen, and the main task still waits."""
+
+
+class Livelock(RuntimeError):
+    """Callbacks make each other ready, and no time passes."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -42,6 +48,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # What callbacks raised that nobody awaits.
         self.errors: list[dict[str, Any]] = []
         self._num_made = 0
+        # The rounds of callbacks since the clock's last step.
+        self._num_rounds = 0
         self._processes: list[VirtualProcess] = []
         self.set_exception_handler(lambda _, context: self.errors.append(context))
 
@@ -86,7 +94,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.append(handle)
 
     def _run_once(self) -> None:
+        self._num_rounds += 1
+        if self._num_rounds > MAX_ROUNDS:
+            self._num_rounds = 0
+            raise Livelock(f"{len(self._ready)} callbacks are ready again and again, and no time passes")
         while not self._ready:
+            self._num_rounds = 0
             if not self.clock.step():
                 raise Deadlock(f"nothing is left to happen, but these wait: {self._waiting()}")
         for _ in range(len(self._ready)):

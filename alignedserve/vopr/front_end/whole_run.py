@@ -9,7 +9,6 @@ from functools import partial
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.router.eventlog import EventLog
-from alignedserve.sim.clock import Clock
 from alignedserve.sim.island import IslandConfig
 from alignedserve.types import Epoch
 from alignedserve.vopr.build import island_config
@@ -22,7 +21,7 @@ from alignedserve.vopr.front_end.front import Front, FrontConfig
 from alignedserve.vopr.front_end.whole_driver import WholeDriver
 from alignedserve.vopr.history import Ask, Batch, History
 from alignedserve.vopr.launcher import Launcher
-from alignedserve.vopr.liveness import patience_s
+from alignedserve.vopr.liveness import BoundedClock, patience_s
 from alignedserve.vopr.outcome import Outcome
 
 # The seconds between two looks at what always holds.
@@ -42,7 +41,7 @@ class WholeRun:
             plan.num_gateways,
             BatchConfig(max_num_lines=plan.front.batch_lines, max_num_jobs=plan.front.batch_jobs),
         )
-        clock = Clock()
+        clock = BoundedClock()
         conditions, copies = FrontConditions(plan, plan.front, clock), Conditions(plan, clock)
         front = self.front = Front(config, plan.seed, clock, conditions, keeps_lines)
         conditions.rule(front.loop.network)

@@ -133,6 +133,18 @@ def test_a_paper_is_measured_and_its_page_written(tmp_path: Path, capsys: pytest
     assert "accelgen: tokens/s" in said
     assert "| tokens/s | 1.42 to 11.21x |" in page
     assert (tmp_path / "papers.png").stat().st_size > 1000
+    main(["--quick", "--paper", "accelgen", "--out", str(tmp_path), "--continue"])
+    assert json.loads((tmp_path / "papers.json").read_text())["measured"]["accelgen"] == measured
+
+
+def test_what_was_measured_is_known() -> None:
+    record = Record(Path("papers.json"), [{"command": "one"}])
+    todo = {task.place: task for task in tasks(["alise"], Size(is_quick=True, seeds=1))}
+    rate, *others = todo.values()
+    assert not record.has(rate)
+    record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
+    assert record.has(rate)
+    assert not any(map(record.has, others))
 
 
 def test_numbers_of_an_older_version_of_a_claim_are_no_finding(tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ def test_blank_lines_count_in_numbers_and_nowhere_else() -> None:
         ({"input_file_id": 7}, "input_file_id"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: ""}}, "metadata"),
+        ({"metadata": {"a": "v" * 513}}, "metadata"),
     ],
 )
 def test_what_can_not_be_a_batch_is_refused_by_name(changed: dict[str, Any], param: str) -> None:
@@ -189,6 +191,19 @@ def test_what_can_not_be_a_batch_is_refused_by_name(changed: dict[str, Any], par
         answer = await at.gateway.http.post("/v1/batches", json=asked)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert (await at.client.batches.list()).data == []
+
+    play(scenario)
+
+
+def test_metadata_has_the_limits_of_openai() -> None:
+    async def scenario(at: System) -> None:
+        file = await at.gateway.upload(questions(1))
+        metadata = {f"{n:064}": "ü" * 512 for n in range(16)}
+        batch = await at.client.batches.create(
+            input_file_id=file.id, endpoint=CHATS, completion_window="24h", metadata=metadata
+        )
+        assert batch.metadata == metadata
+        assert (await at.gateway.until(batch, "completed")).metadata == metadata
 
     play(scenario)
 
@@ -252,9 +267,15 @@ def test_a_cancelled_batch_keeps_what_it_has() -> None:
         cancelling = await at.client.batches.cancel(batch.id)
         assert cancelling.status in ("cancelling", "cancelled") and cancelling.cancelling_at
         batch = await at.gateway.until(cancelling, "cancelled")
-        assert batch.cancelled_at and counts(batch) == (10, 4, 0)
+        assert batch.cancelled_at and counts(batch) == (10, 4, 6)
         lines = await at.gateway.lines_of(batch.output_file_id)
         assert [line["custom_id"] for line in lines] == ["q0", "q1", "q2", "q3"]
+        # Lines that had begun, and lines that had not.
+        errors = await at.gateway.lines_of(batch.error_file_id)
+        assert [(line["line"], line["custom_id"]) for line in errors] == [
+            (n + 1, f"q{n}") for n in range(4, 10)
+        ]
+        assert {(line["response"], line["error"]["code"]) for line in errors} == {(None, "batch_cancelled")}
         await at.router.until(lambda: len(at.router.aborted) == 4)
         # again it changes nothing
         assert (await at.client.batches.cancel(batch.id)).status == "cancelled"

@@ -10,7 +10,7 @@ import pytest
 
 from alignedserve.sim.clock import Clock
 from alignedserve.vopr.front_end.virtual_host import WALL_START_S, hosted
-from alignedserve.vopr.front_end.virtual_loop import Deadlock, VirtualLoop
+from alignedserve.vopr.front_end.virtual_loop import Deadlock, Livelock, VirtualLoop
 
 
 def test_time_passes_at_once() -> None:
@@ -37,6 +37,15 @@ def test_what_is_due_at_one_time_comes_in_the_order_in_which_it_was_asked_for() 
     VirtualLoop(clock).run(main())
     # An event runs in the clock's step; timers run after it, since a step makes them ready.
     assert found == ["overdue", "timer 1", "event", "timer 2"]
+
+
+def test_callbacks_that_make_each_other_ready_for_ever_are_a_livelock() -> None:
+    async def main() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    with pytest.raises(Livelock, match="no time passes"):
+        VirtualLoop().run(main())
 
 
 def test_asyncio_has_all_that_it_has_elsewhere() -> None:

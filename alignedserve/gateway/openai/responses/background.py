@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -22,6 +23,7 @@ from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.kept import record_of
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse
 from alignedserve.store import (
+    Delivery,
     Lease,
     LeaseLost,
     ResponseId,
@@ -47,12 +49,14 @@ class BackgroundResponses:
         endpoint: Endpoint,
         name: str,
         config: BatchConfig | None = None,
+        deliveries_of: Callable[[ResponseRecord], Sequence[Delivery]] = lambda record: (),
     ) -> None:
-        """`name` is the gateway's, for people to read."""
+        """`name` is the gateway's, for people to read; `deliveries_of` tell of the end of a response."""
         self._store = store
         self._request_builder = request_builder
         self._endpoint = endpoint
         self._name = name
+        self._deliveries_of = deliveries_of
         self._config = config or BatchConfig()
         self._held: dict[Lease, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -74,7 +78,7 @@ class BackgroundResponses:
         while not record.is_over:
             body = msgspec.json.decode(record.body) | {"status": "cancelled"}
             changed = msgspec.structs.replace(record, status="cancelled", body=encode(body), call=b"")
-            if await self._store.replace(record, changed, None):
+            if await self._store.replace(record, changed, None, self._deliveries_of(changed)):
                 self._stop(record.id)
                 return changed
             record = await self._store.get(record.id) or changed
@@ -193,7 +197,7 @@ class BackgroundResponses:
     async def _end(self, record: ResponseRecord, body: Json, lease: Lease) -> None:
         changed = msgspec.structs.replace(record, status=body["status"], body=encode(body), call=b"")
         # If it has changed it was cancelled or deleted meanwhile.
-        await retried(self._store.replace, record, changed, lease)
+        await retried(self._store.replace, record, changed, lease, self._deliveries_of(changed))
 
     async def _fail(self, record: ResponseRecord, error: ApiError, lease: Lease) -> None:
         body = msgspec.json.decode(record.body)

@@ -11,7 +11,7 @@ from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_pieces import Json, Piece, encode
+from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
 from alignedserve.gateway.openai.responses.output import Event, Output, run
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
 from alignedserve.gateway.tools.readers import Reader
@@ -115,7 +115,7 @@ class ResponsesBuilder(ResponseBuilder):
         name, fields = event
         body = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
-        return b"event: " + name.encode() + b"\ndata: " + encode(body) + b"\n\n"
+        return event_named(name, body)
 
     def _usage(self, usage: Usage) -> Json:
         num_input, num_output = usage.num_prompt_tokens, usage.num_completion_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from alignedserve.gateway.http.json_pieces import Json, encode
+from alignedserve.gateway.http.json_pieces import Json, event_named
 
 _DELTAS = {
     "output_text": "response.output_text",
@@ -52,5 +52,4 @@ def written(body: Json, after: int = -1) -> Iterator[bytes]:
     """Yields the events with higher numbers than `after`."""
     for number, (name, fields) in enumerate(events_of(body)):
         if number > after:
-            event = {"type": name, "sequence_number": number, **fields}
-            yield b"event: " + name.encode() + b"\ndata: " + encode(event) + b"\n\n"
+            yield event_named(name, {"type": name, "sequence_number": number, **fields})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Annotated, Literal
 
@@ -59,7 +59,7 @@ def response_routes(
         except StoreFull as error:
             raise ApiError(413, str(error), code="storage_full") from None
         if call.is_stream:
-            return _streamed(await kept.find(found["id"], owner), kept, -1)
+            return _streamed(await kept.find(found["id"], owner), kept, -1, headers)
         return JSONResponse(found, headers=headers)
 
     @routes.get("/v1/responses/{response_id}", responses=ANSWERED)
@@ -114,8 +114,11 @@ def response_routes(
     return routes
 
 
-def _streamed(record: ResponseRecord, kept: KeptResponses, after: int) -> Response:
-    return StreamingResponse(_events(record, kept, after), media_type="text/event-stream")
+def _streamed(
+    record: ResponseRecord, kept: KeptResponses, after: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    headers = {"Cache-Control": "no-cache", **(headers or {})}
+    return StreamingResponse(_events(record, kept, after), media_type="text/event-stream", headers=headers)
 
 
 async def _events(record: ResponseRecord, kept: KeptResponses, after: int) -> AsyncIterator[bytes]:

@@ -268,8 +268,11 @@ def test_a_response_in_the_background_is_answered_when_nobody_waits() -> None:
         )
         assert (await until_over(at, more)).status == "completed"
         assert at.router.submitted[1].request.tier == "be"
-        stream: Any = await at.client.responses.create(model="demo", input="x", background=True, stream=True)
-        events = await streamed(stream)
+        raw: Any = await at.client.responses.with_raw_response.create(
+            model="demo", input="x", background=True, stream=True, extra_body={"mood": "good"}
+        )
+        assert raw.headers["x-ignored-parameters"] == "mood"
+        events = await streamed(raw.parse())
         assert events[-1].type == "response.completed" and events[-1].response.output_text == "one two three"
 
     play(scenario)

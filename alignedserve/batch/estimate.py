@@ -1,0 +1,142 @@
+"""When jobs will be done. The functions are pure.
+
+Work is counted in tokens of prompts. What is left of a job is judged by what is done of it: its prompts by their bytes,
+its answers by lines or by bytes, whichever was the better measure so far. Jobs that run at a time share what the system
+does of them: each begins a line in turn (concurrency_limit.py), so that each has as many lines done in a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+# A generated token costs some times what a prompt's token does. Prices for both say four to five.
+_OUTPUT_WORK = 4
+
+
+@dataclass(frozen=True)
+class Done:
+    """What is done of a job."""
+
+    num_lines: int = 0
+    # The bytes of these lines in the input file.
+    num_bytes: int = 0
+    # The tokens of prompts that were computed, without those whose KV was there.
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+    @property
+    def work(self) -> float:
+        # Lines that are refused cost something, too.
+        return self.num_lines + self.num_prompt_tokens + _OUTPUT_WORK * self.num_output_tokens
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that runs, or waits for a place."""
+
+    # The lines, and the bytes, of its input.
+    num_lines: int
+    num_bytes: int
+    # What was done of it over time, the latest last.
+    history: Sequence[Done] = (Done(),)
+
+    @property
+    def done(self) -> Done:
+        return self.history[-1]
+
+    def work_left(self, work_per_byte: float) -> float:
+        """`work_per_byte` is that of other jobs, for one of which nothing is done."""
+        done = self.done
+        lines_left, bytes_left = self.num_lines - done.num_lines, max(0, self.num_bytes - done.num_bytes)
+        if lines_left <= 0:
+            return 0.0
+        if not done.num_lines:
+            return bytes_left * work_per_byte
+        by_bytes = bytes_left / max(1, done.num_bytes)
+        by_lines = lines_left / done.num_lines
+        by_answers = by_bytes if _are_like_bytes(self.history) else by_lines
+        prompts, answers = done.num_prompt_tokens * by_bytes, done.num_output_tokens * by_answers
+        return lines_left + prompts + _OUTPUT_WORK * answers
+
+
+@dataclass(frozen=True)
+class Estimate:
+    # The seconds until all lines are done; None: it is not known yet how fast jobs are.
+    left_s: float | None
+    # The share of the work that is done, from 0 to 1.
+    progress: float
+
+
+def estimates(
+    running: Sequence[Job], waiting: Sequence[Job], num_places: int, speed: float | None, work_per_byte: float
+) -> list[Estimate]:
+    """Returns the estimates of all, those that run first. `waiting` are in the order in which they begin; `speed` is
+    the work of all jobs in a second."""
+    jobs = [*running, *waiting]
+    left = [job.work_left(work_per_byte) for job in jobs]
+    times: Sequence[float | None] = [None] * len(jobs)
+    if speed:
+        # So much work each of their lines is.
+        shares = [
+            (job.done.work + work) / max(1, job.num_lines) for job, work in zip(jobs, left, strict=True)
+        ]
+        times = _times(left, shares, len(running), num_places, speed)
+    found = zip(jobs, left, times, strict=True)
+    return [Estimate(time_s, _share(job.done.work, work)) for job, work, time_s in found]
+
+
+def speed_of(samples: Sequence[tuple[float, float]]) -> float | None:
+    """Returns the slope of (seconds, work that was done until then): the line through all samples, since lines that
+    began together end together, and between two ends of such waves nothing seems to be done."""
+    if len(samples) < 2:
+        return None
+    mean_s = sum(at_s for at_s, _ in samples) / len(samples)
+    spread = sum((at_s - mean_s) ** 2 for at_s, _ in samples)
+    rise = sum((at_s - mean_s) * work for at_s, work in samples)
+    return rise / spread if spread > 0 and rise > 0 else None
+
+
+def _times(
+    left: Sequence[float], shares: Sequence[float], num_running: int, num_places: int, speed: float
+) -> list[float]:
+    """Plays what will happen: whenever one of those that run is done, the next one begins."""
+    times, works = [0.0] * len(left), list(left)
+    running, next_one, now_s = list(range(num_running)), num_running, 0.0
+    while running or next_one < len(works):
+        while len(running) < max(1, num_places) and next_one < len(works):
+            running.append(next_one)
+            next_one += 1
+        total = sum(shares[each] for each in running)
+        speeds = {each: speed * shares[each] / total if total else speed for each in running}
+        step_s = min(works[each] / speeds[each] if works[each] else 0.0 for each in running)
+        now_s += step_s
+        for each in running:
+            works[each] -= speeds[each] * step_s
+            times[each] = now_s
+        # What is left of one that is done may not be quite nothing.
+        running = [each for each in running if works[each] > 1e-6 * left[each]]
+    return times
+
+
+def _are_like_bytes(history: Sequence[Done]) -> bool:
+    """Returns whether the length of answers went more with the bytes of lines than with their number."""
+    steps = [
+        (
+            new.num_lines - old.num_lines,
+            new.num_bytes - old.num_bytes,
+            new.num_output_tokens - old.num_output_tokens,
+        )
+        for old, new in pairwise([Done(), *history])
+    ]
+    last = history[-1]
+    per_line = last.num_output_tokens / last.num_lines
+    per_byte = last.num_output_tokens / max(1, last.num_bytes)
+    off_by_lines = sum((num_tokens - lines * per_line) ** 2 for lines, _, num_tokens in steps)
+    off_by_bytes = sum((num_tokens - num_bytes * per_byte) ** 2 for _, num_bytes, num_tokens in steps)
+    return off_by_bytes < off_by_lines
+
+
+def _share(done: float, left: float) -> float:
+    return done / (done + left) if done else 0.0

@@ -1,0 +1,144 @@
+"""Watches the jobs of a gateway, and says when they will be done."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from alignedserve.batch.estimate import Done, Estimate, Job, estimates, speed_of
+from alignedserve.store import JobId, JobRecord, Store, Tally
+
+# The most jobs that wait for a place and have an estimate.
+MAX_NUM_WAITING = 32
+# What was done in the later half of the time for which jobs have been running says how fast they are, in seconds from
+# the least to the most; with less than a few seconds nothing is said.
+MIN_WINDOW_S, MAX_WINDOW_S, ENOUGH_S = 30.0, 1800.0, 3.0
+# The most that is kept of a job's history; of a longer one every other entry is dropped.
+_NUM_STEPS = 32
+
+
+@dataclass
+class _Watched:
+    num_lines: int
+    num_bytes: int
+    # What was done of it over time, the latest last.
+    history: list[Done]
+    # Since when it has been running here.
+    since_s: float | None = None
+
+    def add(self, done: Done) -> float:
+        """Returns the work that was done since the last time."""
+        before = self.history[-1]
+        if done.num_lines > before.num_lines:
+            if len(self.history) == _NUM_STEPS:
+                # The last one stays.
+                del self.history[-2::-2]
+            self.history.append(done)
+        return max(0.0, done.work - before.work)
+
+    @property
+    def job(self) -> Job:
+        return Job(self.num_lines, self.num_bytes, self.history)
+
+
+class Forecast:
+    def __init__(
+        self, store: Store, num_places: int, clock: Callable[[], float] = lambda: time.time()
+    ) -> None:
+        """So many jobs run at a time."""
+        self._store = store
+        self._num_places = num_places
+        self._clock = clock
+        self._watched: dict[JobId, _Watched] = {}
+        # The estimates of the last look, and when that was.
+        self._found: dict[JobId, Estimate] = {}
+        self._found_s = 0.0
+        # (when, the work that was done in all until then), since jobs run.
+        self._samples: deque[tuple[float, float]] = deque()
+        self._work = 0.0
+        # These stay as they were when jobs ran last.
+        self._speed: float | None = None
+        self._work_per_byte = 0.0
+
+    def of(self, job_id: JobId) -> Estimate | None:
+        """Returns the estimate as of now; None for a job that neither runs here nor is among the next ones."""
+        found = self._found.get(job_id)
+        if found is None or found.left_s is None:
+            return found
+        return Estimate(max(0.0, found.left_s - (self._clock() - self._found_s)), found.progress)
+
+    async def look(self, running: Sequence[JobId]) -> None:
+        """Looks at the jobs once. Raises StoreAway."""
+        waiting: list[JobId] = []
+        if running:
+            ids = await self._store.open_jobs("run", MAX_NUM_WAITING + len(running))
+            waiting = [each for each in ids if each not in running][:MAX_NUM_WAITING]
+        await self._add_done(running)
+        await self._watch([*running, *waiting])
+        if running:
+            self._estimate(running, waiting)
+        else:
+            self._found = {}
+            self._samples.clear()
+
+    async def _add_done(self, running: Sequence[JobId]) -> None:
+        """Counts what was done of the jobs that run, and of those that have just ended."""
+        for job_id, watched in self._watched.items():
+            if job_id in running or watched.since_s is not None:
+                self._work += watched.add(_done(await self._store.tally(job_id)))
+
+    async def _watch(self, job_ids: Sequence[JobId]) -> None:
+        for gone in self._watched.keys() - set(job_ids):
+            del self._watched[gone]
+        for job_id in job_ids:
+            if job_id not in self._watched and (job := await self._store.job(job_id)):
+                # What was done of it before says nothing about how fast that was.
+                done = _done(await self._store.tally(job_id))
+                self._watched[job_id] = _Watched(job.num_lines, await self._bytes_of(job), [done])
+
+    async def _bytes_of(self, job: JobRecord) -> int:
+        file = await self._store.file(job.input_file_id)
+        return file.num_bytes if file else 0
+
+    def _estimate(self, running: Sequence[JobId], waiting: Sequence[JobId]) -> None:
+        now = self._clock()
+        here = [self._watched[each] for each in running if each in self._watched]
+        for watched in here:
+            watched.since_s = now if watched.since_s is None else watched.since_s
+        self._sample(now, min((watched.since_s or now for watched in here), default=now))
+        num_bytes = sum(watched.history[-1].num_bytes for watched in here)
+        if num_bytes:
+            self._work_per_byte = sum(watched.history[-1].work for watched in here) / num_bytes
+        there = [self._watched[each] for each in waiting if each in self._watched]
+        ids = [each for each in (*running, *waiting) if each in self._watched]
+        found = estimates(
+            [watched.job for watched in here],
+            [watched.job for watched in there],
+            self._num_places,
+            self._speed,
+            self._work_per_byte,
+        )
+        self._found, self._found_s = dict(zip(ids, found, strict=True)), now
+
+    def _sample(self, now: float, since_s: float) -> None:
+        samples = self._samples
+        # Nothing is done at first, while the first lines run.
+        if len(samples) == 1 and samples[0][1] == self._work:
+            samples.clear()
+        samples.append((now, self._work))
+        window_s = min(MAX_WINDOW_S, max(MIN_WINDOW_S, (now - since_s) / 2))
+        while samples[0][0] < now - window_s:
+            samples.popleft()
+        if now - samples[0][0] >= ENOUGH_S:
+            self._speed = speed_of(samples) or self._speed
+
+
+def _done(tally: Tally) -> Done:
+    return Done(
+        tally.num_completed + tally.num_failed,
+        tally.num_line_bytes,
+        tally.num_input_tokens - tally.num_cached_tokens,
+        tally.num_output_tokens,
+    )

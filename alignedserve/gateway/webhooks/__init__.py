@@ -1,0 +1,1 @@
+"""Webhooks: who asked for it is told, by an HTTP request, that a batch or a response in the background has ended."""

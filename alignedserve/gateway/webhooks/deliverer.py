@@ -1,0 +1,167 @@
+"""Delivers webhooks: each at least once, until the receiver says 2xx, or it is given up after a day.
+
+A delivery is in the store until then. The gateway that tries it holds its lease meanwhile; when it dies, the lease
+lapses and another one tries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections import Counter
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import httpcore
+import httpx
+from msgspec.structs import replace
+
+import alignedserve
+from alignedserve.batch.retry import retried
+from alignedserve.gateway.webhooks.config import WebhookConfig
+from alignedserve.gateway.webhooks.network import PublicNetwork
+from alignedserve.gateway.webhooks.sign import signed_headers
+from alignedserve.store import Delivery, DeliveryStore, Lease, LeaseLost, StoreAway
+
+log = logging.getLogger(__name__)
+
+# The most that are tried at a time, so that receivers that hang do not hold up the others too soon.
+MAX_AT_A_TIME = 32
+_FACTOR = 3
+
+
+class Deliverer:
+    def __init__(
+        self,
+        store: DeliveryStore,
+        config: WebhookConfig,
+        secrets: Sequence[bytes],
+        counts: Counter[str],
+        name: str,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`counts` counts tries by outcome, and deliveries that are dropped; `name` is the gateway's, for people to
+        read."""
+        self._store = store
+        self._config = config
+        self._secrets = secrets
+        self._counts = counts
+        self._name = name
+        # It follows no redirects, knows no proxies, and keeps no connections.
+        self._http = httpcore.AsyncConnectionPool(
+            ssl_context=tls or httpx.create_ssl_context(),
+            max_connections=MAX_AT_A_TIME,
+            max_keepalive_connections=0,
+            network_backend=PublicNetwork(config.allow_private),
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """What is under way is tried again after the next start, or by another gateway."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Runs until it is stopped."""
+        try:
+            while not self._is_stopping:
+                self._wake.clear()
+                try:
+                    with contextlib.suppress(StoreAway):
+                        await self._look()
+                except Exception:
+                    # If this task ended, this gateway would deliver nothing any more, and nobody would notice.
+                    log.exception("looking for webhooks failed, and is tried again")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.look_s):
+                        await self._wake.wait()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._http.aclose()
+
+    async def _look(self) -> None:
+        if free := MAX_AT_A_TIME - len(self._tasks):
+            # Twice the time that a try may take, for what comes after it.
+            lease_s = 2 * self._config.try_s
+            for lease in await self._store.take(self._name, lease_s, time.time(), free):
+                task = asyncio.create_task(self._work(lease))
+                self._tasks.add(task)
+                task.add_done_callback(self._over)
+        if refused := await self._store.refused():
+            self._counts["dropped"] += refused
+            log.warning("webhooks: %d are dropped, since too many are pending", refused)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._wake.set()
+
+    async def _work(self, lease: Lease) -> None:
+        try:
+            delivery = await retried(self._store.get, lease)
+            if delivery is None:
+                return
+            problem = await self._tried(delivery)
+            if problem is None:
+                self._counts["delivered"] += 1
+                await retried(self._store.end, lease)
+            else:
+                self._counts["failed"] += 1
+                await self._try_again(lease, delivery, problem)
+        except LeaseLost:
+            return
+        except asyncio.CancelledError:
+            with contextlib.suppress(StoreAway):
+                await self._store.release(lease)
+            raise
+        except Exception:
+            # It is not released but its lease lapses, so that it is not tried again at once.
+            log.exception("a webhook failed, and is tried again")
+
+    async def _tried(self, delivery: Delivery) -> str | None:
+        """Posts the event; returns what went wrong, and None if it was delivered."""
+        headers = signed_headers(delivery.event_id, time.time(), delivery.body, self._secrets)
+        headers |= {
+            "content-type": "application/json",
+            "user-agent": f"alignedserve/{alignedserve.__version__}",
+            "connection": "close",
+        }
+        sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+        try:
+            async with (
+                asyncio.timeout(self._config.try_s),
+                # The body of the answer is not read.
+                self._http.stream("POST", delivery.url, headers=sent, content=delivery.body) as answer,
+            ):
+                return None if 200 <= answer.status < 300 else f"it answers {answer.status}"
+        except TimeoutError:
+            return f"it takes more than {self._config.try_s:g} s"
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+            return str(error) or type(error).__name__
+        except (OSError, ssl.SSLError) as error:
+            return str(error)
+
+    async def _try_again(self, lease: Lease, delivery: Delivery, problem: str) -> None:
+        config, now = self._config, time.time()
+        pause_s = min(config.max_retry_s, config.retry_s * _FACTOR ** min(delivery.num_tries, 20))
+        tried = replace(delivery, num_tries=delivery.num_tries + 1)
+        # A part of the URL may be a secret between its owner and the receiver.
+        host = urlsplit(delivery.url).hostname
+        if now + pause_s > delivery.created_at + config.give_up_s:
+            self._counts["dropped"] += 1
+            log.warning(
+                "webhook %s to %s is dropped after %d tries: %s",
+                *(delivery.event_id, host, tried.num_tries, problem),
+            )
+            await retried(self._store.end, lease)
+        else:
+            log.info(
+                "webhook %s to %s is tried again in %.0f s: %s", delivery.event_id, host, pause_s, problem
+            )
+            await retried(self._store.put_off, lease, tried, now + pause_s)

@@ -1,0 +1,38 @@
+"""The events, as in OpenAI's API, and to whom they are told."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from alignedserve.store import Delivery, DeliveryId, JobRecord, ResponseRecord
+
+
+class Events:
+    def __init__(self, urls: Sequence[str] = ()) -> None:
+        """`urls` are told of everything."""
+        self._urls = urls
+
+    def of_job(self, job: JobRecord) -> list[Delivery]:
+        """Returns the deliveries for a job that is over."""
+        urls = list(self._urls)
+        if job.webhook_url is not None and job.webhook_url not in urls:
+            urls.append(job.webhook_url)
+        return _deliveries(f"batch.{job.status}", job.id, urls)
+
+    def of_response(self, record: ResponseRecord) -> list[Delivery]:
+        """Returns the deliveries for a background response; there are none as long as it is not over."""
+        return _deliveries(f"response.{record.status}", record.id, self._urls) if record.is_over else []
+
+
+def _deliveries(kind: str, about: str, urls: Sequence[str]) -> list[Delivery]:
+    event_id, now = f"evt_{secrets.token_hex(16)}", int(time.time())
+    event = {"id": event_id, "object": "event", "created_at": now, "type": kind, "data": {"id": about}}
+    body = msgspec.json.encode(event)
+    return [
+        Delivery(id=DeliveryId(f"{event_id}-{number}"), event_id=event_id, url=url, body=body, created_at=now)
+        for number, url in enumerate(urls)
+    ]

@@ -1,0 +1,45 @@
+"""Which URLs a webhook may have. What they lead to is checked when it is connected to (network.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import SplitResult, unquote, urlsplit
+
+MAX_URL_CHARS = 2048
+
+
+def check_url(url: str) -> SplitResult:
+    """Returns the URL in parts. Raises ValueError for what is not a plain URL of HTTP."""
+    if not 0 < len(url) <= MAX_URL_CHARS or any(not "!" <= letter <= "~" for letter in url) or "\\" in url:
+        raise ValueError(f"must be a URL of at most {MAX_URL_CHARS} ASCII letters")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must begin with https:// or http:// and a host")
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise ValueError("must have no user and no fragment")
+    # It raises ValueError for a port that is none.
+    parts.port  # noqa: B018
+    # A receiver may take such a path for another one.
+    plain = unquote(parts.path)
+    if plain.count("/") != parts.path.count("/") or "\\" in plain or {".", ".."} & {*plain.split("/")}:
+        raise ValueError("must have a path without . and .. and without escaped slashes")
+    return parts
+
+
+def is_allowed(url: str, prefixes: Iterable[str]) -> bool:
+    """Returns whether one of the prefixes has the same scheme, host and port, and a path that the URL's path begins
+    with, up to a slash. Raises ValueError for what is no URL."""
+    asked = check_url(url)
+    return any(_begins(asked, check_url(prefix)) for prefix in prefixes)
+
+
+def _begins(asked: SplitResult, allowed: SplitResult) -> bool:
+    if _origin(asked) != _origin(allowed):
+        return False
+    path = allowed.path.rstrip("/")
+    return asked.path == path or asked.path.startswith(f"{path}/")
+
+
+def _origin(parts: SplitResult) -> tuple[str, str, int]:
+    assert parts.hostname
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]

@@ -1,0 +1,97 @@
+"""The deliveries of webhooks on Redis.
+
+Keys: `delivery:ID` a record; `open:delivering` those that are pending, by when they are due; `deliveries-refused` how
+many were not stored. Leases are those of jobs (redis_store.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from alignedserve.store.base import Lease
+from alignedserve.store.deliveries import MAX_PENDING, Delivery, DeliveryStore
+from alignedserve.store.records import JobId
+from alignedserve.store.redis_connection import RedisConnection
+from alignedserve.store.scripts import PREFIX, RELEASE, TAKE
+
+# For scripts that store deliveries together with something else. Arguments from `first` on: id, record, when it is due.
+DELIVER = f"""
+local function deliver(first)
+  for at = first, #ARGV, 3 do
+    if redis.call('ZCARD', key('open', 'delivering')) >= {MAX_PENDING} then
+      redis.call('INCR', key('deliveries-refused'))
+    else
+      redis.call('SET', key('delivery', ARGV[at]), ARGV[at + 1])
+      redis.call('ZADD', key('open', 'delivering'), ARGV[at + 2], ARGV[at])
+    end
+  end
+end
+"""
+
+# Arguments: token, id.
+_END = """
+local token, id = unpack(ARGV)
+if not is_held(id, token) then return -1 end
+redis.call('DEL', key('delivery', id))
+redis.call('ZREM', key('open', 'delivering'), id)
+let_go(id)
+return 1
+"""
+
+# Arguments: token, id, record, when it is due.
+_PUT_OFF = """
+local token, id, record, due = unpack(ARGV)
+if not is_held(id, token) then return -1 end
+redis.call('SET', key('delivery', id), record)
+redis.call('ZADD', key('open', 'delivering'), due, id)
+let_go(id)
+return 1
+"""
+
+_REFUSED = """
+local count = redis.call('GET', key('deliveries-refused'))
+redis.call('DEL', key('deliveries-refused'))
+return tonumber(count or '0')
+"""
+
+
+class RedisDeliveries(DeliveryStore):
+    def __init__(self, redis: RedisConnection, check: Callable[[int, Lease | None], int]) -> None:
+        """`check` raises the error that a script's answer stands for."""
+        self._redis = redis
+        self._check = check
+
+    async def take(self, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
+        if not await self._redis.call(self._redis.due(f"{PREFIX}open:delivering", now, 1)):
+            return []
+        token = f"{await self._redis.call(self._redis.next_number())}:{holder}"
+        found = await self._run(TAKE, "delivering", now, token, round(seconds * 1000), count)
+        return [Lease(JobId(each.decode()), token) for each in found]
+
+    async def get(self, lease: Lease) -> Delivery | None:
+        found = await self._redis.call(self._redis.get(f"{PREFIX}delivery:{lease.job_id}"))
+        return None if found is None else msgspec.msgpack.decode(found, type=Delivery)
+
+    async def end(self, lease: Lease) -> None:
+        self._check(await self._run(_END, lease.token, lease.job_id), lease)
+
+    async def put_off(self, lease: Lease, delivery: Delivery, due_at: float) -> None:
+        args = lease.token, lease.job_id, msgspec.msgpack.encode(delivery), due_at
+        self._check(await self._run(_PUT_OFF, *args), lease)
+
+    async def release(self, lease: Lease) -> None:
+        await self._run(RELEASE, lease.token, lease.job_id)
+
+    async def refused(self) -> int:
+        return int(await self._run(_REFUSED))
+
+    def _run(self, script: str, *args: Any) -> Coroutine[Any, Any, Any]:
+        return self._redis.call(self._redis.run(script, *args))
+
+
+def delivery_args(deliveries: Sequence[Delivery]) -> list[Any]:
+    """Returns the arguments for DELIVER: they are due at once."""
+    return [word for each in deliveries for word in (each.id, msgspec.msgpack.encode(each), each.created_at)]

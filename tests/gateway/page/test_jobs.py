@@ -1,0 +1,148 @@
+"""Jobs against their windows, and pauses of best effort, as the page draws them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from alignedserve.batch.config import BatchConfig
+from tests.gateway.batching import CHATS, jsonl, questions
+from tests.gateway.page.browser import Browser
+from tests.gateway.page.hosted import hosted
+
+MODULE = "jobs.js"
+
+
+def test_a_job_that_runs_says_when_it_is_done_and_how_much_of_its_window_is_gone(browser: Browser) -> None:
+    quick = BatchConfig(look_s=0.1, max_num_lines=2)
+    with hosted(has_store=True, batches=quick) as host, httpx.Client(base_url=f"{host.url}/v1") as http:
+        host.router.allowed = 0
+        file = http.post(
+            "/files", data={"purpose": "batch"}, files={"file": ("x", jsonl(questions(400)))}
+        ).json()
+        asked = {"input_file_id": file["id"], "endpoint": CHATS, "completion_window": "1h"}
+        batch = http.post("/batches", json=asked).json()
+        job = f"li[data-job='{batch['id']}']"
+        browser.open(host.url)
+        browser.until(lambda: browser.find_all(f"{job} .estimate"))
+        browser.until_text(f"{job} .estimate", "not known yet when it is done; its window ends in 59 min")
+        is_over = threading.Event()
+
+        def answer_now_and_then() -> None:
+            """A line each time that some are there."""
+            num_said = 0
+            while not is_over.wait(0.1):
+                for submit in host.router.submitted[num_said : num_said + 1]:
+                    num_said += 1
+                    host.do(lambda submit=submit: say(submit))  # type: ignore[misc]
+
+        def say(submit: Any) -> None:
+            host.router.allowed = None
+            host.router._say(submit.request.key)
+            host.router.allowed = 0
+
+        answering = threading.Thread(target=answer_now_and_then)
+        answering.start()
+        try:
+            said = browser.until_text(f"{job} .estimate", "done in ")
+        finally:
+            is_over.set()
+            answering.join()
+        assert "; its window ends in 5" in said
+        (mark,) = browser.find_all(f"{job} .due")
+        assert mark.is_displayed()
+        assert browser.find(f"{job} .window").get_attribute("data-late") == "false"
+        at = http.get(f"/batches/{batch['id']}").json()["alignedserve"]["estimated_completion_at"]
+        assert time.time() < at < time.time() + 3600
+        http.post(f"/batches/{batch['id']}/cancel")
+        browser.until_text(job, "cancelled")
+        assert not browser.find(f"{job} .window").is_displayed()
+
+
+def shown(browser: Browser, **job: Any) -> dict[str, Any]:
+    """What a row shows of a job, with what is left out as a job that runs has it."""
+    whole = {
+        "id": "batch_1",
+        "status": "in_progress",
+        "created_at": 1000,
+        "expires_at": 4600,
+        "serverTimeMs": 1900_000,
+        "request_counts": {"total": 10, "completed": 4, "failed": 1},
+        "alignedserve": {"progress": 0.5, "estimated_completion_at": 2800},
+    } | job
+    script = f"""(() => {{
+      const row = m.rowOf({json.dumps(whole)});
+      const of = (selector) => row.node.querySelector(selector);
+      return {{ text: of(".estimate").textContent, hidden: of(".window").hidden, late: of(".window").dataset.late,
+               due: of(".due").style.left, gone: of(".window .fill").style.width, done: of(".fill").style.width }};
+    }})()"""
+    found: dict[str, Any] = browser.imported(MODULE, script)
+    return found
+
+
+def test_a_job_against_its_window(browser: Browser) -> None:
+    with hosted() as host:
+        browser.open(host.url)
+        found = shown(browser)
+        assert (found["due"], found["gone"], found["done"], found["late"]) == ("50%", "25%", "50%", "false")
+        assert found["text"].startswith("done in 15 min, at ")
+        assert found["text"].endswith("; its window ends in 45 min")
+        late = shown(browser, alignedserve={"progress": 0.1, "estimated_completion_at": 9000})
+        assert (late["due"], late["late"]) == ("100%", "true")
+        assert late["text"].endswith("; after its window, which ends in 45 min")
+        unknown = shown(browser, alignedserve={"progress": 0, "estimated_completion_at": None})
+        assert unknown["text"] == "not known yet when it is done; its window ends in 45 min"
+        assert shown(browser, status="completed")["hidden"]
+
+
+@pytest.mark.parametrize(
+    ("be", "is_paused"),
+    [
+        ([(5, 1, 3), (5, 1, 3)], True),
+        ([(5, 0, 3), (5, 0, 1)], True),
+        ([(5, 1, 3), (6, 1, 3)], False),
+        # There was nothing to be done.
+        ([(5, 0, 0), (5, 0, 0)], False),
+        ([(5, 0, 0), (5, 1, 0)], False),
+        # No router answers: nobody knows.
+        ([(5, None, None), (5, None, None)], False),
+    ],
+)
+def test_best_effort_is_paused_when_it_has_requests_and_gets_no_token(
+    browser: Browser, be: list[tuple[int, int | None, int | None]], is_paused: bool
+) -> None:
+    readings = [{"be": dict(zip(("tokens", "running", "waiting"), each, strict=True))} for each in be]
+    with hosted() as host:
+        browser.open(host.url)
+        assert browser.imported("reading.js", f"m.isPaused(...{json.dumps(readings)})") is is_paused
+
+
+def test_pauses_are_marked_in_the_band_of_best_effort(browser: Browser) -> None:
+    def reading(at_s: int, rt: int, be: int) -> dict[str, Any]:
+        return {
+            "atMs": at_s * 1000,
+            "rt": {"tokens": rt, "running": 1, "waiting": 0},
+            "be": {"tokens": be, "running": 1, "waiting": 2},
+        }
+
+    # Two pauses, one of two seconds.
+    readings = [reading(at, 10 * at, be) for at, be in enumerate([0, 5, 5, 5, 9, 9, 12])]
+    script = f"""(() => {{
+      const chart = new m.Chart();
+      chart.show({json.dumps(readings)});
+      const rects = [...chart.node.querySelectorAll(".pauses rect")];
+      return {{ widths: rects.map((rect) => Number(rect.getAttribute("width"))),
+               tops: rects.map((rect) => Number(rect.getAttribute("y"))),
+               said: chart.node.querySelector(".top.be").textContent }};
+    }})()"""
+    with hosted() as host:
+        browser.open(host.url)
+        found = browser.imported("chart.js", script)
+    assert found["widths"] == pytest.approx([2, 1])
+    assert all(top > 50 for top in found["tops"])
+    assert found["said"] == "best effort, up to 10 tokens/s, paused for 3 s of it"
