@@ -10,8 +10,9 @@ windows, and tokens of the jobs per second. Systems are this server's default po
 
 What 15 calls a second are depends on the machine: it is measured first, how many chats a second this server answers
 with nothing else to do (`throughput` of guidellm), and a burst is a share of that (--burst-share), the calm a fifteenth
-of the burst. Likewise lines are so long that all three jobs together would take 0.8 times as long as the bursts do, at
-the pace that best effort has alone: beside chats they last about as long. All systems are asked the same.
+of the burst. Likewise lines are so long that all three jobs together would take as long as the bursts do, at the pace
+that best effort has alone: beside chats they last longer, and the page says how many lines were left. All systems are
+asked the same.
 
 guidellm counts a gap as the mean of a call's gaps; so do the published figures.
 """

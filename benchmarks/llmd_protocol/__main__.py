@@ -39,7 +39,7 @@ class Protocol:
     num_lines: int = 1000
     burst_share: float = 0.5
     # how long the jobs take alone, in lengths of all phases together
-    jobs_share: float = 0.8
+    jobs_share: float = 1.0
     calibration_s: float = 30.0
     vllm: Path | None = None
     options: Sequence[str] = ()
@@ -107,6 +107,7 @@ def measure(protocol: Protocol, name: str, scale: Scale) -> Run:
         before, asked_s = system.num_tokens(), time.monotonic()
         beside = ask_at(protocol.guidellm, system.url, rates, protocol.phase_s)
         after, answered_s = system.num_tokens(), time.monotonic()
+        num_left = system.num_left()
         jobs = system.wait(max(WINDOWS["30m"], 2 * protocol.bursts_s))
         last, over_s = system.num_tokens(), time.monotonic()
     of_chats = beside.num_tokens if system.counts_chats else 0
@@ -115,6 +116,7 @@ def measure(protocol: Protocol, name: str, scale: Scale) -> Run:
         alone,
         beside,
         jobs,
+        num_left,
         (after - before - of_chats) / (answered_s - asked_s),
         (last - first - of_chats) / (over_s - begun_s),
     )

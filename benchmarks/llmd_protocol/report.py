@@ -22,6 +22,7 @@ HEAD = (
     "TTFT p99",
     "gaps p99",
     "jobs in time",
+    "lines left after the chats",
     "their tokens/s beside chats",
     "in all, tokens/s",
 )
@@ -35,6 +36,8 @@ class Run:
     alone: Chats
     beside: Chats
     jobs: Sequence[Done]
+    # lines without an answer when the last chat had ended; 0: some chats had nothing beside them
+    num_left: int
     # of the jobs' output: beside the bursts, and from their beginning to their end
     beside_tokens_per_s: float
     tokens_per_s: float
@@ -54,8 +57,8 @@ def ratio(part: float, whole: float) -> float:
 
 def page(scale: Mapping[str, Any], runs: Sequence[Run]) -> str:
     rows = [_cells(run) for run in runs]
-    rows.append(("aim", *map(_number, AIM), "all", "", ""))
-    rows += [(name, *map(_number, ratios), "", "", "") for name, ratios in PUBLISHED.items()]
+    rows.append(("aim", *map(_number, AIM), "all", "", "", ""))
+    rows += [(name, *map(_number, ratios), "", "", "", "") for name, ratios in PUBLISHED.items()]
     return f"""# Chats in bursts beside batch jobs, as llm-d measured them
 
 ```sh
@@ -92,7 +95,7 @@ def _scaled(scale: Mapping[str, Any]) -> str:
 def _cells(run: Run) -> Sequence[str]:
     in_time = f"{sum(job.is_in_time for job in run.jobs)} of {len(run.jobs)}"
     tokens = f"{run.beside_tokens_per_s:,.0f}", f"{run.tokens_per_s:,.0f}"
-    return run.name, *map(_number, run.ratios), in_time, *tokens
+    return run.name, *map(_number, run.ratios), in_time, f"{run.num_left:,}", *tokens
 
 
 def _times(runs: Sequence[Run]) -> list[Sequence[str]]:

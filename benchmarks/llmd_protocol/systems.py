@@ -51,6 +51,10 @@ class System(Protocol):
         """Made for lines, since the server started."""
         ...
 
+    def num_left(self) -> int:
+        """Lines that are not answered."""
+        ...
+
     def wait(self, timeout_s: float) -> list[Done]:
         """Until all jobs are over, or have had their time; stops what is left."""
         ...
@@ -73,6 +77,10 @@ class Ours:
 
     def num_tokens(self) -> float:
         return self._at.counters().be_tokens
+
+    def num_left(self) -> int:
+        counts = [job.counts() for job in self._jobs.values()]
+        return sum(each["total"] - each["completed"] - each["failed"] for each in counts)
 
     def wait(self, timeout_s: float) -> list[Done]:
         deadline = time.monotonic() + timeout_s
@@ -112,6 +120,11 @@ class Peer:
 
     def num_tokens(self) -> float:
         return self._at.counters().be_tokens
+
+    def num_left(self) -> int:
+        assert self._open
+        counts = self._open.counts()
+        return counts["total"] - counts["completed"]
 
     def wait(self, timeout_s: float) -> list[Done]:
         assert self._open

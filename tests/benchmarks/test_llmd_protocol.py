@@ -55,8 +55,8 @@ def test_calm_and_burst_take_turns() -> None:
 def test_lines_are_as_long_as_the_jobs_should_take() -> None:
     scale = scale_of(PROTOCOL, capacity_per_s=20.0, be_tokens_per_s=1000.0)
     assert scale.rate == 10.0
-    # 540 s of bursts, 0.8 of that, 3,000 lines
-    assert scale.line_tokens == 144
+    # 540 s of bursts, 3,000 lines
+    assert scale.line_tokens == 180
     assert scale_of(PROTOCOL, 20.0, 1e6).line_tokens == MAX_LINE_TOKENS
 
 
@@ -88,15 +88,18 @@ def test_a_job_is_in_time_within_its_window() -> None:
 
 
 def test_the_page_says_ratios_jobs_and_how_it_is_scaled() -> None:
-    run = Run("aligned", ALONE, BESIDE, [Done("30m", 100.0, 3, 3), Done("2h", None, 3, 1)], 900.0, 1000.0)
+    run = Run("aligned", ALONE, BESIDE, [Done("30m", 100.0, 3, 3), Done("2h", None, 3, 1)], 7, 900.0, 1000.0)
     assert run.ratios == (1.25, 2.0, pytest.approx(1.1))
     scale = {
         **{"command": "python -m benchmarks.llmd_protocol", "date": "2026-11-23", "num_cpus": 2},
         **{"guidellm": "0.8.1", "num_at_once": 32, "capacity_per_s": 20.0, "burst_share": 0.5, "rate": 10.0},
         **{"calm_rate": 0.67, "phase_s": 90.0, "rounds": 3, "be_tokens_per_s": 1000.0, "windows": ["30m"]},
-        **{"lines": 1000, "line_tokens": 144, "jobs_share": 0.8},
+        **{"lines": 1000, "line_tokens": 144, "jobs_share": 1.0},
     }
     text = page(scale, [run])
-    assert "| aligned | 1.25 | 2.00 | 1.10 | 1 of 2 | 900 | 1,000 |" in text
+    assert "| aligned | 1.25 | 2.00 | 1.10 | 1 of 2 | 7 | 900 | 1,000 |" in text
     assert "| aligned | 2h | 3 | 1 |  | no |" in text and "a burst is 50% of that, 10.00 a second" in text
     assert "22.30" in text
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 3
+    assert all(len({row.count("|") for row in table}) == 1 for table in tables)
