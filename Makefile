@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo serve test test-all fuzz attack vopr soak lint types check picture lock clean
+.PHONY: demo serve test test-all clients fuzz attack vopr soak lint types check picture lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -21,6 +21,11 @@ test: .venv/installed
 # a quarter of an hour
 test-all: .venv/installed
 	$(BIN)/python $(TESTS)
+
+# what tests/clients tries this server with: openai-python, LiteLLM, guidellm, Codex, …; 2 GB
+clients: .venv/installed
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/python -m tests.clients.environments make
 
 # some minutes; FUZZ_EXAMPLES=5000 make fuzz for longer
 fuzz: .venv/installed

@@ -35,6 +35,7 @@ LIVE = (
     "bench",
     "benchmarks/test_gpu_parts.py",
     "cli",
+    "clients",
     "cluster",
     "gateway",
     "instance",

@@ -114,10 +114,10 @@ _STEPS: dict[tuple[str, type[Any]], Callable[[JobRecord, Any, int], JobRecord]] 
 
 
 def parse_window(text: str) -> int:
-    """Returns the seconds. Raises ValueError for what is not from 1h to 7d."""
-    unit = {"h": 3600, "d": 86400}.get(text[-1:])
+    """Returns the seconds. Raises ValueError for what is not from 10m to 7d."""
+    unit = {"m": 60, "h": 3600, "d": 86400}.get(text[-1:])
     digits = text[:-1]
-    seconds = int(digits) * unit if unit and digits.isascii() and digits.isdigit() and len(digits) < 5 else 0
-    if not 3600 <= seconds <= 7 * 86400:
-        raise ValueError(f"completion_window={text!r}: must be from 1h to 7d")
+    seconds = int(digits) * unit if unit and digits.isascii() and digits.isdigit() and len(digits) < 6 else 0
+    if not 600 <= seconds <= 7 * 86400:
+        raise ValueError(f"completion_window={text!r}: must be from 10m to 7d")
     return seconds

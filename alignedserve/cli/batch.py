@@ -34,7 +34,7 @@ def server_options(default_url: str | None) -> Callable[[Command], Command]:
 
 def job_options(command: Command) -> Command:
     command = click.option(
-        "--completion-window", default="24h", show_default=True, help="from 1h to 7d: the job's deadline"
+        "--completion-window", default="24h", show_default=True, help="from 10m to 7d: the job's deadline"
     )(command)
     text = "of the requests [default: the first line's]"
     return click.option("--endpoint", help=text)(command)

@@ -73,7 +73,7 @@ def serving(python: Path, scheduling: str) -> Iterator[Peer]:
 
 class Peer:
     def __init__(self, url: str, scheduling: str, state: Path) -> None:
-        self._url = url
+        self.url = url
         self._http = httpx.Client(base_url=url, timeout=60)
         self._has_priorities = scheduling == "priority"
         self._state = state
@@ -83,7 +83,7 @@ class Peer:
         self._rt_alone_s = 0.0
 
     def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
-        outcomes, took_s = ask(self._url, items, {}, TokenCounting)
+        outcomes, took_s = ask(self.url, items, {}, TokenCounting)
         self._rt_tokens += sum(outcome.output_len for outcome in outcomes)
         if not any(job.is_open for job in self._jobs):
             self._rt_alone_s += covered_s([(each.start_s, max(each.times_s, default=0)) for each in outcomes])
@@ -91,9 +91,7 @@ class Peer:
 
     def start(self, asked: Mapping[str, dict[str, Any]]) -> KeptOpen:
         own = {"priority": LINE_PRIORITY} if self._has_priorities else {}
-        self._jobs.append(
-            KeptOpen(self._url, {name: body | own for name, body in asked.items()}, self._state)
-        )
+        self._jobs.append(KeptOpen(self.url, {name: body | own for name, body in asked.items()}, self._state))
         return self._jobs[-1]
 
     def counters(self) -> Counters:

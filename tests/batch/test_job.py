@@ -108,13 +108,16 @@ def test_no_way_goes_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("1h", 3600), ("24h", 86400), ("168h", 604800), ("7d", 604800)]
+    ("text", "seconds"),
+    [("10m", 600), ("90m", 5400), ("1h", 3600), ("24h", 86400), ("168h", 604800), ("7d", 604800)],
 )
 def test_windows(text: str, seconds: int) -> None:
     assert parse_window(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "0h", "169h", "8d", "1", "60m", "-1h", "1.5h", " 1h", "1h ", "٣h"])
+@pytest.mark.parametrize(
+    "text", ["", "h", "0h", "169h", "8d", "1", "9m", "10081m", "-1h", "1.5h", " 1h", "1h ", "٣h"]
+)
 def test_windows_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="completion_window=.*must be from 1h to 7d"):
+    with pytest.raises(ValueError, match="completion_window=.*must be from 10m to 7d"):
         parse_window(text)

@@ -121,7 +121,8 @@ class ResponsesBuilder(ResponseBuilder):
         num_input, num_output = usage.num_prompt_tokens, usage.num_completion_tokens
         return {
             "input_tokens": num_input,
-            "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+            # clients that check what they read need the second; a prefix that is kept costs nothing here
+            "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
             "total_tokens": num_input + num_output,

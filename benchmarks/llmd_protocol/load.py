@@ -1,0 +1,107 @@
+"""Chats from guidellm, and what it wrote of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alignedserve.sim.report import quantiles
+from benchmarks.rt_with_be.traffic import MAX_OUTPUT, MIN_OUTPUT, MODEL
+
+# of calm and burst: one call a second against 15
+CALM = 15.0
+# more than are answered in a second by anything on a CPU: guidellm ends with its data
+MAX_CALLS_PER_S = 500.0
+# seconds beyond the phases that a run may take: each begins with processes of its own
+SLACK_S = 120.0
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    # it shares the cores with the server; with ten processes, its default, it would measure itself
+    "GUIDELLM__MAX_WORKER_PROCESSES": "1",
+}
+
+
+@dataclass(frozen=True)
+class Chats:
+    """What guidellm says of all calls of a run that were answered."""
+
+    num_calls: int
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    gap_p99_ms: float
+    calls_per_s: float
+    # of all answers
+    num_tokens: int
+
+
+def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Counting goes on for longer than any answer may."""
+    dice = random.Random(seed)
+    firsts = [dice.randint(100, 900) for _ in range(count)]
+    return [
+        {
+            "prompt": f"Count from {first} to {first + 20}.",
+            "output_tokens_count": dice.randint(MIN_OUTPUT, MAX_OUTPUT),
+        }
+        for first in firsts
+    ]
+
+
+def bursts(rate: float, num_rounds: int) -> list[float]:
+    return [rate / CALM, rate] * num_rounds
+
+
+def ask_at(guidellm: Path, url: str, rates: Sequence[float], phase_s: float) -> Chats:
+    """At each rate for so many seconds, one after the other."""
+    profile = {"kind": "constant", "rate": list(rates)}
+    return _run(guidellm, url, profile, phase_s, len(rates), max(rates))
+
+
+def ask_at_once(guidellm: Path, url: str, num_at_once: int, seconds: float) -> Chats:
+    """As fast as they are answered."""
+    profile = {"kind": "throughput", "max_concurrency": num_at_once}
+    return _run(guidellm, url, profile, seconds, 1, MAX_CALLS_PER_S)
+
+
+def _run(
+    guidellm: Path, url: str, profile: dict[str, Any], phase_s: float, num_phases: int, max_rate: float
+) -> Chats:
+    """Each phase begins with the first question. Raises CalledProcessError, with what it said, when guidellm fails."""
+    with tempfile.TemporaryDirectory(prefix="guidellm-") as directory:
+        data, report = Path(directory, "data.jsonl"), Path(directory, "report.json")
+        data.write_text("\n".join(map(json.dumps, questions(math.ceil(max_rate * phase_s) + 1))))
+        options = {
+            "--backend": {"kind": "openai_http", "target": url, "model": MODEL},
+            "--profile": profile,
+            "--constraint": {"kind": "max_duration", "seconds": phase_s},
+            "--data": {"kind": "json_file", "path": str(data)},
+            "--output": {"kind": "json", "path": str(report)},
+        }
+        words = [word for name, value in options.items() for word in (name, json.dumps(value))]
+        command = [str(guidellm), "run", *words, "--disable-console"]
+        environment = os.environ | ENVIRONMENT
+        timeout_s = num_phases * (phase_s + SLACK_S)
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=timeout_s)
+        return chats_of(json.loads(report.read_text()))
+
+
+def chats_of(report: dict[str, Any]) -> Chats:
+    """Raises RuntimeError when a call failed or none was answered: there is nothing to compare then."""
+    parts = [part["requests"] for part in report["benchmarks"]]
+    done = [call for part in parts for call in part["successful"] or ()]
+    failed = [call for part in parts for call in part["errored"] or ()]
+    if failed or not done:
+        raise RuntimeError(f"{len(failed)} of {len(done) + len(failed)} chats failed: {failed[:1]}")
+    ttft = quantiles([call["time_to_first_token_ms"] for call in done])
+    gap = quantiles([call["inter_token_latency_ms"] for call in done])
+    seconds = sum(part["duration"] for part in report["benchmarks"])
+    num_tokens = sum(call["output_tokens"] for call in done)
+    return Chats(len(done), ttft.p50, ttft.p99, gap.p99, len(done) / seconds, num_tokens)

@@ -1,0 +1,129 @@
+"""What the runs say: ratios, jobs in time, tokens of jobs per second; as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.llmd_protocol.load import Chats
+from benchmarks.llmd_protocol.systems import Done
+
+AIM = (1.25, 1.5, 1.25)
+# of two replicas of gpt-oss-120b: beside the interactive part alone
+PUBLISHED = {
+    "llm-d, flow control by priority (published)": (1.54, 22.3, 4.3),
+    "llm-d, admission control (published)": (1.76, 5.95, 2.3),
+}
+HEAD = (
+    "",
+    "TTFT p50",
+    "TTFT p99",
+    "gaps p99",
+    "jobs in time",
+    "lines left after the chats",
+    "their tokens/s beside chats",
+    "in all, tokens/s",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One system."""
+
+    name: str
+    alone: Chats
+    beside: Chats
+    jobs: Sequence[Done]
+    # lines without an answer when the last chat had ended; 0: some chats had nothing beside them
+    num_left: int
+    # of the jobs' output: beside the bursts, and from their beginning to their end
+    beside_tokens_per_s: float
+    tokens_per_s: float
+
+    @property
+    def ratios(self) -> tuple[float, float, float]:
+        return (
+            ratio(self.beside.ttft_p50_ms, self.alone.ttft_p50_ms),
+            ratio(self.beside.ttft_p99_ms, self.alone.ttft_p99_ms),
+            ratio(self.beside.gap_p99_ms, self.alone.gap_p99_ms),
+        )
+
+
+def ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan
+
+
+def page(scale: Mapping[str, Any], runs: Sequence[Run]) -> str:
+    rows = [_cells(run) for run in runs]
+    rows.append(("aim", *map(_number, AIM), "all", "", "", ""))
+    rows += [(name, *map(_number, ratios), "", "", "", "") for name, ratios in PUBLISHED.items()]
+    return f"""# Chats in bursts beside batch jobs, as llm-d measured them
+
+```sh
+{scale["command"]}
+```
+
+{scale["date"]}, {scale["num_cpus"]} cores, guidellm {scale["guidellm"]}. {_scaled(scale)}
+
+Ratios are of chats beside the jobs to chats alone. Published figures are for orientation:
+they are of another model on other machines.
+
+{_table(HEAD, rows)}
+
+What the ratios are made of, in milliseconds:
+
+{_table(("", "chats", "TTFT p50", "p99", "gaps p99", "chats answered"), _times(runs))}
+
+{_table(("", "window", "lines", "answered", "done after, s", "in time"), _jobs(runs))}
+"""
+
+
+def _scaled(scale: Mapping[str, Any]) -> str:
+    return (
+        f"Alone, with {scale['num_at_once']} open at once, this server's default policy answered "
+        f"{scale['capacity_per_s']:.1f} chats a second; a burst is {scale['burst_share']:.0%} of that, "
+        f"{scale['rate']:.2f} a second for {scale['phase_s']:g} s, and before it {scale['calm_rate']:.2f} a second "
+        f"for as long, {scale['rounds']} times. Best effort alone made {scale['be_tokens_per_s']:,.0f} tokens a "
+        "second: "
+        f"{len(scale['windows'])} jobs of {scale['lines']} lines with {scale['line_tokens']} tokens of output each "
+        f"take {scale['jobs_share']:g} times as long as the bursts do, at that pace."
+    )
+
+
+def _cells(run: Run) -> Sequence[str]:
+    in_time = f"{sum(job.is_in_time for job in run.jobs)} of {len(run.jobs)}"
+    tokens = f"{run.beside_tokens_per_s:,.0f}", f"{run.tokens_per_s:,.0f}"
+    return run.name, *map(_number, run.ratios), in_time, f"{run.num_left:,}", *tokens
+
+
+def _times(runs: Sequence[Run]) -> list[Sequence[str]]:
+    return [
+        (
+            *(run.name, case, _number(chats.ttft_p50_ms), _number(chats.ttft_p99_ms)),
+            *(_number(chats.gap_p99_ms), str(chats.num_calls)),
+        )
+        for run in runs
+        for case, chats in (("alone", run.alone), ("beside jobs", run.beside))
+    ]
+
+
+def _jobs(runs: Sequence[Run]) -> list[Sequence[str]]:
+    return [
+        (
+            *(run.name, job.window, str(job.num_lines), str(job.num_answered)),
+            *("" if job.took_s is None else f"{job.took_s:.0f}", "yes" if job.is_in_time else "no"),
+        )
+        for run in runs
+        for job in run.jobs
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
