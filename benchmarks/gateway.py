@@ -35,6 +35,7 @@ from alignedserve.protocol.messages import (
     AnyMessage,
     AskCluster,
     Cluster,
+    Echo,
     Hello,
     NewTokens,
     ProcessStatus,
@@ -111,6 +112,8 @@ class StubRouter:
                 self._say([request.key])
             case Abort(key=key):
                 self._streams.pop(key, None)
+            case Echo():
+                self.hub.send(hello.instance_id, message)
             case AskCluster(ticket=ticket):
                 processes = [
                     ProcessStatus(role, InstanceId(role), Epoch(1), 1, "up", 1, 1, {})

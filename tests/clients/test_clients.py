@@ -42,6 +42,7 @@ EXAMPLES = {
     "background_response": "7, 8, 9, 10, 11, 12",
     "best_effort": "flex 7, 8, 9, 10, 11, 12",
     "anthropic_messages": "7, 8, 9, 10, 11, 12",
+    "embeddings": "is nearer",
     "offline": "7, 8, 9, 10, 11, 12",
 }
 QUESTIONS = [f"Count from {first} to {first + 20}." for first in (7, 100, 730)]

@@ -1,4 +1,5 @@
-"""OpenAI's client for Python: chats, streams, tools, structured outputs, responses, files and batches."""
+"""OpenAI's client for Python: chats, streams, tools, structured outputs, responses, embeddings, files and
+batches."""
 
 import io
 import json
@@ -74,6 +75,12 @@ while background.status in ("queued", "in_progress"):
     time.sleep(0.1)
     background = client.responses.retrieve(background.id)
 assert background.output_text == ANSWER
+
+# embeddings, which the client asks for as base64
+one, other, again = client.embeddings.create(model="demo", input=["one", "other", "one"]).data
+assert abs(sum(number**2 for number in one.embedding) - 1) < 1e-3
+assert max(abs(a - b) for a, b in zip(one.embedding, again.embedding, strict=True)) < 1e-2
+assert one.embedding != other.embedding
 
 # a batch job
 lines = [

@@ -171,8 +171,8 @@ def test_blank_lines_count_in_numbers_and_nowhere_else() -> None:
 @pytest.mark.parametrize(
     ("changed", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
-        ({"completion_window": "59m"}, "completion_window"),
+        ({"endpoint": "/v1/audio/speech"}, "endpoint"),
+        ({"completion_window": "9m"}, "completion_window"),
         ({"completion_window": "8d"}, "completion_window"),
         ({"completion_window": "²h"}, "completion_window"),
         ({"input_file_id": "file-000000000000000000000000"}, "input_file_id"),
