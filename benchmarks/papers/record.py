@@ -45,9 +45,14 @@ class Record:
         os.replace(unfinished, self.path)
 
     def has(self, task: Task) -> bool:
-        """Whether all of the experiment's claims were measured, with any seeds, in any size."""
+        """Whether all of the experiment's claims were measured: with any seeds, and whole if it is to be whole."""
         found = {(each.paper, each.claim) for each in self.findings()}
-        return all((task.paper, claim.name) in found for claim in task.experiment.claims)
+        names = [claim.name for claim in task.experiment.claims]
+        return all((task.paper, name) in found and self._is_enough(task, name) for name in names)
+
+    def _is_enough(self, task: Task, claim: str) -> bool:
+        run = self.runs[self.measured[task.paper][claim]["run"]]
+        return task.size.is_quick or "--quick" not in run["command"]
 
     def findings(self) -> list[Finding]:
         """Of all claims that the code has, but for those of which an older version was measured: its numbers are not

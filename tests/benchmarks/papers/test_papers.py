@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,9 @@ def test_what_was_measured_is_known() -> None:
     record.add("alise", "rate-alpaca", [{"vllm": 1.5, "fcfs": 2.0, "alise": 3.0}])
     assert record.has(rate)
     assert not any(map(record.has, others))
+    record.runs[0]["command"] = "one --quick"
+    assert record.has(rate)
+    assert not record.has(replace(rate, size=Size(is_quick=False)))
 
 
 def test_numbers_of_an_older_version_of_a_claim_are_no_finding(tmp_path: Path) -> None:
