@@ -130,7 +130,7 @@ def test_inputs_take_half_the_blocks_and_cannot_be_evicted() -> None:
     assert plan.new_prompts == [work] and plan.keep_inputs == {*keys([work])}
     num_held = LIMITS.num_blocks - schedule.num_free_blocks
     assert num_held == -(-30 // (2 * LIMITS.block_size))
-    with pytest.raises(RuntimeError, match="have no KV, and can only be dropped"):
+    with pytest.raises(RuntimeError, match="have no KV that could go on, and can only be dropped"):
         for _ in range(6):
             iterate(schedule)
     schedule.check()

@@ -23,7 +23,7 @@ class Listing(CudaModel):
     """Notes what it would capture, and can't do what is refused."""
 
     def __init__(self, step: StepInputs, refused: list[StepShape]) -> None:
-        super().__init__(lambda: torch.zeros(0), lambda x: x, lambda x: (x, x), step, 8)
+        super().__init__(lambda: torch.zeros(0), lambda x: x, lambda x: (x, x), step, 8, lambda x: x)
         self.captured: list[StepShape] = []
         self._refused = refused
 

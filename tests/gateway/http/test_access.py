@@ -128,7 +128,7 @@ def listening_on(host: str, **options: object) -> Settings:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
 def test_on_this_machine_no_keys_are_needed(host: str) -> None:
-    assert "secret" not in repr(listening_on(host, api_key=("secret",)))
+    assert "sesame" not in repr(listening_on(host, api_key=("sesame",)))
     listening_on(host)
 
 
