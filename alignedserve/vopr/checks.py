@@ -63,7 +63,8 @@ class RealTimeFirst:
     """What `priority` promises: the router asks for a best-effort prompt's first blocks only when it has asked for
     those of every real-time prompt that it has.
 
-    The other policies promise shares, or nothing. Prompts of colocated instances go there without blocks of the pool.
+    The other policies promise shares, or nothing. Prompts of colocated instances go there without blocks of the pool,
+    and those of embeddings take none.
     """
 
     @staticmethod
@@ -82,7 +83,7 @@ class RealTimeFirst:
             self._core, self._is_rt, self._waiting = self._island.router.core, {}, set()
         match event:
             case Received(message=Submit(request=request, delivered=delivered)):
-                if request.key not in self._is_rt and not delivered:
+                if request.key not in self._is_rt and not delivered and request.pooling is None:
                     self._is_rt[request.key] = request.tier == "rt"
                     self._waiting.add(request.key)
             case Received(message=Abort(key=key)):
