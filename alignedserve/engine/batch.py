@@ -62,11 +62,13 @@ class Batch:
         self.counts = np.array([count for _, count in self.work], dtype=np.int32)
         self.is_reversed = np.array([request.is_reversed for request, _ in self.work], dtype=np.int32)
         self.has_reversed = bool(self.is_reversed.any())
-        # The entries of `work` that catch up, and get a token; and those that get an embedding then.
+        # The entries of `work` that catch up, and get a token; and those that get an embedding, which no decode does.
         caught_up = [i for i, (request, count) in enumerate(self.work) if count == request.num_pending]
-        self.due_entries = [i for i in caught_up if self.work[i][0].pooling is None]
+        chunk_entries = caught_up[self.num_decodes :]
+        self.embedded_entries = [i for i in chunk_entries if self.work[i][0].pooling is not None]
+        self.due_entries = caught_up[: self.num_decodes]
+        self.due_entries += [i for i in chunk_entries if self.work[i][0].pooling is None]
         self.due = Due([self.work[i][0] for i in self.due_entries])
-        self.embedded_entries = [i for i in caught_up if self.work[i][0].pooling is not None]
 
     @property
     def is_decode(self) -> bool:
