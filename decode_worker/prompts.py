@@ -69,6 +69,11 @@ class Prompts:
     def is_reversed(self, work: Work) -> bool:
         return self._shares_blocks and not work.deadlines.is_rt
 
+    def num_found(self, key: RequestKey) -> int:
+        """Returns the number of the prompt's tokens whose KV came from earlier prompts."""
+        prefix = self._prefixes.get(key)
+        return prefix.num_found if prefix else 0
+
     def computed(self, requests: Iterable[Request]) -> None:
         """More of each request is computed than before, and others may share it."""
         for request in requests:

@@ -53,7 +53,7 @@ class Changes:
     dropped: list[RequestKey] = field(default_factory=list)
     # The errors of prompts that can't be run.
     refused: list[NewTokens] = field(default_factory=list)
-    progress: list[tuple[RequestKey, int]] = field(default_factory=list)
+    progress: list[tuple[RequestKey, int, int]] = field(default_factory=list)
     num_asked: int = 0
     num_found: int = 0
     num_computed: int = 0
@@ -182,8 +182,8 @@ class DecodeWorker(Worker[DecodeStep]):
         """Saves the blocks with KV that the pool lacks: whole blocks, also the one that it has in part."""
         block_size, num_tokens = self.engine.format.block_size, request.num_computed
         first, end = order.num_saved // block_size, self.engine.format.num_blocks(num_tokens)
-        if num_tokens < order.num_saved:
-            # Some of its KV made way for real time, and the pool has more.
+        if num_tokens <= order.num_saved:
+            # The pool has it all; it has more if some KV made way for real time.
             first, end, num_tokens = end, end, order.num_saved
         pairs = zip(self.engine.blocks_of(request)[first:end], order.blocks[first:end], strict=True)
         num_changed = num_tokens - first * block_size if first < end else 0
@@ -270,7 +270,7 @@ class DecodeWorker(Worker[DecodeStep]):
         self.engine.join(request)
         self._changes.admitted.append(key)
         if request.num_computed:
-            self._changes.progress.append((key, request.num_computed))
+            self._changes.progress.append((key, request.num_computed, self._prompts.num_found(key)))
 
     def _arrived(self, key: RequestKey) -> None:
         """The request's KV has arrived and its grammar is compiled, or it was aborted."""
@@ -375,7 +375,10 @@ class DecodeWorker(Worker[DecodeStep]):
 
     def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
         self._prompts.computed(map(self._requests.__getitem__, step.prompts))
-        self._changes.progress += [(key, self._requests[key].num_computed) for key, _ in step.plan.chunks]
+        self._changes.progress += [
+            (key, self._requests[key].num_computed, self._prompts.num_found(key))
+            for key, _ in step.plan.chunks
+        ]
         # Outputs beyond the news have only log-probabilities of prompts.
         pairs = zip_longest(step.news, outputs) if step.prompts else zip(step.news, outputs, strict=False)
         for one, output in pairs:

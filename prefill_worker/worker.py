@@ -75,7 +75,7 @@ class Changes:
     news: list[NewTokens] = field(default_factory=list)
     saved: list[tuple[RequestKey, int]] = field(default_factory=list)
     staged: list[RequestKey] = field(default_factory=list)
-    progress: list[tuple[RequestKey, int]] = field(default_factory=list)
+    progress: list[tuple[RequestKey, int, int]] = field(default_factory=list)
     num_computed: int = 0
     num_asked: int = 0
     num_found: int = 0
@@ -221,7 +221,7 @@ class PrefillWorker(Worker[PrefillStep]):
         if not work.num_cached:
             self.engine.join(request)
         if prefix.num_found:
-            self._changes.progress.append((key, prefix.num_found))
+            self._changes.progress.append((key, prefix.num_found, prefix.num_found))
 
     def _launch(self, plan: PrefillPlan) -> Iteration | None:
         if not plan.chunks:
@@ -262,7 +262,7 @@ class PrefillWorker(Worker[PrefillStep]):
             self.engine.part(request)
             self._save_blocks(prompt, self.engine.format.num_blocks(request.num_computed))
         else:
-            self._changes.progress.append((prompt.key, request.num_computed))
+            self._changes.progress.append((prompt.key, request.num_computed, prompt.prefix.num_found))
             self._save_blocks(prompt, request.num_computed // self.engine.format.block_size)
 
     # ---- copies -----------------------------------------------------------------------------------------------------
@@ -307,7 +307,10 @@ class PrefillWorker(Worker[PrefillStep]):
     def _preempt(self, prompt: Prompt) -> None:
         prompt.is_preempted = True
         self.engine.part(prompt.request)
-        self._save_blocks(prompt, self.engine.format.num_blocks(prompt.request.num_computed))
+        num_computed = prompt.request.num_computed
+        # The pool has what was loaded from it: the block that it has in part may hold more tokens than it knows of.
+        if num_computed > prompt.work.num_cached:
+            self._save_blocks(prompt, self.engine.format.num_blocks(num_computed))
         self._leave_if_done(prompt)
 
     def _preempted(self, prompt: Prompt) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import NewTokens, Tokens
+from alignedserve.protocol.messages import NewTokens, PromptProgress, Tokens
 from alignedserve.router.request_state import RequestState
 from alignedserve.types import InstanceId, RequestKey
 
@@ -55,6 +55,13 @@ class OutputCoalescing:
     def add_timeline(self, state: RequestState) -> None:
         """Sends the request's timeline up to now along with tokens."""
         self._of(state.gateway).timelines[state.key] = list(state.timeline)
+
+    def add_progress(self, state: RequestState, num_computed: int, num_reused: int, now: float) -> None:
+        """Says how much of a request's prompt is computed, if it has no token yet and its gateway wants to know."""
+        if state.request.reports_progress and not state.output:
+            num_tokens, seconds = len(state.request.prompt), now - state.since_s
+            progress = PromptProgress(state.key, num_tokens, num_computed, num_reused, seconds)
+            self._of(state.gateway).progress.append(progress)
 
     def discard(self, key: RequestKey) -> None:
         """No client waits for the request's tokens any more."""

@@ -42,6 +42,8 @@ class OutputProcessor:
                 f"{sender}: request {news.key} has {len(state.output)} tokens, and {news.first} before the new ones"
             )
         is_first = not state.output
+        if is_first:
+            self._output.add_progress(state, len(state.request.prompt), news.num_reused, self._clock.now)
         state.output.extend(news.tokens)
         if is_first:
             self._note_first_token(sender, state)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.protocol.messages import DecodeReport, MakeSpare, PrefillReport
+from alignedserve.router.clock import Clock
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
 from alignedserve.router.eviction import Eviction
 from alignedserve.router.instance_views import ColocatedView, DecodeView
+from alignedserve.router.output_coalescing import OutputCoalescing
 from alignedserve.router.output_processor import OutputProcessor
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.request_state import Phase
@@ -22,11 +24,13 @@ from alignedserve.types import InstanceId, RequestKey
 
 @dataclass(eq=False, slots=True)
 class InstanceReports:
+    _clock: Clock
     _cluster: ClusterState
     _requests: RequestTable
     _transitions: PhaseTransitions
     _requeuer: Requeuer
     _output_processor: OutputProcessor
+    _output: OutputCoalescing
     _staging: Staging
     _eviction: Eviction
     _pool: PoolClient
@@ -39,9 +43,10 @@ class InstanceReports:
         self._counters.of(sender).add_report(report)
         view.num_free_blocks, view.pace = report.num_free_blocks, report.pace
         self._output_processor.process(sender, report.news)
-        for key, num_computed in report.progress:
+        for key, num_computed, num_reused in report.progress:
             if state := self._requests.find(key, sender, Phase.PREFILLING):
                 view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
+                self._output.add_progress(state, num_computed, num_reused, self._clock.now)
         for key, num_tokens in report.saved:
             if state := self._requests.find(key, sender, Phase.PREFILLING):
                 state.num_cached = num_tokens
@@ -64,10 +69,11 @@ class InstanceReports:
         for key, num_tokens in report.evicted:
             self._eviction.evicted(view, key, num_tokens)
 
-    def _computed(self, view: ColocatedView, progress: Sequence[tuple[RequestKey, int]]) -> None:
-        for key, num_computed in progress:
+    def _computed(self, view: ColocatedView, progress: Sequence[tuple[RequestKey, int, int]]) -> None:
+        for key, num_computed, num_reused in progress:
             if key in view.pending and (state := self._requests.get(key)):
                 view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
+                self._output.add_progress(state, num_computed, num_reused, self._clock.now)
 
     def _admitted(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
         """The requests run: the pool's copy of their KV is a spare."""

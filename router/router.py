@@ -109,7 +109,17 @@ class Router:
         )
         self._decode = DecodeDispatch(cluster, decode_queue, staging, offers, pool, counters, policy, island)
         self._reports = InstanceReports(
-            cluster, requests, transitions, requeuer, output_processor, staging, eviction, pool, counters
+            clock,
+            cluster,
+            requests,
+            transitions,
+            requeuer,
+            output_processor,
+            output,
+            staging,
+            eviction,
+            pool,
+            counters,
         )
         self._submissions = Submissions(
             config, clock, cluster, requests, prefill_queue, requeuer, recaller, orphans, output, outbox

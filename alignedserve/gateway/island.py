@@ -31,6 +31,7 @@ from alignedserve.protocol.messages import (
     Hello,
     InstanceLimits,
     NewTokens,
+    PromptProgress,
     Rejected,
     Request,
     Submit,
@@ -47,7 +48,7 @@ CLUSTER_TIMEOUT_S = 2.0
 # A request that is rejected for one of these reasons won't be accepted later either.
 NEVER = ("too_long", "slo")
 
-News = NewTokens | Rejected
+News = NewTokens | PromptProgress | Rejected
 
 
 @dataclass(eq=False)
@@ -185,8 +186,10 @@ class Island:
 
     def on_message(self, message: AnyMessage) -> None:
         match message:
-            case Tokens(news=all_news, timelines=timelines):
+            case Tokens(news=all_news, progress=progress, timelines=timelines):
                 now = time.monotonic()
+                for each in progress:
+                    self._progress(each)
                 for key, timeline in timelines.items():
                     if key in self._open:
                         self._open[key].stats.timeline = timeline
@@ -214,6 +217,11 @@ class Island:
         stats = entry.stats
         waited_s = time.monotonic() - stats.begun_s
         self._link.send(Submit(entry.request, list(entry.delivered), stats.predicted_len, waited_s))
+
+    def _progress(self, progress: PromptProgress) -> None:
+        # A router that was known before says again how far a prompt is which has tokens.
+        if (entry := self._open.get(progress.key)) and not entry.delivered:
+            entry.tell(progress)
 
     def _news(self, news: NewTokens, now: float) -> None:
         entry = self._open.get(news.key)

@@ -145,6 +145,8 @@ class Request(Message):
     # One of `pooling.POOLINGS`: an embedding of the prompt is wanted, and no token. Nothing of it goes to the pool, nor
     # to a decode instance. None: tokens are wanted.
     pooling: str | None = None
+    # Whether the gateway is told how far the prompt is, until the first token.
+    reports_progress: bool = False
 
     @property
     def is_embedding(self) -> bool:
@@ -203,10 +205,25 @@ class NewTokens(Message):
     embedding: bytes = b""
 
 
+class PromptProgress(Message):
+    """How much of a prompt is computed; all of it, when its first token comes."""
+
+    key: RequestKey
+    # Of the prompt.
+    num_tokens: int
+    num_computed: int
+    # The number of prompt tokens whose KV was reused from earlier prompts; they count as computed.
+    num_reused: int
+    # Since an instance began with it.
+    seconds: float
+
+
 class Tokens(Message):
     """The new tokens of all requests of this gateway in one report."""
 
     news: list[NewTokens]
+    # Of requests that have no tokens before these.
+    progress: list[PromptProgress] = []
     # For requests with their first or last token, and requests that the gateway has aborted: (state, seconds since the
     # router took the request) for each state that the request has entered.
     timelines: dict[RequestKey, list[tuple[str, float]]] = {}
@@ -399,8 +416,9 @@ class PrefillReport(Message):
     saved: list[tuple[RequestKey, int]]
     # The requests whose KV is in the staging buffer.
     staged: list[RequestKey]
-    # (request, number of computed tokens) of requests whose prompt is not finished.
-    progress: list[tuple[RequestKey, int]]
+    # (request, number of computed tokens, number of these whose KV was reused from earlier prompts) of requests whose
+    # prompt is not finished.
+    progress: list[tuple[RequestKey, int, int]]
     num_free_blocks: int
     duration_s: float = 0.0
     # The copies since the last report.
@@ -442,7 +460,7 @@ class DecodeReport(Message):
     # The number of tokens whose KV was computed since the last report.
     num_computed: int = 0
     # A colocated instance fills these as a prefill instance does: see PrefillReport.
-    progress: list[tuple[RequestKey, int]] = []
+    progress: list[tuple[RequestKey, int, int]] = []
     num_asked: int = 0
     num_found: int = 0
     # The number of the running batch: of the latest from which a request was admitted; 0: there was none yet.

@@ -104,7 +104,7 @@ class Pauses:
             self.dropped.append(key)
 
     def _prefilled(self, prompts: _Members, report: PrefillReport) -> None:
-        computed = [key for key, _ in report.progress]
+        computed = [key for key, _, _ in report.progress]
         done = {news.key for news in report.news}
         if not computed and not done:
             return

@@ -14,7 +14,7 @@ import msgspec
 
 from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry.telemetry import Telemetry
-from alignedserve.protocol.messages import AnyMessage, Cluster, NewTokens, Request, Tokens
+from alignedserve.protocol.messages import AnyMessage, Cluster, NewTokens, PromptProgress, Request, Tokens
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack
 from alignedserve.types import InstanceId
 from tests.cluster.processes import Processes
@@ -33,8 +33,13 @@ class Stream:
     logprobs: list[Any] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
+    progress: list[PromptProgress] = field(default_factory=list)
 
     def hear(self, news: News) -> None:
+        if isinstance(news, PromptProgress):
+            assert self.request.reports_progress and not self.tokens, f"after its first token: {news}"
+            self.progress.append(news)
+            return
         assert isinstance(news, NewTokens), f"rejected: {news}"
         assert news.error is None, news
         assert self.finish_reason is None, f"after its end: {news}"

@@ -20,6 +20,7 @@ from alignedserve.protocol.messages import (
     Hello,
     NewTokens,
     ProcessStatus,
+    PromptProgress,
     Rejected,
     Request,
     Submit,
@@ -78,6 +79,14 @@ class ScriptedRouter:
         self.allowed = count
         for key in list(self._open):
             self._say(key)
+
+    def read(self, num_computed: int, num_reused: int, seconds: float) -> None:
+        """Says that so much of the prompt of each open request is computed, to those that want to know."""
+        for key, (gateway, request, _) in self._open.items():
+            if request.reports_progress:
+                num_tokens = len(request.prompt)
+                progress = PromptProgress(key, num_tokens, num_computed, num_reused, seconds)
+                self.hub.send(gateway, Tokens([], [progress]))
 
     def fail(self, reason: str) -> None:
         for key, (gateway, _, first) in list(self._open.items()):

@@ -54,7 +54,7 @@ def test_it_is_computed_in_chunks_and_ends(tiny_model: Directory, pooling: str) 
     rig.worker.on(Prefill([asked(pooling)]))
     check_end(rig, tiny_model(FAMILY), pooling)
     progress = [each for report in rig.reports for each in report.progress]
-    assert progress == [(KEY, num) for num in (40, 80, 120, 160, 200, 240, 280)]
+    assert progress == [(KEY, num, 0) for num in (40, 80, 120, 160, 200, 240, 280)]
 
 
 @both_poolings

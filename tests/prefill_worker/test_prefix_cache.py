@@ -60,6 +60,8 @@ def test_a_prompt_that_begins_like_an_earlier_one_goes_on_from_there(rig: Rig, t
     assert run(rig, work(LONG)) == 0
     assert run(rig, other(BRANCH)) == 96
     assert rig.news[-1].tokens == [first_token(tiny_model(FAMILY), BRANCH)]
+    progress = [each for report in rig.reports for each in report.progress]
+    assert [each for each in progress if each[0] == OTHER] == [(OTHER, 96, 96)]
     assert sum(report.num_computed for report in rig.reports) == len(LONG) + len(BRANCH) - 96
     assert sum(report.num_asked for report in rig.reports) == len(LONG) + len(BRANCH)
     assert sum(report.num_found for report in rig.reports) == 96

@@ -30,7 +30,7 @@ def test_a_prompt_is_reported_as_it_goes(rig: Rig, tiny_model: Directory) -> Non
     rig.worker.on(Prefill([work(LONG)]))
     rig.step_until(lambda: rig.reports and rig.reports[-1].saved)
     progress = [each for report in rig.reports for each in report.progress]
-    assert progress == [(KEY, num) for num in (40, 80, 120, 160, 200, 240, 280)]
+    assert progress == [(KEY, num, 0) for num in (40, 80, 120, 160, 200, 240, 280)]
     (news,) = [each for report in rig.reports for each in report.news]
     assert (news.key, news.first, news.tokens) == (KEY, 0, greedy(tiny_model(FAMILY))[8][:1])
     assert rig.reports[-1].saved == [(KEY, 300)]

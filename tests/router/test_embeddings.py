@@ -75,7 +75,7 @@ def test_it_is_as_long_as_the_model_allows_and_no_longer() -> None:
 def test_its_instance_dies_and_another_begins_again(pooling: str) -> None:
     script = Script()
     submit(script, pooling=pooling)
-    script.say(PREFILL, prefill_report(progress=[(ONE, 4)]))
+    script.say(PREFILL, prefill_report(progress=[(ONE, 4, 0)]))
     script.connect("prefill-1")
     script.take()
     script.close(PREFILL)

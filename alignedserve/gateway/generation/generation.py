@@ -18,7 +18,7 @@ from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.process.logs import request_id
-from alignedserve.protocol.messages import NewTokens, Rejected, Request
+from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
@@ -41,6 +41,8 @@ class Delta:
     prompt_logprobs: bytes = b""
     # The stop string that ended the choice, with finish_reason "stop".
     stop_string: str | None = None
+    # How far the prompt is, in place of tokens.
+    progress: PromptProgress | None = None
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Generation:
     seeds: Random = field(default_factory=Random)
     # See messages.Request.
     cache_salt: str = ""
+    reports_progress: bool = False
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -150,6 +153,7 @@ class Generation:
             request_id=request_id.get() or "",
             slo_defaults=list(self.service.slo_defaults),
             cache_salt=self.cache_salt,
+            reports_progress=self.reports_progress,
         )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
@@ -158,6 +162,8 @@ class Generation:
         """Returns None for what comes after a stop string."""
         if isinstance(news, Rejected):
             raise rejection(news)
+        if isinstance(news, PromptProgress):
+            return Delta(index, "", [], [], None, progress=news)
         if news.finish_reason in ("error", "abort"):
             raise self._failure(news.error or news.finish_reason)
         choice = self._choices[index]

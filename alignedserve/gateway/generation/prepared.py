@@ -65,6 +65,8 @@ class Prepared(PreparedCall, frozen=True, kw_only=True):
     tbt_ms: float | None
     # False: the client wants what is known with the first token, but not that token.
     gives_output: bool = True
+    # Whether the stream says how far the prompt is.
+    reports_progress: bool = False
 
     async def whole(
         self, request_builder: RequestBuilder, service: Service, owner: str

@@ -63,6 +63,7 @@ class RequestBuilder:
             predictions=predictions,
             seeds=self.seeds,
             cache_salt=salt_of(owner, call.cache_salt),
+            reports_progress=call.reports_progress,
         )
         answering = Answering(self.model, service, prompts, int(time.time()))
         return generation, call.response_builder(answering)

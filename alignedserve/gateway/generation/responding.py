@@ -79,6 +79,9 @@ async def _events(
     usage = generation.usage
     try:
         async for delta in _with_first(first, rest):
+            if delta.progress:
+                yield builder.progress(delta, usage)
+                continue
             if opening := builder.opening(delta, usage):
                 for block in await blocks_of(opening):
                     yield block

@@ -24,6 +24,10 @@ class ResponseBuilder(ABC):
     def whole(self, usage: Usage) -> Iterator[Piece]:
         """Yields the answer, after everything has been added."""
 
+    def progress(self, delta: Delta, usage: Usage) -> bytes:
+        """Returns the event that says how far a prompt is, where an API has one."""
+        return b""
+
     @abstractmethod
     def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
         """Returns the events that go before those of `delta`, if there are any. They may be large. `usage` is that

@@ -58,6 +58,8 @@ class ChoicesBody(GenerationBody):
     response_format: ResponseFormat | None = None
     # vLLM's field: log-probabilities of the prompt's tokens, with so many of the likeliest tokens in their places.
     prompt_logprobs: int | None = None
+    # llama.cpp's field: a stream says how far the prompt is.
+    return_progress: bool | None = None
     # These fields are accepted, and change nothing.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -78,6 +80,10 @@ class ChoicesBody(GenerationBody):
         return self.includes_usage and bool(
             self.stream_options and self.stream_options.continuous_usage_stats
         )
+
+    @property
+    def reports_progress(self) -> bool:
+        return bool(self.stream) and bool(self.return_progress)
 
     @property
     def num_prompt_logprobs(self) -> int | None:

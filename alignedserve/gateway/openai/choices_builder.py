@@ -143,6 +143,18 @@ class ChoicesBuilder(ResponseBuilder):
         choices = [self._chunk_choice(delta, logprobs)]
         return _event(self._chunk(usage) | {"choices": choices})
 
+    def progress(self, delta: Delta, usage: Usage) -> bytes:
+        """llama.cpp's fields."""
+        assert delta.progress
+        progress: Json = {
+            "total": delta.progress.num_tokens,
+            "cache": delta.progress.num_reused,
+            "processed": delta.progress.num_computed,
+            "time_ms": round(delta.progress.seconds * 1000),
+        }
+        chunk = self._chunk(usage) | {"choices": [self._chunk_choice(delta, None)]}
+        return _event(chunk | {"prompt_progress": progress})
+
     def end(self, usage: Usage) -> Iterable[Piece]:
         if self.shown.usage:
             yield _event(self._envelope(self.chunk_kind) | {"choices": [], "usage": self._usage(usage)})

@@ -27,6 +27,7 @@ def completion(body: CompletionBody, model: ServedModel, limits: Limits) -> Prep
             num_given=body.n or 1,
             echoes=[model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,
             gives_output=not body.is_only_echo,
+            reports_progress=body.reports_progress,
         )
 
 
@@ -34,7 +35,8 @@ def chat(body: ChatBody, model: ServedModel, limits: Limits) -> PreparedChatComp
     """Raises ApiError and InvalidRequest."""
     with body.naming():
         found = chat_fields(body, body.conversation(), model, limits)
-        return PreparedChatCompletion(**found, shown=_shown(body, found["params"].logprobs))
+        shown = _shown(body, found["params"].logprobs)
+        return PreparedChatCompletion(**found, shown=shown, reports_progress=body.reports_progress)
 
 
 def _shown(body: ChoicesBody, num_logprobs: int | None) -> Shown:

@@ -1,7 +1,7 @@
 // A conversation with the model, to try the server.
 
 import { Unauthorized, post } from "./api.js";
-import { byId, element, setText } from "./dom.js";
+import { Bar, byId, element, setText } from "./dom.js";
 import { count, duration, number } from "./format.js";
 import { eventsOf } from "./stream.js";
 
@@ -49,10 +49,12 @@ export class Chat {
 
   async hear(messages, answer) {
     const tier = byId("tier").value;
-    const body = { messages, service_tier: tier, stream: true, stream_options: { include_usage: true } };
+    const stream = { stream: true, stream_options: { include_usage: true }, return_progress: true };
+    const body = { messages, service_tier: tier, ...stream };
     const response = await post("/v1/chat/completions", body, this.stopper.signal);
     for await (const event of eventsOf(response)) {
       if (event.error) throw new Error(event.error.message);
+      if (event.prompt_progress) answer.reading(event.prompt_progress);
       answer.add(event.choices[0]?.delta.content ?? "");
       if (event.usage) answer.finish(event.usage.completion_tokens);
     }
@@ -89,9 +91,17 @@ class Message {
     this.firstMs = null;
     this.body = element("p", { className: "text" }, text);
     this.figures = element("p", { className: "note" });
+    this.bar = new Bar("How much of the conversation is read");
+    this.bar.show(null);
     const title = element("p", { className: "who" }, who);
-    byId("said").append(element("div", { className: `message ${who}` }, title, this.body, this.figures));
+    const parts = [title, this.bar.node, this.body, this.figures];
+    byId("said").append(element("div", { className: `message ${who}` }, ...parts));
     this.scroll();
+  }
+
+  reading({ processed, total }) {
+    this.bar.show(processed < total ? processed / total : null);
+    this.note(processed < total ? `read ${number(processed)} of ${count(total, "token")}` : "");
   }
 
   add(text) {

@@ -89,6 +89,28 @@ def test_an_answer_can_be_stopped(browser: Browser) -> None:
         assert not browser.find_all(".message")
 
 
+def test_it_shows_how_much_of_a_long_prompt_is_read(browser: Browser) -> None:
+    router = ScriptedRouter()
+    router.allowed = 0
+    with hosted(router) as host:
+        browser.open(host.url)
+        ask(browser, "How far?")
+        browser.until(lambda: router.submitted)
+        total = len(router.submitted[0].request.prompt)
+        host.do(lambda: router.read(total // 2, 0, 0.25))
+        bar = ".message.model .bar"
+        browser.until_text(".message.model .note", f"read {total // 2} of {total} tokens")
+        assert browser.find(bar).is_displayed()
+        share = float(browser.find(bar).get_attribute("aria-valuenow") or 0)
+        assert 40 < share <= 50
+        host.do(lambda: router.read(total, 0, 0.5))
+        browser.until(lambda: not browser.find(bar).is_displayed())
+        host.do(lambda: router.allow(None))
+        browser.until_text(".message.model .note", "tokens/s")
+        assert browser.text(".message.model .text") == "one two three"
+        assert not browser.find(".message.you .bar").is_displayed()
+
+
 def test_what_fails_is_said_in_the_conversation(browser: Browser) -> None:
     router = ScriptedRouter()
     router.allowed = 5

@@ -13,7 +13,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.island import News
 from alignedserve.gateway.islands import Islands
 from alignedserve.process.logs import request_id
-from alignedserve.protocol.messages import Rejected, Request
+from alignedserve.protocol.messages import PromptProgress, Rejected, Request
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.types import RequestKey
 
@@ -45,7 +45,7 @@ class Embedding:
             index, news = await self._news.get()
             if isinstance(news, Rejected):
                 raise rejection(news, "input")
-            if news.finish_reason is None:
+            if isinstance(news, PromptProgress) or news.finish_reason is None:
                 # A router that was known before says again what it has said, which is nothing yet.
                 continue
             if not news.embedding:

@@ -1,0 +1,82 @@
+"""How far a prompt is, as real instances say it, and when the one that computes it dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.protocol.messages import PromptProgress, Request
+from tests.cluster.client import Stream, all_ended, connected
+from tests.cluster.processes import COLOCATED, PREFILLS, Processes, Setup, running
+from tests.cluster.requests import alone, make_request, results
+from tests.engine.helpers import greedy_params
+from tests.tiny_models import VOCAB_SIZE
+
+FAMILY = "llama-gqa-tied"
+# Several chunks of the 64 tokens that an iteration has here.
+NUM_PROMPT = 250
+Directory = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["apart", "colocated"])
+def processes(
+    request: pytest.FixtureRequest, tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Processes]:
+    setup = Setup(tiny_model(FAMILY), num_colocated=request.param, is_slow=True)
+    with running(setup, tmp_path_factory.mktemp("events")) as found:
+        yield found
+
+
+def asked(seed: int) -> Request:
+    dice = Random(seed)
+    prompt = [dice.randrange(VOCAB_SIZE) for _ in range(NUM_PROMPT)]
+    return replace(make_request(prompt, greedy_params(4)), reports_progress=True)
+
+
+def check_whole(progress: list[PromptProgress]) -> None:
+    """It ends with the whole prompt, before the first token."""
+    assert all(each.num_tokens == NUM_PROMPT for each in progress)
+    assert all(each.num_reused <= each.num_computed <= NUM_PROMPT for each in progress)
+    assert all(each.seconds >= 0 for each in progress)
+    assert progress[-1].num_computed == NUM_PROMPT
+
+
+def test_it_grows_chunk_by_chunk(processes: Processes) -> None:
+    async def scenario() -> None:
+        async with connected(processes) as client:
+            request = asked(seed=1)
+            first = client.submit(request)
+            await client.until(partial(all_ended, [first]))
+            check_whole(first.progress)
+            computed = [each.num_computed for each in first.progress]
+            assert computed == sorted(set(computed)) and len(computed) >= 3
+            assert {each.num_reused for each in first.progress} == {0}
+
+    asyncio.run(scenario())
+
+
+def test_it_goes_on_elsewhere(processes: Processes) -> None:
+    victim = COLOCATED if processes.setup.num_colocated else PREFILLS[0]
+
+    async def scenario() -> None:
+        async with connected(processes) as client:
+            streams = [client.submit(asked(seed)) for seed in range(10, 16)]
+            await client.until(lambda: any(stream.progress for stream in streams))
+            processes.kill(victim)
+            processes.start(victim)
+            await client.until(partial(all_ended, streams))
+            check(processes, streams)
+
+    asyncio.run(scenario())
+
+
+def check(processes: Processes, streams: list[Stream]) -> None:
+    for stream in streams:
+        check_whole(stream.progress)
+    assert results(streams) == alone(processes.setup.directory, [stream.request for stream in streams])
